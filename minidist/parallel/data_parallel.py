@@ -15,14 +15,14 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from minidist.autograd import backward_hooks
+from minidist.autograd import Parameter, backward_hooks
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.fingerprint import fingerprint
 from minidist.base.trace import purpose
@@ -40,7 +40,8 @@ class DistributedDataParallel(Module):
 
     reduction: "mean" (PyTorch's) or "sum" (divide the loss by the global count yourself). bucket_cap_mb, algorithm: see
     `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
-    flat: the model's FlatParameters, when it has one already.
+    flat: the model's FlatParameters, when it has one already. ignored_params: neither broadcast nor summed: you do it
+    yourself. Of other parameters of the loss that no wrapper has, the first backward pass raises UsageError.
 
     At construction rank 0 sends its parameters to all ranks (purpose `startup`): replicas built from different seeds
     become equal. Raises MismatchError when the ranks built different models.
@@ -56,18 +57,20 @@ class DistributedDataParallel(Module):
         algorithm: str = "ring",
         find_unused_parameters: bool = False,
         flat: FlatParameters | None = None,
+        ignored_params: Collection[Parameter] = (),
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
-        self.module, self.comm = module, comm
-        if flat is None and not any(True for _ in module.parameters()):
+        self.module, self.comm, ignored_params = module, comm, set(ignored_params)
+        parameters = [parameter for parameter in module.parameters() if parameter not in ignored_params]
+        if flat is None and not parameters:
             raise UsageError(
                 f"rank {comm.rank}: {type(module).__name__} has no parameters, so there is no gradient to sum;"
                 " set its layers as attributes (also in lists or dicts), or leave the wrapper out"
             )
 
         # Equal replicas: the same model on every rank, with rank 0's values.
-        self.flat = FlatParameters(module.parameters()) if flat is None else flat
+        self.flat = FlatParameters(parameters) if flat is None else flat
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
@@ -83,7 +86,7 @@ class DistributedDataParallel(Module):
             unused="zeros" if find_unused_parameters else "error",
         )
         self.reducer.observe()
-        self.reducer.belongs_to(module)
+        self.reducer.belongs_to(module, ignored_params)
 
     def extra_repr(self) -> str:
         """The number of replicas."""

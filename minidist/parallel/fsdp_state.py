@@ -13,7 +13,7 @@ Proved by: tests/parallel/test_fully_shard.py
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, backward_hooks, is_grad_enabled
@@ -21,7 +21,7 @@ from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
-from minidist.parallel.gradients import mean_of_one_rank, refuse_added
+from minidist.parallel.gradients import mean_of_one_rank, refuse_unreduced
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 from minidist.parallel.running_statistics import RunningStatistics
 
@@ -51,6 +51,7 @@ class FSDPState(BackwardObserver):
         prefetch: int,
         policy: MixedPrecisionPolicy,
         replicas: Comm | None = None,
+        ignored: Collection[Parameter] = (),
     ) -> None:
         self.module, self.comm, self.groups, self.context = module, comm, groups, context
         self.prefetch, self.policy = prefetch, policy
@@ -60,7 +61,9 @@ class FSDPState(BackwardObserver):
         self.ended: list[FSDPState] = []
         self.in_backward = False
         self.running: BackwardPass | None = None  # the last pass
-        self.known: set[Parameter] = set(module.parameters())  # those added later would never be reduced
+        self.members: set[Parameter] = set(module.parameters())  # those added later would never be reduced
+        self.ignored = set(ignored)  # the user takes care of these
+        self.known = self.members | self.ignored  # those that are taken care of
         self.statistics = RunningStatistics(module, comm, replicas)
         self.ranks = comm.size * (1 if replicas is None else replicas.size)  # that see other rows
 
@@ -159,7 +162,7 @@ class FSDPState(BackwardObserver):
         if is_mean and any(group.op == "sum" for group in param_groups_of(self.module)):
             raise mean_of_one_rank(self.comm, self.ranks)
         if not running.sites.keys() <= self.known:
-            refuse_added(self.module, running.sites, self.known, self.comm)
+            refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.ranks)
 
     def _post_backward(self, running: BackwardPass) -> None:
         """[4] Backward has reached the module's input: everything inside it is done."""

@@ -15,6 +15,9 @@ Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FS
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
+from collections.abc import Collection
+
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.comm import Comm, Mesh
 from minidist.nn.module import Module
@@ -39,6 +42,7 @@ def fully_shard(
     algorithm: str = "ring",
     alignment: int = NORM_BLOCK,
     find_unused_parameters: bool = False,
+    ignored_params: Collection[Parameter] = (),
 ) -> Module:
     """Shard the parameters of `module` that no unit has yet, over the ranks of `mesh`; returns `module`. Bottom up:
 
@@ -62,6 +66,8 @@ def fully_shard(
     reduction, algorithm, alignment: as for `ZeroOptimizer`; all units of a model have one reduction.
     find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
     no rank has used. Every rank must run the same units.
+    ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
+    other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
 
     At construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
@@ -75,7 +81,8 @@ def fully_shard(
     if any(state.module is module for state in states_of(module)):
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
 
-    _check_unowned(module, reduction)
+    ignored = set(ignored_params).union(*(state.ignored for state in states_of(module)))
+    _check_unowned(module, reduction, ignored)
 
     # Who communicates: the ranks that share the shards, those with equal copies, and the stream of the gathers.
     comm, replicas = _axes(mesh)
@@ -84,7 +91,7 @@ def fully_shard(
 
     # What no module inside has taken yet makes one group, and small parameters that stay whole another one.
     groups = []
-    left = [parameter for parameter in module.parameters() if parameter.flat is None]
+    left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
     for persistent in (False, True):
         chosen = [parameter for parameter in left if (parameter.size < persistence_threshold) is persistent]
         if chosen:
@@ -102,14 +109,17 @@ def fully_shard(
             )
             groups.append(group)
 
-    FSDPState(module, comm, groups, context, prefetch, mp_policy, replicas)  # its hooks attach it to the module
+    FSDPState(
+        module, comm, groups, context, prefetch, mp_policy, replicas, ignored
+    )  # its hooks attach it to the module
     return module
 
 
-def _check_unowned(module: Module, reduction: str) -> None:
+def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter]) -> None:
     """Raise UsageError when a part of `module` would not be reduced as the rest is."""
     # Flat parameters that are not a unit belong to another strategy or to an optimizer: they would never be reduced.
-    for name, parameter in module.named_parameters():
+    parameters = {name: parameter for name, parameter in module.named_parameters() if parameter not in ignored}
+    for name, parameter in parameters.items():
         flat = parameter.flat
         if flat is not None and (flat.shard is None or flat.shard.own is None):
             raise UsageError(
@@ -128,15 +138,15 @@ def _check_unowned(module: Module, reduction: str) -> None:
                 f"reduction={reduction!r} here and {other!r} for the unit of {group.flat.names[0]!r} inside; pass the"
                 " same reduction= to every fully_shard of a model"
             )
-    if not states and any(True for _ in module.parameters()) and all(p.flat is not None for p in module.parameters()):
+    if not states and parameters and all(p.flat is not None for p in parameters.values()):
         raise UsageError(
             f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
             " shard inner modules first, and the model last"
         )
-    if not states and not any(True for _ in module.parameters()):
+    if not states and not parameters:
         raise UsageError(
-            f"{type(module).__name__} has no parameters; set its layers as attributes (also in lists or dicts),"
-            " or leave fully_shard out"
+            f"{type(module).__name__} has no parameters{' but ignored ones' if ignored else ''}; set its layers as"
+            " attributes (also in lists or dicts), or leave fully_shard out"
         )
 
 

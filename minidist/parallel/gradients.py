@@ -17,7 +17,7 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +121,7 @@ class GradientReducer(BackwardObserver):
 
         # What is checked and done around a pass for the module that the parameters belong to; see `belongs_to`.
         self.module: Any = None
+        self.members: set[Parameter] = set()
         self.known: set[Parameter] = set()
         self.at_end: Callable[[], None] | None = None
 
@@ -137,14 +138,17 @@ class GradientReducer(BackwardObserver):
         for parameter in self.flat.parameters:
             parameter.observers.append(self)
 
-    def belongs_to(self, module: Any) -> None:
-        """Refuse passes through parameters that were added to `module` later: no rank would reduce them.
+    def belongs_to(self, module: Any | None, ignored: Collection[Parameter] = ()) -> None:
+        """Refuse passes through parameters that no rank would reduce: added to `module` later, or wrapped by nothing.
 
-        `at_end` is called at the end of each pass that reduces: running statistics of batch normalisation are summed.
+        ignored: parameters whose gradients the user sums, or wants to keep as they are. With a module, `at_end` is
+        called at the end of each pass that reduces: running statistics of batch normalisation are summed.
         """
-        self.module, self.known = module, {*module.parameters(), *self.flat.parameters}
-        statistics = RunningStatistics(module, self.comm)
-        self.at_end = statistics.combine if statistics.layers else None
+        self.module, self.known = module, {*self.flat.parameters, *ignored}
+        if module is not None:
+            self.members = set(module.parameters())
+            statistics = RunningStatistics(module, self.comm)
+            self.at_end = statistics.combine if statistics.layers else None
 
     def synchronize_manually(self) -> None:
         """Leave it to the caller to call `ready` and `finish`, after any number of backward passes."""
@@ -171,8 +175,8 @@ class GradientReducer(BackwardObserver):
         # What no message would make right: a loss of these rows alone, and parameters that the buckets do not know.
         if self.op == "sum" and self.comm.size > 1 and isinstance(running.loss, MeanOfRows):
             raise mean_of_one_rank(self.comm, self.comm.size)
-        if self.module is not None and not running.sites.keys() <= self.known:
-            refuse_added(self.module, running.sites, self.known, self.comm)
+        if self.known and not running.sites.keys() <= self.known:
+            refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""
@@ -287,13 +291,40 @@ def mean_of_one_rank(comm: Comm, ranks: int) -> UsageError:
     )
 
 
-def refuse_added(module: Any, reached: Iterable[Parameter], known: set[Parameter], comm: Comm) -> None:
-    """Raise UsageError when one of the parameters that a pass `reached` came into `module` after it was wrapped."""
-    added = {p: name for name, p in module.named_parameters() if p not in known}
+def refuse_unreduced(
+    module: Any | None,
+    reached: Iterable[Parameter],
+    members: set[Parameter],
+    known: set[Parameter],
+    comm: Comm,
+    ranks: int,
+) -> None:
+    """Raise UsageError when the gradient of a parameter that a pass `reached` would stay that of one rank's rows.
+
+    members: the parameters of `module`, if there is one, when it was wrapped. known: those that are taken care of; what
+    is found to be so is added. ranks: how many see other rows. It sends nothing: every rank runs the same graph and
+    raises alike.
+    """
+    # What came into the module later has no bucket and no shard on any rank.
+    names = {} if module is None else {p: name for name, p in module.named_parameters()}
+    reached = [parameter for parameter in reached if parameter not in known]
     for parameter in reached:
-        if parameter in added:
+        if parameter in names and parameter not in members:
             raise UsageError(
-                f"rank {comm.rank}: parameter {added[parameter]!r} was added to the model after it was wrapped, so its"
+                f"rank {comm.rank}: parameter {names[parameter]!r} was added to the model after it was wrapped, so its"
                 " gradient would stay that of this rank's rows; build the whole model before you wrap or shard it"
             )
-    known.update(reached)  # of another model: the loss may depend on more than this one
+
+    # The loss may depend on more than this module: on what another wrapper observes, or another sharded module has.
+    unreduced = [p for p in reached if not p.observers and (p.flat is None or p.flat.shard is None)]
+    if unreduced and ranks > 1:
+        listed = ", ".join(repr(names.get(p) or p.name or f"of shape {p.shape}") for p in unreduced[:3])
+        more = f" and {len(unreduced) - 3} more" if len(unreduced) > 3 else ""
+        one = len(unreduced) == 1
+        raise UsageError(
+            f"rank {comm.rank}: no wrapper sums the gradient{'' if one else 's'} of parameter{'' if one else 's'}"
+            f" {listed}{more} over the {ranks} ranks, so the weights would drift apart; call fully_shard on the whole"
+            " model last, wrap the rest with DistributedDataParallel too, or pass ignored_params= when you sum them"
+            " yourself"
+        )
+    known.update(reached)

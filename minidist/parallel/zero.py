@@ -17,7 +17,7 @@ Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
 Proved by: tests/parallel/test_zero.py
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -52,6 +52,8 @@ class ZeroOptimizer:
     sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
     reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
     clipping needs 1,024. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
+    ignored_params: neither broadcast nor summed nor stepped: you do it yourself. Of other parameters of the loss that
+    no wrapper has, the first backward pass raises UsageError.
 
     A rank sends, with Psi padded elements and k micro-batches, (n-1)/n of: stage 1 Psi, stage 2 k Psi (purpose
     `gradient_reduce`), and Psi (purpose `parameter_gather`). At construction rank 0 sends its parameters to all ranks
@@ -70,6 +72,7 @@ class ZeroOptimizer:
         algorithm: str = "ring",
         alignment: int = NORM_BLOCK,
         find_unused_parameters: bool = False,
+        ignored_params: Collection[Parameter] = (),
         **defaults: Any,
     ) -> None:
         if stage not in (1, 2):
@@ -79,7 +82,9 @@ class ZeroOptimizer:
 
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage = comm, stage
-        self.flat = sharded_flat(module.parameters() if isinstance(module, Module) else module, comm, alignment)
+        parameters = module.parameters() if isinstance(module, Module) else module
+        ignored_params = set(ignored_params)
+        self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
@@ -99,8 +104,7 @@ class ZeroOptimizer:
             unused="zeros" if find_unused_parameters else "error",
         )
         self.reducer.observe()
-        if isinstance(module, Module):
-            self.reducer.belongs_to(module)
+        self.reducer.belongs_to(module if isinstance(module, Module) else None, ignored_params)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise not_copied("ZeroOptimizer", self.comm)

@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.autograd import Parameter, Tensor, cross_entropy, mse_loss, no_grad
 from minidist.base.random import batch_coordinates
+from minidist.collectives import all_reduce
 from minidist.comm import init_device_mesh
 from minidist.nn import GPT, MLP, BatchNorm, Dropout, FlatParameters, GPTConfig, Linear, Module, ModuleDict, Sequential
 from minidist.optim import SGD, Adam, AdamW
@@ -615,6 +616,80 @@ def a_layer_replaced_after_wrapping(comm):
     wrapped = DistributedDataParallel(mlp(), comm)
     wrapped.module.layers[1] = Linear(5, 3, dtype=np.float64)
     loss_of(wrapped, comm).backward()
+
+
+UNREDUCED = (
+    r"no wrapper sums the gradients of parameters 'layers.1.weight', 'layers.1.bias' over the 2 ranks.*"
+    r"fully_shard on the whole model last.*DistributedDataParallel.*ignored_params="
+)
+
+
+@refused(UNREDUCED, mpi=True)
+def fully_shard_of_some_layers(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=comm)
+    SGD([*sharded_parameters(model), *model.layers[1].parameters()], lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(UNREDUCED, mpi=True)
+def fully_shard_of_some_layers_and_flat_parameters_of_the_rest(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=comm)
+    SGD([*sharded_parameters(model), FlatParameters(model.layers[1].parameters())], lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(UNREDUCED)
+def data_parallelism_of_some_layers(comm):
+    model = mlp()
+    model.layers[0] = DistributedDataParallel(model.layers[0], comm)
+    SGD(model.parameters(), lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(UNREDUCED)
+def zero_of_some_layers(comm):
+    model = mlp()
+    ZeroOptimizer(model.layers[0].parameters(), SGD, comm=comm, lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(UNREDUCED)
+def data_parallelism_with_flat_parameters_of_some_layers(comm):
+    model = mlp()
+    flat = FlatParameters(model.layers[0].parameters())
+    loss_of(DistributedDataParallel(model, comm, flat=flat), comm, divisor=False).backward()
+
+
+@equal(mpi=True)
+def the_rest_of_a_sharded_model_in_another_wrapper(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=comm, reduction="sum")
+    model.layers[1] = DistributedDataParallel(model.layers[1], comm, reduction="sum")
+    optimizer = SGD([*sharded_parameters(model), model.layers[1].flat], lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, comm, step).backward()
+        optimizer.step()
+    yield weights(model.layers[1].module), {n: one_device(2)[n] for n in ("layers.1.weight", "layers.1.bias")}
+
+
+@equal(mpi=True)
+def ignored_parameters_that_the_user_sums(comm):
+    expected = one_device(2)
+    for wrap in ("ddp", "zero", "fsdp"):
+        model = mlp()
+        rest = FlatParameters(model.layers[1].parameters())
+        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum", ignored_params=set(rest.parameters))
+        other = SGD(rest, lr=LR)
+        for step in range(STEPS):
+            model.zero_grad()
+            loss_of(wrapped, comm, step).backward()
+            all_reduce(comm, rest.grad)
+            optimizer.step()
+            other.step()
+        yield weights(model.layers[1]), {p.name: expected[p.name] for p in rest.parameters}
 
 
 @equal()

@@ -134,6 +134,8 @@ class ExpertDataParallel(Module):
                     broadcast(comm, flat.data)
                 reducer = GradientReducer(flat, comm, algorithm=algorithm)
                 reducer.observe()
+                if comm is shared:
+                    reducer.belongs_to(module, groups[True])  # the experts are summed over fewer ranks, or complete
                 self.reducers.append(reducer)
 
     def forward(self, *arguments: Any, **keywords: Any) -> Tensor:
