@@ -24,6 +24,7 @@ batch_norm.py      batch normalisation
 convolution.py     convolution over images
 embedding.py       table look-up
 dropout.py         dropout
+fake_quantize.py   values on a grid of integers, and the straight-through estimator
 cross_entropy.py   the loss of a classifier or language model
 checkpoint.py      recomputation
 gradcheck.py       gradients compared with finite differences

@@ -48,6 +48,7 @@ PURPOSES = (
     "dispatch",
     "loss_divisor",
     "overflow",
+    "quantization_range",
     "clip_norm",
     "metrics",
     "evaluation",

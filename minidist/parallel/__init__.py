@@ -20,6 +20,7 @@ offload.py              offload to host memory
 host_pool.py            host memory beside a device
 overflow.py             agreement on whether a gradient overflowed
 noise_scale.py          the gradient noise scale
+quantization.py         ranges of quantised inputs, agreed over the ranks
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks
 volume.py               how much a parallel layer sends

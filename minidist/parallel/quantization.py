@@ -1,0 +1,51 @@
+"""The ranges of quantised inputs, agreed over the ranks: every rank rounds to the same grid, that of the whole batch.
+
+    rank 0   rows 0..3: layer 0 in [-1.0, 2.5] ──┐  all-reduce (maximum) of
+    rank 1   rows 4..7: layer 0 in [-3.0, 2.0] ──┴─ (-smallest, largest) of all layers ──▶ [-3.0, 2.5] on both
+
+Without it every rank has a range of its own rows, and so a model of its own, which no single device would train. A
+maximum is exact and has no order, so the grid has the same bits on any number of ranks. Weights need no agreement: all
+replicas have the same ones.
+
+Proved by: tests/parallel/test_quantization.py
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce, volume
+from minidist.comm import Comm
+from minidist.nn.quantization import MinMaxObserver
+
+
+def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = None) -> None:
+    """End a step: every observer's range takes in what all ranks saw since the last call. All ranks call it.
+
+    observers: those of the model (`nn.quantization.observers_of`), in the same order on all ranks; a layer that no rank
+    ran keeps its range. comm: the ranks with other rows of the same batch; None on one device.
+
+    An all-reduce (maximum) of two numbers per layer by recursive doubling, purpose `quantization_range`.
+    """
+    if not observers:
+        return
+    # The smallest values negated, so that one maximum serves both; -inf where this rank saw nothing.
+    unseen = (np.inf, -np.inf)
+    rows = [(-low, high) for low, high in (observer.seen or unseen for observer in observers.values())]
+    table = np.array(rows, next(iter(observers.values())).dtype)
+    if comm is not None and comm.size > 1:
+        with purpose("quantization_range"):
+            all_reduce(comm, table.reshape(-1), "max", algorithm="recursive_doubling")
+
+    for observer, (minus_low, high) in zip(observers.values(), table, strict=True):
+        observer.seen = None
+        if high > -np.inf:
+            observer.update(-minus_low, high)
+
+
+def ranges_volume(layers: int, ranks: int) -> int:
+    """Return the elements that all `ranks` together send in one `update_ranges`."""
+    if ranks == 1:
+        return 0
+    return sum(volume("all_reduce", "recursive_doubling", 2 * layers, ranks, rank).elements for rank in range(ranks))
