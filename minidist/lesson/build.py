@@ -21,7 +21,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ def ingredients(source: Path) -> list[Path]:
     return sorted(found)
 
 
-@lru_cache
+@cache
 def _imported(path: Path) -> list[Path]:
     """Return the files of minidist that a file imports, at its top or inside a function.
 

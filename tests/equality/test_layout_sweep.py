@@ -4,6 +4,7 @@
 """
 
 import json
+from functools import cache
 
 import pytest
 
@@ -15,16 +16,28 @@ from minidist.parallel import GradientReducer
 from minidist.train.trainer import train
 
 RANKS = 8
-VALID, REFUSED = layout_sweep.enumerate_layouts(RANKS)
-SAMPLE = layout_sweep.stratified(VALID, 12, seed=1)
-UNDER_MPI = layout_sweep.stratified(
-    [layout for layout in layout_sweep.enumerate_layouts(4)[0] if layout["precision"] != "fp16"], 4, seed=3
-)
 
 
-@pytest.mark.parametrize("layout", SAMPLE, ids=layout_sweep.name_of)
-def test_a_layout_equals_one_device(layout):
-    row = layout_sweep.judge(layout, RANKS, {})
+# Layouts are enumerated inside the tests: every process that collects tests would do it otherwise, in seconds.
+@cache
+def layouts():
+    return layout_sweep.enumerate_layouts(RANKS)
+
+
+@cache
+def sample():
+    return layout_sweep.stratified(layouts()[0], 12, seed=1)
+
+
+@cache
+def sample_under_mpi():
+    of_4, _ = layout_sweep.enumerate_layouts(4)
+    return layout_sweep.stratified([layout for layout in of_4 if layout["precision"] != "fp16"], 4, seed=3)
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_a_layout_equals_one_device(number):
+    row = layout_sweep.judge(sample()[number], RANKS, {})
     assert row.equal, layout_sweep.line(row)
     assert row.tensors > 100
     assert row.tier in ("ordered", "float")
@@ -33,20 +46,21 @@ def test_a_layout_equals_one_device(layout):
 
 
 def test_the_sweep_is_large_and_has_every_kind_of_parallelism():
-    assert len(VALID) >= 200
-    assert len({layout_sweep.name_of(layout) for layout in VALID}) == len(VALID)
+    valid, refused = layouts()
+    assert len(valid) >= 200
+    assert len({layout_sweep.name_of(layout) for layout in valid}) == len(valid)
     for axis in ("pp", "dp", "cp", "tp"):
-        assert {layout[axis] for layout in VALID} == {1, 2, 4, 8}, axis
-    assert {layout["zero"] for layout in VALID} == {0, 1, 2, 3}
-    assert {layout["schedule"] for layout in VALID if layout["pp"] > 1} >= set(layout_sweep.SCHEDULES) - {"dualpipe"}
-    assert {layout["recompute"] for layout in VALID} == set(layout_sweep.RECOMPUTE)
-    assert len(VALID) + sum(REFUSED.values()) == sum(1 for _ in layout_sweep.combinations(RANKS))
+        assert {layout[axis] for layout in valid} == {1, 2, 4, 8}, axis
+    assert {layout["zero"] for layout in valid} == {0, 1, 2, 3}
+    assert {layout["schedule"] for layout in valid if layout["pp"] > 1} >= set(layout_sweep.SCHEDULES) - {"dualpipe"}
+    assert {layout["recompute"] for layout in valid} == set(layout_sweep.RECOMPUTE)
+    assert len(valid) + sum(refused.values()) == sum(1 for _ in layout_sweep.combinations(RANKS))
 
 
 def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
     """Not left out in silence: the same words as for a user."""
     layout = {
-        **SAMPLE[0],
+        **sample()[0],
         "pp": 1,
         "dp": 4,
         "cp": 1,
@@ -56,25 +70,27 @@ def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
         "sequence_parallel": False,
     }
     why = layout_sweep.refusal(layout, RANKS)
-    assert why in REFUSED
+    refused = layouts()[1]
+    assert why in refused
     assert "--tp 2 cuts the sums" in why
-    assert "dp 2 does not fit" not in "".join(REFUSED)  # degrees multiply to the ranks
+    assert "dp 2 does not fit" not in "".join(refused)  # degrees multiply to the ranks
     assert layout_sweep.refusal({**layout, "tp": 4}, RANKS).startswith("--dp 4 --tp 4 does not fit 8 ranks")
 
 
 def test_a_sample_holds_every_value_and_is_the_same_for_the_same_seed():
-    sample = layout_sweep.stratified(VALID, 24)
-    assert sample == layout_sweep.stratified(VALID, 24)
-    assert sample != layout_sweep.stratified(VALID, 24, seed=5)
+    valid, _ = layouts()
+    chosen = layout_sweep.stratified(valid, 24)
+    assert chosen == layout_sweep.stratified(valid, 24)
+    assert chosen != layout_sweep.stratified(valid, 24, seed=5)
     for name in layout_sweep.LAYOUT:
-        values = {layout[name] for layout in VALID if name != "schedule" or layout["pp"] > 1}
-        assert {layout[name] for layout in sample} >= values, name
-    assert len(layout_sweep.stratified(VALID[:3], 10)) == 3
+        values = {layout[name] for layout in valid if name != "schedule" or layout["pp"] > 1}
+        assert {layout[name] for layout in chosen} >= values, name
+    assert len(layout_sweep.stratified(valid[:3], 10)) == 3
 
 
 def test_a_bug_is_a_row_that_differs_and_an_error_one_too(monkeypatch):
     layout = {
-        **SAMPLE[0],
+        **sample()[0],
         "pp": 1,
         "dp": 2,
         "cp": 1,
@@ -156,9 +172,9 @@ def test_several_processes_give_the_rows_of_one():
 
 
 @pytest.mark.mpi(4, timeout=60)
-@pytest.mark.parametrize("layout", UNDER_MPI, ids=layout_sweep.name_of)
-def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_world(comm, layout):
-    config = layout_sweep.config_of(layout)
+@pytest.mark.parametrize("number", range(4))
+def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_world(comm, number):
+    config = layout_sweep.config_of(sample_under_mpi()[number])
     world = SimWorld(comm.size)
     expected = world.run(train, config)[comm.rank]
     result = train(comm, config)
