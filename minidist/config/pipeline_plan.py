@@ -5,6 +5,7 @@ The strategies run this plan, and the closed forms count its messages, so both r
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,10 @@ from minidist.data import load_dataset
 from minidist.pipeline.partition import by_cost, by_slowest, read_profile
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import Plan, load_plan
+from minidist.pipeline.plan.load import check_sizes
+from minidist.pipeline.plan.registry import SCHEDULES, Schedule
 from minidist.pipeline.runtime import cut_model
+from minidist.pipeline.runtime.stages import blocks_per_stage
 from minidist.pipeline.validate import validate
 
 
@@ -42,11 +46,25 @@ def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     """Return the validated plan that the strategies run, with forwards run again where --recompute asks for them."""
-    plan = load_job_plan(config, microbatches)
-    validate(plan)
-
     # Blocks on the host recompute themselves.
     again = config.recompute == "full" and config.offload != "activations"
+
+    # The rules, the closed forms and every rank ask for the same plan, which does not change; a file's may.
+    schedule = SCHEDULES.get(config.schedule)
+    if schedule is not None and schedule.updates == "flush":
+        check_sizes(config.schedule, config.pp, microbatches)
+        return _plan_of_a_step(schedule, config.pp, microbatches, config.chunks, again)
+    return _validated(load_job_plan(config, microbatches), again)
+
+
+@lru_cache(maxsize=64)
+def _plan_of_a_step(schedule: Schedule, stages: int, microbatches: int, chunks: int | None, again: bool) -> Plan:
+    """Return the plan of a schedule by name whose pipeline drains in every step."""
+    return _validated(schedule.plan(stages, microbatches, chunks), again)
+
+
+def _validated(plan: Plan, again: bool) -> Plan:
+    validate(plan)
     return recompute(plan) if again else plan
 
 
@@ -68,6 +86,15 @@ def replicas_of(config: TrainConfig) -> list[int] | None:
 def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:
     """Cut the model where --partition says: uniform, parameters, sizes, or a profile of `minidist profile`."""
     return cut_model(model, stages, stage_sizes(config.partition, model, stages))
+
+
+def check_stages(config: TrainConfig, dataset: Any, stages: int) -> None:
+    """Raise UsageError when the model cannot be cut into `stages` stages."""
+    # Equal parts of the package's own models follow from numbers; no weights need be drawn for them.
+    if config.partition == "uniform" and not config.is_own_model:
+        blocks_per_stage(config.layers + (config.model == "mlp"), stages)
+    else:
+        cut_stages(config, make_model(config, dataset), stages)
 
 
 def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.config.models import make_model
-from minidist.config.pipeline_plan import cut_stages, defers_weights
+from minidist.config.pipeline_plan import check_stages, defers_weights
 from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.optim import WarmupCosine
@@ -727,7 +727,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     if config.is_own_model:
         make_model(config, job.dataset)
     if config.pp > 1:
-        cut_stages(config, make_model(config, job.dataset), job.plan.stages)
+        check_stages(config, job.dataset, job.plan.stages)
 
 
 # --- docs/rules.md ----------------------------------------------------------------------------------------------------

@@ -222,22 +222,27 @@ def split_model(
     return [PipelineStage(modules[number], number) for number in numbers], tied
 
 
+def blocks_per_stage(blocks: int, stages: int, cuts: Sequence[int] | None = None) -> list[int]:
+    """Return how many of `blocks` blocks each stage gets; see `split_model`, which raises the same UsageError."""
+    if cuts is None and stages > blocks:
+        raise UsageError(
+            f"cannot cut {blocks} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
+            f" or at most {blocks} stages (ranks x chunks)"
+        )
+    sizes = list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
+    if len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0:
+        raise UsageError(
+            f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"
+        )
+    return sizes
+
+
 def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
     """Return the modules of all stages, and the names of the parameters that several share; see `split_model`."""
     blocks = list(getattr(model, "blocks", ()))
     if not blocks:
         raise UsageError(f"cannot cut a {type(model).__name__}; make PipelineStages of its parts yourself")
-    if cuts is None and stages > len(blocks):
-        raise UsageError(
-            f"cannot cut {len(blocks)} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
-            f" or at most {len(blocks)} stages (ranks x chunks)"
-        )
-    sizes = list(cuts) if cuts is not None else chunk_sizes(len(blocks), stages)
-    if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
-        raise UsageError(
-            f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is"
-            f" {len(blocks)}"
-        )
+    sizes = blocks_per_stage(len(blocks), stages, cuts)
 
     # A language model's first stage embeds and its last one has the head, which may share the embedding's weight.
     bounds = list(pairwise(offsets(sizes)))
