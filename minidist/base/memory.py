@@ -30,6 +30,7 @@ MEMORY_PURPOSES = (
     "input",
 )
 _KNOWN = frozenset(MEMORY_PURPOSES)
+Sample = tuple[float, dict[str, int]]  # seconds, and live bytes by purpose
 
 
 class _Buffer(weakref.ref):  # type: ignore[type-arg]
@@ -107,7 +108,7 @@ class MemoryAccount(Watcher):
         """Record no more events."""
         self.recording, self._until = False, None if self._clock is None else self._clock()
 
-    def samples(self) -> list[tuple[float, dict[str, int]]]:
+    def samples(self) -> list[Sample]:
         """(seconds, live bytes by purpose) after each event, for `Trace.memory`. Needs a clock.
 
         A virtual clock stands still while Python computes, and then jumps: the events between two of its readings are
@@ -146,6 +147,13 @@ class MemoryAccount(Watcher):
             if self._clock is not None:
                 now = self._clock()
                 self._times.append(max(now, self._times[-1]) if self._times else now)
+
+
+def thinned(samples: Sequence[Sample], most: int) -> list[Sample]:
+    """Return at most `most` samples: of equally many neighbours the one with the most bytes, so that the peak stays."""
+    size = max(1, -(-len(samples) // most))
+    groups = [samples[start : start + size] for start in range(0, len(samples), size)]
+    return [max(group, key=lambda sample: sum(sample[1].values())) for group in groups]
 
 
 def track(array: xp.Array, purpose: str) -> xp.Array:

@@ -1,8 +1,8 @@
 """The record of a run: every message, computation and byte of memory, in one format in every world.
 
 Lessons draw it, tests count it, closed forms are compared with it. A `Trace` belongs to one rank and is only ever
-appended to; `TraceFile` functions write and read a whole run as JSON lines (one event a line, so that a killed run
-leaves a readable file).
+appended to; `TraceFile` functions write and read a whole run as JSON lines (one event per line, so that a killed run
+leaves a readable file; samples of memory are many to an event).
 
 A message is recorded once on each side, at the moment its request is *posted* (`kind` "send" or "receive"), and its
 times are filled in when it completes. Volumes count payload bytes; the bytes of check headers have a column of their
@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,12 @@ from minidist.base.trace_checks import (
     check_header,
     check_rank,
     event_of,
-    is_counts,
-    is_number,
+    memory_samples,
     parse,
 )
 
 TRACE_BEGINS = f'{{"format": "{FORMAT}"'  # the first characters of every trace file
+SAMPLES = 1_000  # of memory in an event
 
 PURPOSES = (
     "gradient_reduce",
@@ -191,9 +192,24 @@ def write_traces(path: str | Path, traces: Iterable[Trace], **header: Any) -> Pa
                 file.write(json.dumps({"event": "message", **asdict(message)}) + "\n")
             for span in trace.spans:
                 file.write(json.dumps({"event": "span", **asdict(span)}) + "\n")
-            for time, live in trace.memory:
-                file.write(json.dumps({"event": "memory", "rank": trace.rank, "time": time, "live": live}) + "\n")
+            for event in _memory_events(trace):
+                file.write(json.dumps(event, separators=(",", ":")) + "\n")
     return path
+
+
+def _memory_events(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Yield a rank's samples of memory, SAMPLES of them per event: times, and by purpose the change since the last one.
+
+    A sample has up to ten purposes and changes one of them, so a line for each sample would have four times the bytes.
+    """
+    before: dict[str, int] = {}
+    for first in range(0, len(trace.memory), SAMPLES):
+        part = trace.memory[first : first + SAMPLES]
+        states = [before, *(live for _, live in part)]
+        purposes = dict.fromkeys(name for live in states for name in live)
+        changes = {name: [new.get(name, 0) - old.get(name, 0) for old, new in pairwise(states)] for name in purposes}
+        yield {"event": "memory", "rank": trace.rank, "times": [time for time, _ in part], "changes": changes}
+        before = states[-1]
 
 
 def read_traces(path: str | Path) -> tuple[list[Trace], dict[str, Any]]:
@@ -244,10 +260,9 @@ def _add_event(traces: list[Trace], record: Any) -> None:
         span = event_of(SpanEvent, record, len(traces))
         traces[span.rank].spans.append(span)
     elif kind == "memory":
-        rank, time, live = check_rank(record.get("rank"), len(traces)), record.get("time"), record.get("live")
-        if not is_number(time) or not is_counts(live):
-            raise BadLineError("a sample of memory has a time in seconds, and bytes by name")
-        traces[rank].memory.append((time, live))
+        rank = check_rank(record.get("rank"), len(traces))
+        samples = traces[rank].memory
+        samples.extend(memory_samples(record, samples[-1][1] if samples else {}))
     else:
         raise BadLineError(f"event {quoted(kind)} is not known; it must be message, span or memory")
 

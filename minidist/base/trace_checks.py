@@ -146,3 +146,36 @@ def check_rank(rank: object, ranks: int) -> int:
     if not is_integer(rank) or not 0 <= rank < ranks:
         raise BadLineError(f"rank {quoted(rank)} is out of range: the run has ranks 0..{ranks - 1}")
     return rank
+
+
+def memory_samples(record: Mapping[str, Any], before: dict[str, int]) -> list[tuple[float, dict[str, int]]]:
+    """Return the samples of memory of an event, (seconds, bytes by purpose); BadLineError with what is wrong with it.
+
+    before: the rank's last sample of the event before. Older traces have an event for each sample.
+    """
+    if "live" in record:
+        if not is_number(record.get("time")) or not is_counts(record["live"]):
+            raise BadLineError("a sample of memory has a time in seconds, and bytes by name")
+        return [(record["time"], record["live"])]
+
+    # One number for each time in every list.
+    times, changes = record.get("times"), record.get("changes")
+    if not isinstance(times, list) or not all(map(is_number, times)):
+        raise BadLineError("the times of the samples of memory are a list of seconds")
+    if not isinstance(changes, dict) or not all(
+        is_name(name) and isinstance(column, list) and len(column) == len(times) and all(map(is_integer, column))
+        for name, column in changes.items()
+    ):
+        raise BadLineError(f"the changes of memory are {len(times)} whole numbers of bytes for each name")
+
+    # A purpose appears with its first byte, and stays.
+    live, samples = before, []
+    for place, time in enumerate(times):
+        live = {
+            **live,
+            **{name: live.get(name, 0) + column[place] for name, column in changes.items() if column[place]},
+        }
+        if min(live.values(), default=0) < 0:
+            raise BadLineError(f"sample {place} of memory has less than 0 bytes")
+        samples.append((time, live))
+    return samples

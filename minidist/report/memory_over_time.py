@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.base.memory import thinned
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import MEMORY, PALETTE
@@ -40,7 +41,7 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     for panel, trace in zip(panels, shown, strict=False):
         # stacks: (purposes, events), in `scale` bytes; each column is what was alive from that event on.
         account = [*trace.memory, trace.memory[-1]] if steps else trace.memory  # the last event has a width too
-        account = _thinned(account)
+        account = thinned(account, MAX_POINTS)
         times = np.arange(len(account)) if steps else np.array([time for time, _ in account]) * factor
         stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in purposes])
         panel.stackplot(times, stacks, step="post", colors=[_colour(name) for name in purposes])
@@ -65,13 +66,6 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     panels[0].set_title(title or "memory over time, by purpose", fontsize=10, loc="left")
     handles = [patch(_colour(name), name.replace("_", " ")) for name in purposes]
     return finish(figure, handles, command)
-
-
-def _thinned(account: list[tuple[float, dict[str, int]]]) -> list[tuple[float, dict[str, int]]]:
-    """Return at most MAX_POINTS events: of equally many neighbours the one with the most bytes, so the peak stays."""
-    size = -(-len(account) // MAX_POINTS)
-    groups = [account[start : start + size] for start in range(0, len(account), size)]
-    return [max(group, key=lambda event: sum(event[1].values())) for group in groups]
 
 
 def _order(name: str) -> tuple[int, str]:

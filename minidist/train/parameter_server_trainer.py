@@ -47,7 +47,7 @@ class ServedJob:
 
 
 def run_parameter_server(
-    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False, keep: bool = False
+    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), keep: bool = False
 ) -> ServedJob:
     """Run this rank's part of the job, a server's or a worker's; every rank calls it and returns the same losses.
 
@@ -64,7 +64,7 @@ def run_parameter_server(
         if keep:
             kept.append(server_tensors(updates))
 
-    with account_memory(timeline) as account, xp.quiet_overflow(), saving_alone(comm, config) as storage:
+    with account_memory() as account, xp.quiet_overflow(), saving_alone(comm, config) as storage:
         # The model, from the seed or from a checkpoint.
         job = build(config, batches, comm)
         apply_activation_checkpointing(job)

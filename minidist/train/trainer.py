@@ -19,7 +19,7 @@ import numpy as np
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
-from minidist.base.memory import account_memory
+from minidist.base.memory import account_memory, thinned
 from minidist.base.trace import SpanEvent
 from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
@@ -35,7 +35,8 @@ from minidist.train.recipe import parallelize
 from minidist.train.state import Observer, StepState, TrainResult, reads_tensors
 from minidist.train.strategies.strategy import Strategy
 
-TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has every event; later steps are like the second
+TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
+MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
 
 
 def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
@@ -46,7 +47,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     write the memory in use over time into the trace, for the first steps and ranks.
     """
     if config.strategy == "ps":
-        return run_parameter_server(comm, config, observers, timeline).result
+        return run_parameter_server(comm, config, observers).result
     batches = resolve_batches(config, comm.size)
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
     # quiet_overflow: an overflow is one error from `finish_step`, not a warning in every step.
@@ -88,7 +89,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
                 account.stop()
-                comm.trace.memory.extend(account.samples())
+                comm.trace.memory.extend(thinned(account.samples(), MAX_SAMPLES))
 
             # 4: the held-out loss, the observers, a checkpoint.
             if config.evaluate_every and (step + 1) % config.evaluate_every == 0:

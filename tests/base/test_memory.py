@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.base.memory import MemoryAccount, account_memory, track
+from minidist.base.memory import MemoryAccount, account_memory, thinned, track
 from minidist.base.watchers import Watcher, current, set_watcher, watchers, watching
 
 
@@ -94,3 +94,13 @@ def test_the_peak_follows_every_rise():
     arrays.pop()
     arrays.append(account.track(np.zeros(2, np.uint8), "stash"))
     assert (account.peak, account.at_peak) == (112, {"parameter": 110, "stash": 2})
+
+
+def test_thinned_samples_keep_the_peak():
+    samples = [(float(n), {"activation": n * (99 - n)}) for n in range(100)]
+    assert thinned(samples, 100) == samples
+    few = thinned(samples, 30)
+    assert len(few) == 25
+    assert max(few, key=lambda sample: sample[1]["activation"]) == (49.0, {"activation": 49 * 50})
+    assert [time for time, _ in few] == sorted(time for time, _ in few)
+    assert thinned([], 30) == []

@@ -39,6 +39,29 @@ def test_a_file_comes_back(file):
     assert (len(traces), header["world"]) == (2, "simulated")
 
 
+def test_samples_of_memory_come_back(tmp_path):
+    """Each as it was, over several events, in a quarter of the bytes; a trace with a line for each is read, too."""
+    live, samples = {}, []
+    for number in range(2_500):
+        name = ("parameter", "activation", "gradient", "communication", "stash")[number % 5]
+        live = {**live, name: live.get(name, 0) + (1024 * number if number % 3 else -live.get(name, 0))}
+        samples.append((1e-6 * number / 3, live))
+    write_traces(tmp_path / "t.jsonl", [Trace(0, 2, memory=samples), Trace(1, 2, memory=samples[:1])])
+    traces, header = read_traces(tmp_path / "t.jsonl")
+    assert [time for time, _ in traces[0].memory] == [time for time, _ in samples]
+    for (_, read), (_, written) in zip(traces[0].memory, samples, strict=True):
+        assert {k: v for k, v in read.items() if v} == {k: v for k, v in written.items() if v}
+    assert len(traces[1].memory) == 1
+    assert "incomplete" not in header
+    older = [json.dumps({"event": "memory", "rank": 0, "time": time, "live": live}) for time, live in samples]
+    assert 4 * (tmp_path / "t.jsonl").stat().st_size < sum(map(len, older))
+
+    lines = (tmp_path / "t.jsonl").read_text().splitlines()
+    assert len(lines) == 1 + 3 + 1
+    (tmp_path / "t.jsonl").write_text("\n".join([lines[0], *older]) + "\n")
+    assert read_traces(tmp_path / "t.jsonl")[0][0].memory == samples
+
+
 def test_half_a_line_at_the_end_is_left_out(file):
     whole = file.read_text()
     for cut in range(1, len(whole.splitlines()[-1]) + 1):
@@ -118,6 +141,10 @@ def test_report_says_that_a_trace_is_incomplete(suffix, file, tmp_path, capsys):
         (1, {"event": "party"}, "event 'party' is not known"),
         (2, {"name": "a\nb"}, "name is 'a\\nb'"),
         (4, {"live": [1]}, "a sample of memory"),
+        (4, {"times": [0.0, "x"]}, "the times of the samples of memory are a list"),
+        (4, {"times": [0.0, 1.0]}, "the changes of memory are 2 whole numbers of bytes for each name"),
+        (4, {"changes": {"parameter": [0.5]}}, "the changes of memory are 1 whole numbers"),
+        (4, {"changes": {"parameter": [-8]}}, "sample 0 of memory has less than 0 bytes"),
         (4, {"rank": 9}, "rank 9 is out of range"),
     ],
 )
