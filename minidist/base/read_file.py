@@ -6,7 +6,8 @@
     keys        a key that appears twice is a mistake: the first one would be lost
     path        a NUL character or half a surrogate pair does not belong in a path
 
-`parse_json` and `parse_toml` check a text that was read elsewhere, such as a line of a trace or the value of a flag.
+`parse_json` and `parse_toml` check a text that was read elsewhere, such as a line of a trace or the value of a flag. No
+other module of minidist parses JSON or TOML.
 
 Proved by: tests/base/test_read_file.py
 """
@@ -23,6 +24,7 @@ MAX_BYTES = 16_000_000  # of a JSON or text file
 MAX_TOML_BYTES, MAX_TOML_LINE = 100_000, 1_000  # dotted keys take the square of their number of parts
 MAX_DEPTH = 50  # tables or lists inside each other
 MAX_NUMBER_DIGITS = 40
+SHORT = 4_000  # characters of a text; Python converts numbers of 4,300 digits
 
 
 def check_path(path: str | Path, what: str) -> Path:
@@ -78,13 +80,11 @@ def parse_json(text: str | bytes, any_float: bool = False) -> Any:
     Refused are duplicate keys, more than MAX_DEPTH levels, and numbers beyond MAX_VALUE. any_float: floats of any size
     are allowed, and NaN and Infinity, which Python writes for the losses of a run that diverges.
     """
+    text = text if isinstance(text, str) else text.decode("utf-8")
+    # In a short text no whole number is so long that converting it would take time.
+    decoder = _DECODERS[any_float, len(text) > SHORT]
     try:
-        content = json.loads(
-            text,
-            object_pairs_hook=_without_duplicates,
-            parse_int=_whole,
-            parse_constant=float if any_float else _constant,
-        )
+        content = decoder.decode(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check(content, any_float)
@@ -134,20 +134,33 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is not a number of JSON")
 
 
+# By (any_float, is the text long). Made once, because a trace has a text per line.
+_DECODERS = {
+    (any_float, is_long): json.JSONDecoder(
+        object_pairs_hook=_without_duplicates,
+        parse_int=_whole if is_long else None,
+        parse_constant=float if any_float else _constant,
+    )
+    for any_float in (False, True)
+    for is_long in (False, True)
+}
+
+
 def _check(content: Any, any_float: bool) -> None:
     """Raise ValueError for more than MAX_DEPTH levels, and for numbers that are too large. Level by level."""
     level = [content]
     for _ in range(MAX_DEPTH + 1):
         deeper: list[Any] = []
         for value in level:
-            if isinstance(value, dict):
+            kind = type(value)
+            if kind is dict:
                 deeper += value.values()
-            elif isinstance(value, list):
+            elif kind is list:
                 deeper += value
             elif (
-                isinstance(value, int | float)
+                (kind is int or kind is float)
                 and not -MAX_VALUE <= value <= MAX_VALUE
-                and not (any_float and isinstance(value, float))
+                and not (any_float and kind is float)
             ):
                 raise ValueError(f"the number {quoted(value)} is too large")
         level = deeper

@@ -6,12 +6,12 @@ event, so that a picture is drawn of it or one sentence says which line is wrong
 Proved by: tests/base/test_trace_file.py
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeGuard
 
 from minidist.base.errors import UsageError, quoted
+from minidist.base.read_file import parse_json
 
 FORMAT = "minidist-trace-1"
 MAX_RANKS = 100_000
@@ -30,9 +30,10 @@ def parse(line: str) -> Any:
     if len(line) > MAX_LINE:
         raise BadLineError(f"the line has {len(line):,} characters; at most {MAX_LINE:,} are read")
     try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        raise BadLineError(f"{quoted(line.strip())} is not JSON") from None
+        # A loss may be infinite or NaN: a run that diverged is drawn, too.
+        return parse_json(line, any_float=True)
+    except ValueError as error:
+        raise BadLineError(f"{quoted(line.strip())} is not JSON: {error}") from None
 
 
 # --- values ---

@@ -27,6 +27,7 @@ import numpy as np
 
 from minidist.base.errors import MinidistError, UsageError, nearest
 from minidist.base.process import tune_process
+from minidist.base.read_file import parse_json
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.comm.mpi.world import MPIWorld
 
@@ -92,7 +93,7 @@ def known_cases(names: Sequence[str], cases: Mapping[str, Any], bench: str) -> N
 def run_ranks(module: str, ranks: int, *arguments: object) -> dict[str, Any]:
     """Run `python -m module arguments` on ranks of an mpiexec; returns the JSON object that rank 0 prints."""
     answer = run_under_mpiexec(ranks, ["-m", module, *map(str, arguments)])
-    return json.loads(answer.stdout)  # type: ignore[no-any-return]
+    return parse_json(answer.stdout, any_float=True)  # type: ignore[no-any-return]
 
 
 @contextmanager

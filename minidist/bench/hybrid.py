@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.base.read_file import parse_json
 from minidist.bench.harness import environment, mpi_world, report, run_ranks
 from minidist.comm import Comm
 from minidist.comm.mpi.world import MPIWorld
@@ -152,4 +153,4 @@ def rows(
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(sys.argv[2]))
+    main(parse_json(sys.argv[1]), int(sys.argv[2]))

@@ -34,6 +34,7 @@ import numpy as np
 
 from minidist import collectives
 from minidist.base.errors import LauncherError, UsageError
+from minidist.base.read_file import parse_json
 from minidist.bench.harness import mpi_world, slowest
 from minidist.collectives import all_reduce
 from minidist.collectives.auto import virtual_seconds
@@ -111,7 +112,7 @@ def bench_network(
         )
 
     # The clock gets what was measured (alpha) and what was configured (beta), nothing that is fitted.
-    measured = json.loads(answer.stdout)
+    measured = parse_json(answer.stdout, any_float=True)
     links = LinkModel(alpha=measured["alpha"], beta=8 / rate * FRAME / PAYLOAD)
     for row in measured["rows"]:
         row["predicted_s"] = virtual_seconds("all_reduce", row["algorithm"], hosts, row["bytes"], links)

@@ -37,6 +37,7 @@ from minidist.base.errors import UsageError, nearest
 from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
+from minidist.base.read_file import parse_json
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import SAVING, Storage
 from minidist.collectives import broadcast
@@ -186,7 +187,7 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
                 f"checkpoint {folder.parent}: rank 0 does not see {path.name} of rank {rank}; save to a file system"
                 " that all ranks share"
             )
-        record = json.loads(path.read_bytes())
+        record = parse_json(_read_regular(path, MAX_METADATA))
         if record["save"] != folder.name:
             raise UsageError(
                 f"checkpoint {folder.parent}: {path.name} was written by another save than rank 0's; let one job at a"
@@ -369,7 +370,7 @@ class Checkpoint:
         metadata = self.path / "metadata.json"
         why = ""
         try:
-            record = json.loads(_read_regular(metadata, MAX_METADATA))
+            record = parse_json(_read_regular(metadata, MAX_METADATA), any_float=True)
             checksum = record.pop("checksum")
             intact = checksum == _digest(json.dumps(record).encode())
             if intact:

@@ -7,7 +7,6 @@ compared: losses to the last digit; weights and optimizer state by fingerprint; 
 Proved by: tests/test_readme.py
 """
 
-import json
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -16,6 +15,7 @@ from typing import Any
 
 from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process
+from minidist.base.read_file import parse_json
 from minidist.base.trace import read_traces
 from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
 from minidist.commands.runner import run_training
@@ -127,7 +127,7 @@ def _under_mpiexec(
     )
 
     # Traces of both worlds must name the same messages in the same order.
-    mpi = json.loads(finished.stdout)
+    mpi = parse_json(finished.stdout, any_float=True)
     real, _ = read_traces(path)
     virtual, _ = read_traces(simulated.trace)
     return {

@@ -1,11 +1,17 @@
 """Reading a user's file: every limit is one sentence, whichever command reads it."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
+import minidist
 from minidist.base.errors import UsageError
 from minidist.base.read_file import MAX_DEPTH, check_path, parse_json, parse_toml, read_json, read_text, read_toml
+from minidist.base.trace import read_traces
+from minidist.checkpoint.directory import Checkpoint
+from minidist.pipeline.plan import read_csv
 
 
 @pytest.mark.parametrize(
@@ -48,6 +54,33 @@ def test_toml_that_is_refused(text, reason, tmp_path):
     (tmp_path / "a.toml").write_text(text)
     with pytest.raises(UsageError, match="is not TOML"):
         read_toml(tmp_path / "a.toml", "--config", "correct it")
+
+
+def test_no_other_module_parses_json_or_toml():
+    """So that every file, and every line of one, has the limits above."""
+    parsing = re.compile(r"\bjson\.loads?\(|JSONDecoder|\btomllib\b|\bcsv\.reader|\byaml\b")
+    package = Path(minidist.__file__).parent
+    found = [path.name for path in package.rglob("*.py") if parsing.search(path.read_text(encoding="utf-8"))]
+    assert found == ["read_file.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("[" * 10_000, "levels"), ('{"ranks": 1e400}', "first line"), ('{"a": 1, "a": 2}', "appears twice")],
+)
+def test_a_trace_and_a_checkpoint_are_read_by_it(text, reason, tmp_path):
+    (tmp_path / "t.jsonl").write_text(text)
+    with pytest.raises(UsageError, match=reason):
+        read_traces(tmp_path / "t.jsonl")
+    (tmp_path / "metadata.json").write_text(text)
+    (tmp_path / "latest").write_text(".")
+    with pytest.raises(UsageError, match="is missing or damaged"):
+        Checkpoint(tmp_path.parent, tmp_path.name)
+
+
+def test_a_plan_of_endless_lines_is_not_read_to_its_end():
+    with pytest.raises(UsageError, match="the plan '/dev/zero' has more than 16,000,000 bytes; give a CSV file"):
+        read_csv("/dev/zero")
 
 
 def test_what_is_right_is_read(tmp_path):

@@ -263,7 +263,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         ),
         (("pipedream", "--stages", 3, "--microbatches", 6, "--option", "replicas=2,2"), "make 4 ranks and there are 3"),
         (("bad.csv",), "bad.csv, line 2, cell 2: '1Q0' is not an action"),
-        (("none.csv",), "cannot read the plan 'none.csv'"),
+        (("none.csv",), "the plan 'none.csv' cannot be read"),
         (("wrong.csv",), "0B0 comes before 0F0"),
         (("dead.csv",), "deadlock"),
         (("wrong.csv", "--stages", 3), "--stages is 3 and the plan 'wrong.csv' has 1"),

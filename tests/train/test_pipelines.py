@@ -139,7 +139,7 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
         ({"pp": 2, "microbatches": 2, "accumulation": 3}, "are the same number"),
         ({"pp": 2, "synchronize_each": True}, "does not apply to a pipeline"),
         ({"pp": 2, "dp": 2, "ranks": 2}, "--pp 2 --dp 2 does not fit 2 ranks.*start 4 ranks"),
-        ({"pp": 2, "schedule": "bad.csv"}, "cannot read the plan 'bad.csv'"),
+        ({"pp": 2, "schedule": "bad.csv"}, "the plan 'bad.csv' cannot be read"),
         ({"pp": 2, "schedule": "idle.csv"}, "leaves rank 1 without a stage.*use --pp 1"),
     ],
 )

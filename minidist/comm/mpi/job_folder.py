@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from minidist.base.read_file import parse_json
+
 PREFIX = "minidist-run-"
 KEPT_DAYS = 7
 _OURS = re.compile(r"rank\d+\.(json|tmp|trace\.jsonl)|reported|said-[0-9a-f]+")
@@ -84,7 +86,7 @@ class JobFolder:
         """Return what a rank wrote last; None when there is nothing, or nothing that can be read."""
         path = self._file(f"rank{rank}.json")
         try:
-            found = None if path is None else json.loads(path.read_text())
+            found = None if path is None else parse_json(path.read_text(), any_float=True)
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) and "state" in found else None
@@ -103,7 +105,7 @@ class JobFolder:
         found = []
         with suppress(OSError, ValueError):  # a full disk leaves half a line at the end
             for line in [] if path is None else path.read_text().splitlines():
-                found.append(json.loads(line))
+                found.append(parse_json(line, any_float=True))
         return found
 
     def first(self, what: str) -> bool:

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.layout import GradientOrder
+from minidist.base.read_file import read_text
 from minidist.pipeline.plan.action import COMPUTE, RECOMPUTE, STEP, Action, Item, actions_of, read, show
 
 UPDATES = ("flush", "none", "stash", "no-stash", "vertical-sync", "2bw")
@@ -161,11 +162,5 @@ def from_text(text: str, name: str = "text", where: str = "plan") -> Plan:
 
 def read_csv(path: str | Path) -> Plan:
     """Return the plan of a CSV file."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # some spreadsheets begin a file with a byte order mark
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read the plan {str(path)!r} ({error.__class__.__name__}); give a CSV file with one line per rank"
-        ) from None
-    return from_csv(text, path.stem, str(path))
+    text = read_text(path, "the plan", "give a CSV file with one line per rank")
+    return from_csv(text, Path(path).stem, quoted(str(path), marks=False))
