@@ -54,6 +54,9 @@ FIXED = (
     "eps",
     "weight_decay",
     "precision",
+    "quantize",
+    "quantize_weights",
+    "quantize_observer",
     "seed",
     "evaluate_every",
 )

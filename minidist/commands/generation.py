@@ -21,6 +21,7 @@ from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.resume import read_job_state
 from minidist.config.models import make_model, parameter_count
 from minidist.config.train_config import TrainConfig
+from minidist.nn.quantization import convert, load_ranges, observers_of, prepare_qat
 
 EMBEDDINGS = {"gpt": "weights/transformer.wte.weight", "llama": "weights/model.embed_tokens.weight"}
 BYTES = 256
@@ -59,6 +60,11 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
         checkpoint.expect(name, parameter.shape)
         parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
         parameter.updated()
+    # A job that trained for INT8 generates with integer products, as it was evaluated.
+    if config.quantize != "none":
+        model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
+        load_ranges(observers_of(model), read_job_state(checkpoint).scalars)
+        model = convert(model)
     model.eval()
     return model, config
 

@@ -55,6 +55,7 @@ class Summary:
     )
     noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
+    int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
@@ -70,6 +71,7 @@ class Summary:
             *(("loss_scale",) if self.loss_scale else ()),
             *(("noise_scale",) if self.noise_scale else ()),
             *(("held_out",) if self.held_out else ()),
+            *(("int8",) if self.int8 else ()),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -109,9 +111,11 @@ class Summary:
                 )
             )
         if self.held_out:
+            lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
+        if self.int8:
             lines.append(
-                "loss on held-out data: "
-                + ", ".join(f"{loss:.4f} after {step} steps" for step, loss in self.held_out.items())
+                "INT8: weights {weight_bytes:,} B, in floats {float_bytes:,} B".format(**self.int8)
+                + (f"; loss on held-out data: {_by_step(self.int8['held_out'])}" if self.int8["held_out"] else "")
             )
         if self.host:
             lines.append(
@@ -120,6 +124,10 @@ class Summary:
                 )
             )
         return "\n".join(lines)
+
+
+def _by_step(losses: dict[int, float]) -> str:
+    return ", ".join(f"{loss:.4f} after {step} steps" for step, loss in losses.items())
 
 
 def _count(number: int, noun: str) -> str:
@@ -270,6 +278,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.loss_scale,
         first.noise_scale,
         first.held_out or None,
+        first.int8,
     )
 
 

@@ -23,6 +23,7 @@ from minidist.config.models import make_model
 from minidist.config.pipeline_plan import check_stages, defers_weights
 from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag
+from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
 
 Value = Callable[[ResolvedJob], Any]
@@ -247,6 +248,59 @@ COMPRESSION = (
         "--compression {compression} does its arithmetic in the gradients' precision, and {precision} is too coarse for"
         " it",
         "use --precision fp32 or fp64",
+    ),
+)
+
+# Quantised layers compute on whole weights, and all ranks end a step with one range per layer.
+QUANTIZATION = (
+    Rule(
+        "quantization-in-half-precision",
+        lambda j: j.quantize != "none" and j.half,
+        "--quantize {quantize} rounds to 256 levels, and {precision} could not hold the products of a level and its"
+        " scale without rounding once more",
+        "use --precision fp32 or fp64",
+    ),
+    Rule(
+        "quantization-with-tp",
+        lambda j: j.quantize != "none" and j.tp > 1,
+        "--tp {tp} cuts weights, and --quantize {quantize} needs the largest element of each row, of which a rank then"
+        " has a part",
+        "use --dp, with or without --zero 1 or 2",
+    ),
+    Rule(
+        "quantization-with-pp",
+        lambda j: j.quantize != "none" and j.pp > 1,
+        "--pp {pp} leaves the ranges of a stage on its ranks, and --quantize {quantize} needs those of all layers for a"
+        " checkpoint and for the INT8 model",
+        "use --dp, with or without --zero 1 or 2",
+    ),
+    Rule(
+        "quantization-with-zero-3",
+        lambda j: j.quantize != "none" and j.zero == 3,
+        "--zero 3 releases a weight after its product, and with --quantize {quantize} backward needs the rounded copy,"
+        " so that every rank would hold the whole model",
+        "use --zero 2",
+    ),
+    Rule(
+        "quantization-with-experts",
+        lambda j: j.quantize != "none" and j.experts,
+        "--experts {experts} multiplies by the matrices of all experts at once, and --quantize {quantize} rounds the"
+        " operands of linear layers",
+        "leave one of them out",
+    ),
+    Rule(
+        "quantization-with-local-steps",
+        lambda j: j.quantize != "none" and j.local_steps,
+        "--local-steps {local_steps} lets replicas train alone, and --quantize {quantize} agrees on ranges in every"
+        " step",
+        "leave one of them out",
+    ),
+    Rule(
+        "quantization-with-server",
+        lambda j: j.quantize != "none" and j.server,
+        "--quantize {quantize} agrees on ranges at the end of every step, and the workers of --strategy ps have no step"
+        " in common",
+        "use --strategy auto",
     ),
 )
 
@@ -674,6 +728,8 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
+    ("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
+    ("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_interval", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_hysteresis", lambda j: j.precision == "fp16", "--precision fp16"),
@@ -697,6 +753,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,
     "Gradient compression": COMPRESSION,
+    "Quantised training": QUANTIZATION,
     "Parameter server": PARAMETER_SERVER,
     "Replicas, local steps and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
@@ -725,7 +782,9 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     if config.decay != "constant" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.steps)
     if config.is_own_model:
-        make_model(config, job.dataset)
+        model = make_model(config, job.dataset)
+        if config.quantize != "none":
+            prepare_qat(model)
     if config.pp > 1:
         check_stages(config, job.dataset, job.plan.stages)
 

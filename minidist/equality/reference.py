@@ -32,6 +32,7 @@ from minidist.equality.gradient_order import addition_of
 from minidist.equality.one_device import OneDevice
 from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
+from minidist.nn.quantization import converted
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.train.job import Job, build
 from minidist.train.loss import ordered_sum
@@ -58,9 +59,12 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
             losses.append(ordered_sum(device.forward_backward(step)))
             finish_step(job, device, step, losses[-1])
 
-            held_out = evaluate_devices([device], step + 1)
+            held_out, held_out_int8 = evaluate_devices([device], step + 1), None
+            if job.observers and held_out is not None:
+                with converted(job.model):
+                    held_out_int8 = evaluate_devices([device], step + 1)
             for observer in observers:
-                observer(StepState(0, step, losses[-1], job, device, held_out))
+                observer(StepState(0, step, losses[-1], job, device, held_out, None, held_out_int8))
     return losses
 
 

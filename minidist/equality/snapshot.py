@@ -20,4 +20,6 @@ def snapshot(state: StepState) -> Snapshot:
     losses = {"loss": np.array(state.loss)}
     if state.held_out_loss is not None:
         losses["held_out_loss"] = np.array(state.held_out_loss)
+    if state.held_out_int8 is not None:
+        losses["held_out_loss_int8"] = np.array(state.held_out_int8)
     return {"loss": losses, **tensors}

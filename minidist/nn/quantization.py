@@ -16,7 +16,7 @@ CVPR 2018, sections 2 and 3; torch.ao.quantization's observers and qat.Linear.
 Proved by: tests/nn/test_quantization.py
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from minidist.nn.module import Module
 
 MOST_INPUTS = (2**31 - 1) // (255 * 127)  # of an int32 sum of uint8 x int8 products
 AVERAGING_CONSTANT = 0.01  # torch.ao's default
+ENDS = ("low", "high")  # of a range, by name in a checkpoint
 
 
 class MinMaxObserver:
@@ -165,6 +166,33 @@ def prepare_qat(model: Module, observer: str = "moving-average", per_channel: bo
 def observers_of(model: Module) -> dict[str, MinMaxObserver]:
     """Return the observers of a model's `QATLinear` layers by qualified name, in the order of the model."""
     return {name: layer.observer for name, layer in model.named_modules() if isinstance(layer, QATLinear)}
+
+
+def ranges_state(observers: Mapping[str, MinMaxObserver]) -> dict[str, float]:
+    """Return the known ranges as numbers for a checkpoint: {"range.LAYER.low": ..., "range.LAYER.high": ...}."""
+    known = {name: observer.range for name, observer in observers.items() if observer.range is not None}
+    return {f"range.{name}.{end}": float(v) for name, both in known.items() for end, v in zip(ENDS, both, strict=True)}
+
+
+def load_ranges(observers: Mapping[str, MinMaxObserver], state: Mapping[str, float]) -> None:
+    """Restore what `ranges_state` returned; UsageError for a range whose ends are missing or the wrong way round."""
+    for name, observer in observers.items():
+        low, high = (state.get(f"range.{name}.{end}") for end in ENDS)
+        if (low is None) != (high is None) or (low is not None and high is not None and low > high):
+            raise UsageError(
+                f"the range of layer {name!r} in the checkpoint is from {low} to {high}; use another checkpoint"
+            )
+        observer.seen = observer.range = None
+        if low is not None:
+            observer.update(low, high)
+
+
+def int8_bytes(model: Module) -> dict[str, int]:
+    """Return what the weights of the `QATLinear` layers take: {"weight_bytes": as int8 with scales, "float_bytes":}."""
+    layers = {id(layer): layer for layer in model.modules() if isinstance(layer, QATLinear)}.values()
+    scales = sum(layer.weight_grid().scale.nbytes for layer in layers)
+    floats = sum(layer.weight.data.nbytes for layer in layers)
+    return {"weight_bytes": sum(layer.weight.size for layer in layers) + scales, "float_bytes": floats}
 
 
 def convert(model: Module) -> Any:

@@ -32,6 +32,7 @@ from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.local_sgd import local_sgd_volume
+from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
@@ -60,6 +61,7 @@ def closed_form_bytes(
         _norms(config, batches, pipeline, skipped),
         _losses(config, batches),
         _overflow(config, batches),
+        _ranges(config, batches, pipeline),
     ):
         total.update(volumes)
     total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
@@ -195,14 +197,22 @@ def evaluation_bytes(
         return Counter()
     # Evaluations follow the multiples of `every` in (first_step, steps].
     times = config.steps // every - first_step // every
+    passes = times * (2 if config.quantize != "none" else 1)  # the model that trains, and the one converted to INT8
     gathered, small = gathered_elements(config, batches, sizes)
     elements = sum(forward_elements(config, batches).values()) + crossing_elements(config, batches) + gathered + small
     itemsize, before_a_step = ITEMSIZE[config.precision], times - (config.steps % every == 0)
-    result = Counter(evaluation=times * (elements * itemsize + losses_bytes(batches)))
+    result = Counter(evaluation=passes * (elements * itemsize + losses_bytes(batches)))
     # Steps after an evaluation find the small parameters gathered already.
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize
     return result
+
+
+def _ranges(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+    """Return the bytes of the ranges of quantised inputs, agreed over the ranks with other rows once per step."""
+    layers = max(axis.quantized for stages in pipeline for axis in stages)
+    volume = ranges_volume(layers, batches.dims.dp * batches.dims.cp) if layers else 0
+    return Counter(quantization_range=config.steps * volume * ITEMSIZE[config.precision])
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:

@@ -8,7 +8,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import GlobalBatchSampler, PrefetchingSampler, data_digest, hold_out, load_dataset
+from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, OffloadedOptimizer
@@ -41,6 +42,7 @@ class Job:
     positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split
     scaler: DynamicLossScaler | None = None  # for float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
+    observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # of quantised layers, by name
     keep_steps: bool = True  # an asynchronous pipeline keeps the tensors of every step, because observers read them
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
@@ -122,6 +124,8 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         held_out = GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
+    if config.quantize != "none":
+        model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
     return Job(
         config,
         batches,
@@ -132,6 +136,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         pool,
         scaler=_scaler(config),
         held_out=held_out,
+        observers=observers_of(model),
         targets_per_sample=config.context if dataset.is_tokens else 1,
     )
 

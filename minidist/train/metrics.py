@@ -69,6 +69,8 @@ class MetricsFile:
         }
         if state.held_out_loss is not None:
             record["held_out_loss"] = state.held_out_loss
+        if state.held_out_int8 is not None:
+            record["held_out_loss_int8"] = state.held_out_int8
         self._file.write(json.dumps(record) + "\n")
         # So that `tail -f` shows each step.
         self._file.flush()

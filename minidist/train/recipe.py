@@ -93,6 +93,10 @@ def apply_activation_checkpointing(job: Job) -> None:
         shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
         recompute(job.model, config.recompute, pack, shape, job.dtype)
 
+        # A budget measures a block by running it, which is not a part of the training.
+        for observer in job.observers.values():
+            observer.seen = None
+
 
 def apply_data_parallel(
     job: Job,

@@ -7,6 +7,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from minidist.comm import Comm
 from minidist.train.job import Job
@@ -28,6 +29,7 @@ class StepState:
     strategy: Strategy | None
     held_out_loss: float | None = None  # in the steps in which it was computed
     comm: Comm | None = None
+    held_out_int8: float | None = None  # with --quantize int8: of the converted model
 
 
 # Called after every step. With an attribute `reads_tensors` that is false it promises not to call
@@ -56,3 +58,4 @@ class TrainResult:
     host: dict[str, int] | None = None  # offloading: peak bytes on the host, and bytes transferred in each direction
     noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
+    int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model

@@ -25,8 +25,9 @@ from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.data import PrefetchingSampler, microbatch_numbers
+from minidist.nn.quantization import int8_bytes
 from minidist.parallel.replica_check import check_shard_replicas
-from minidist.train.evaluate import evaluate
+from minidist.train.evaluate import evaluate, evaluate_int8
 from minidist.train.job import Job, build
 from minidist.train.loss import NonFiniteError, global_loss
 from minidist.train.noise import NoiseMeter
@@ -64,6 +65,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
         noise = NoiseMeter(strategy) if config.noise_scale else None
         held_out: dict[int, float] = {}
+        held_out_int8: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         saved = done  # the steps of the last checkpoint, 0 without one
 
@@ -94,9 +96,12 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             # 4: the held-out loss, the observers, a checkpoint.
             if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
                 held_out[step + 1] = evaluate(job, strategy)
+                if job.observers:
+                    held_out_int8[step + 1] = evaluate_int8(job, strategy)
                 comm.compute(flops.take(), name="evaluation")
             for observer in observers:
-                observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out.get(step + 1), comm))
+                measured = held_out.get(step + 1), comm, held_out_int8.get(step + 1)
+                observer(StepState(comm.rank, step, losses[-1], job, strategy, *measured))
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 save_job(comm, config.save, job, strategy, step + 1, losses, storage)
                 saved = step + 1
@@ -117,6 +122,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
             noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
+            int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
         )
 
 
@@ -155,6 +161,7 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.schedule(step))
+    strategy.update_ranges()
 
 
 def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:

@@ -19,6 +19,7 @@ from minidist.report.perfetto import write_perfetto
 
 PIPEDREAM = {"pp": 2, "schedule": "pipedream", "model": "llama", "microbatches": 1}
 SERVER = {"strategy": "ps", "dp": 2}
+INT8 = {"quantize": "int8"}
 FILE = """
 from minidist.pipeline.plan import get_schedule
 
@@ -76,6 +77,13 @@ CASES = {
     "overwrite-with-resume": ({"overwrite": True, "resume": True, "save": "x"}, "leave one of them out"),
     "compression-with-zero": ({"compression": "fp16", "zero": 1, "dp": 2}, "--zero 1 reduces .* use --zero 0"),
     "compression-in-half-precision": ({"compression": "sign", "precision": "bf16"}, "bf16 is too coarse"),
+    "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
+    "quantization-with-tp": ({**INT8, "tp": 2}, "--tp 2 cuts weights, .* the largest element of each row"),
+    "quantization-with-pp": ({**INT8, "pp": 2}, "--pp 2 leaves the ranges of a stage on its ranks"),
+    "quantization-with-zero-3": ({**INT8, "zero": 3, "dp": 2}, "the rounded copy, .* use --zero 2"),
+    "quantization-with-experts": ({**INT8, "experts": 2}, "--experts 2 multiplies by the matrices of all experts"),
+    "quantization-with-local-steps": ({**INT8, "local_steps": 2, "dp": 2}, "--local-steps 2 lets replicas train alone"),
+    "quantization-with-server": ({**INT8, **SERVER}, "the workers of --strategy ps have no step in common"),
     "server-settings-without-server": ({"servers": 2}, "belong to --strategy ps"),
     "staleness-of-a-whole-clock": (
         {**SERVER, "staleness_aware": True},
@@ -209,6 +217,8 @@ CASES = {
     "capacity-factor-without-effect": ({"capacity_factor": 2.0}, "--capacity-factor 2.0 .* belongs to --experts"),
     "aux-loss-weight-without-effect": ({"aux_loss_weight": 0.5}, "--aux-loss-weight 0.5 .* belongs to --experts"),
     "schedule-without-effect": ({"schedule": "gpipe"}, "--schedule gpipe has no effect here, .* --pp 2 or more"),
+    "quantize-weights-without-effect": ({"quantize_weights": "per-tensor"}, "belongs to --quantize int8"),
+    "quantize-observer-without-effect": ({"quantize_observer": "min-max"}, "belongs to --quantize int8"),
     "loss-scale-without-effect": ({"loss_scale": 8.0}, "--loss-scale 8.0 .* belongs to --precision fp16"),
     "loss-scale-interval-without-effect": ({"loss_scale_interval": 5}, "belongs to --precision fp16"),
     "loss-scale-hysteresis-without-effect": ({"loss_scale_hysteresis": 5}, "belongs to --precision fp16"),

@@ -38,7 +38,7 @@ class AxisSizes:
     units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each trainable
     parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
     reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
-    ZeRO 3).
+    ZeRO 3). quantized: layers of the rank whose ranges are agreed on.
     """
 
     stage: int
@@ -49,6 +49,7 @@ class AxisSizes:
     held: int = 0
     compressed: int | None = None
     resident: int = 0
+    quantized: int = 0
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from minidist.checkpoint.directory import ReplicaId
 from minidist.collectives import all_reduce
 from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
+from minidist.parallel.quantization import update_ranges
 from minidist.parallel.tensor import full_tensor
 from minidist.train.job import Job
 from minidist.train.strategies.data_axis import DataAxis, Tensors
@@ -79,6 +80,9 @@ class MeshStrategy(Strategy):
                 with purpose("clip_norm"):
                     all_reduce(comm, blocks, algorithm="ordered")
         return blocks
+
+    def update_ranges(self) -> None:
+        update_ranges(self.job.observers, self.axes.data)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@
     overflow(), unscale()     float16: did any rank see an infinity, and division by the loss scale
     clip(max_norm)            scale the gradients by the norm of the global gradient
     step(lr_factor)           update the weights
+    update_ranges()           quantised training: agree on what the layers saw
     tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
 
 A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are
@@ -16,10 +17,13 @@ Proved by: tests/equality/test_equality.py, tests/train/test_account.py
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
+from minidist.nn.quantization import load_ranges, ranges_state
 from minidist.optim import norm_from_blocks
+from minidist.parallel.quantization import update_ranges
 from minidist.train.job import Job
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 
@@ -68,6 +72,10 @@ class Strategy(ABC):
             axis.optimizer.lr_factor = lr_factor
             axis.step()
 
+    def update_ranges(self) -> None:
+        """Let the next step quantise by ranges that include what this one saw, the same on every rank."""
+        update_ranges(self.job.observers)
+
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -99,7 +107,7 @@ class Strategy(ABC):
 
     def sizes(self) -> list[AxisSizes]:
         """Return the element counts from which the closed forms of the volumes follow."""
-        return [axis.sizes() for axis in self.data_axes]
+        return [replace(axis.sizes(), quantized=len(self.job.observers)) for axis in self.data_axes]
 
     @abstractmethod
     def tensors(self) -> Tensors:
@@ -108,13 +116,16 @@ class Strategy(ABC):
     # --- numbers in a checkpoint --------------------------------------------------------------------------------------
 
     def scalars(self) -> dict[str, float]:
-        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters."""
-        scaler = self.job.scaler
-        return {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
+        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters, quantised ranges."""
+        scaler, ranges = self.job.scaler, ranges_state(self.job.observers)
+        scale = {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
+        return {**scale, **ranges}
 
     def load_scalars(self, scalars: dict[str, float]) -> None:
         """Restore the numbers of `scalars`."""
+        load_ranges(self.job.observers, scalars)
         if self.job.scaler is not None:
+            prefix = "loss_scale."
             self.job.scaler.load_state_dict(
-                {name.removeprefix("loss_scale."): value for name, value in scalars.items()}
+                {name.removeprefix(prefix): value for name, value in scalars.items() if name.startswith(prefix)}
             )

@@ -1,0 +1,181 @@
+"""`--quantize int8`: every layout has the bits of one device, every byte is counted, INT8 evaluates what trained."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint import Checkpoint
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.commands.generation import load_model
+from minidist.config.rules import check_rules
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import Judge, tier_of
+from minidist.equality.expected import expected_snapshots
+from minidist.nn.quantization import Int8Linear, load_ranges, observers_of, prepare_qat
+from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from minidist.train.metrics import read_metrics
+from minidist.train.trainer import train
+
+JOB = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 3,
+    "lr": 0.03,
+    "micro_batch": 2,
+    "quantize": "int8",
+    "reduction": "ordered",
+}
+LAYOUTS = {
+    "one rank": (1, {"accumulation": 3}),
+    "dp 3": (3, {"dropout": 0.1, "clip": 0.5}),
+    "dp 2, fp64, one scale, min and max": (
+        2,
+        {"precision": "fp64", "quantize_weights": "per-tensor", "quantize_observer": "min-max", "accumulation": 2},
+    ),
+    "zero 1": (4, {"zero": 1, "clip": 0.5}),
+    "zero 2": (3, {"zero": 2, "accumulation": 2, "recompute": "selective"}),
+    "recomputed blocks": (2, {"recompute": "full", "accumulation": 2}),
+    "recomputed within a budget": (2, {"recompute": "budget:40000", "layers": 3}),
+    "offload": (2, {"zero": 1, "offload": "optimizer"}),
+    "llama": (2, {"model": "llama", "synchronize_each": True, "accumulation": 2}),
+    "mlp": (3, {"model": "mlp", "data": "glyphs", "recompute": "sqrt"}),
+    "cp 2": (2, {"cp": 2, "precision": "fp64"}),
+}
+
+
+def config_of(layout, **more):
+    return TrainConfig.make(**{**JOB, **LAYOUTS[layout][1], **more})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout):
+    ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=2)
+    batches = resolve_batches(config, ranks)
+    check_rules(config, batches)
+    judge = Judge(expected_snapshots(config, ranks), tier_of(config, batches.dims))
+    world = SimWorld(ranks)
+    results = world.run(lambda comm: train(comm, config, [judge]))
+    assert judge.verdict.equal, judge.verdict.first_difference
+
+    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+    sizes = [result.sizes for result in results]
+    closed = Counter(closed_form_bytes(config, batches, sizes)) + evaluation_bytes(config, batches, sizes, 0)
+    for name in ("metrics", "checkpoint"):  # what the observer gathers
+        measured.pop(name, None), closed.pop(name, None)
+    assert measured == closed
+    assert (closed["quantization_range"] > 0) == (ranks > 1)
+
+
+@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "mlp"])
+def test_all_ranks_evaluate_the_same_int8_model_which_is_near_the_one_that_trained(layout):
+    ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=1, dropout=0.0)
+    results = SimWorld(ranks).run(train, config)
+    first = results[0]
+    assert list(first.int8["held_out"]) == [1, 2, 3]
+    assert all(result.int8 == first.int8 for result in results)
+    assert first.int8["held_out"] == pytest.approx(first.held_out, rel=1e-5)
+    assert first.int8["weight_bytes"] < 0.4 * first.int8["float_bytes"]
+
+
+def test_it_is_another_model_than_the_one_in_floats_and_it_learns():
+    config = TrainConfig.make(**{**JOB, "steps": 30, "micro_batch": 8, "lr": 0.01})
+    rounded, floats = (SimWorld(1).run(train, config.model_copy(update={"quantize": q})) for q in ("int8", "none"))
+    assert rounded[0].losses != floats[0].losses
+    assert floats[0].int8 is None
+    assert rounded[0].losses[-1] < rounded[0].losses[0] - 0.3
+    assert np.abs(np.subtract(rounded[0].losses, floats[0].losses)).max() < 0.1
+
+
+@pytest.mark.parametrize("layout", ["dp 3", "zero 1", "dp 2, fp64, one scale, min and max"])
+def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, tmp_path):
+    ranks, settings = LAYOUTS[layout][0], {"steps": 6, "save": str(tmp_path), "every": 3, "evaluate_every": 2}
+    whole = SimWorld(ranks).run(train, config_of(layout, **settings))
+    (tmp_path / "latest").write_text("step-00000003")
+    resumed = SimWorld(ranks).run(train, config_of(layout, **settings, resume=True))
+    assert resumed[0].first_step == 3
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
+    assert resumed[0].losses == whole[0].losses
+    assert resumed[0].int8["held_out"][6] == whole[0].int8["held_out"][6]
+
+
+def test_a_checkpoint_of_one_layout_resumes_in_another_but_not_with_other_rounding(tmp_path):
+    settings = {"save": str(tmp_path), "global_batch": 6, "micro_batch": None}
+    first = SimWorld(3).run(train, config_of("dp 3", dropout=0.0, **settings))
+    more = {**settings, "steps": 4, "resume": True}
+    for change, sentence in (
+        ({"quantize": "none"}, "made with --quantize int8, this job has none; resume with --quantize int8"),
+        ({"quantize_observer": "min-max"}, "resume with --quantize-observer moving-average"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            SimWorld(2).run(train, config_of("zero 1", **more, **change))
+    again = SimWorld(2).run(train, config_of("zero 1", **more))
+    assert again[0].losses[:3] == first[0].losses
+    assert np.isfinite(again[0].losses[3])
+
+
+def test_a_saved_job_generates_with_integers_and_ranges_that_are_none_are_refused(tmp_path):
+    SimWorld(2).run(train, config_of("zero 1", save=str(tmp_path)))
+    model, config = load_model(tmp_path)
+    assert config.quantize == "int8"
+    layers = [layer for layer in model.modules() if isinstance(layer, Int8Linear)]
+    assert len(layers) == 8
+    scalars = Checkpoint(tmp_path).state["scalars"]
+    low, high = (scalars[f"range.transformer.h.0.attn.c_attn.{end}"] for end in ("low", "high"))
+    assert low < 0 < high
+    assert layers[0].grid.scale == np.float32(np.float32(high) - np.float32(low)) / np.float32(255)
+
+    observers = observers_of(prepare_qat(make_layer()))
+    for state in ({"range..low": 1.0}, {"range..low": 2.0, "range..high": 1.0}):
+        with pytest.raises(UsageError, match=r"the range of layer '' in the checkpoint is from .* another checkpoint"):
+            load_ranges(observers, state)
+
+
+def make_layer():
+    from minidist.nn import Linear
+
+    return Linear(2, 2)
+
+
+def test_a_model_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from minidist.nn import MLP, Embedding, Linear\n"
+        "def net(config, data):\n    return Linear(data.features, data.classes)\n"
+        "def table(config, data):\n    return Embedding(data.features, data.classes)\n"
+    )
+    config = TrainConfig.make(model="mine.py:net", data="glyphs", quantize="int8", steps=2)
+    check_rules(config, resolve_batches(config, 2))
+    results = SimWorld(2).run(train, config)
+    assert results[0].int8["weight_bytes"] < results[0].int8["float_bytes"]
+    with pytest.raises(UsageError, match="Embedding has no Linear or Conv1D layer to quantise"):
+        check_rules(config.model_copy(update={"model": "mine.py:table"}), resolve_batches(config, 2))
+
+
+def test_the_command_says_what_int8_costs_and_saves(capsys, tmp_path):
+    flags = ["--model", "mlp", "--dp", "2", "--steps", "4", "--quantize", "int8", "--evaluate-every", "2"]
+    files = ["--metrics", str(tmp_path / "m.jsonl"), "--trace", str(tmp_path / "t.jsonl")]
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", *flags, *files, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert list(printed["int8"]["held_out"]) == ["2", "4"]
+    # Three layers, two numbers of 4 B each, from both ranks, in 4 steps.
+    assert printed["bytes_by_purpose"]["quantization_range"] == {"measured": 192, "closed_form": 192}
+    assert all(volume["measured"] == volume["closed_form"] for volume in printed["bytes_by_purpose"].values())
+    records = read_metrics(tmp_path / "m.jsonl")
+    assert [r.get("held_out_loss_int8") for r in records] == [
+        None,
+        printed["int8"]["held_out"]["2"],
+        None,
+        printed["int8"]["held_out"]["4"],
+    ]
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", *flags, *files])
+    assert "INT8: weights " in capsys.readouterr().out
