@@ -273,6 +273,19 @@ def test_compression(world, method):
         assert float(rest[0].rsplit(" ", 1)[1]) < 1e-12
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_quantization(world):
+    code, output = start(world, 2, "quantization")
+    assert code == 0, output
+    shares = re.findall(r"rank \d of 2: right ([\d.]+) % rounded, ([\d.]+) % as integers", output)
+    assert len(shares) == 2
+    assert shares[0] == shares[1]  # both ranks have the same model
+    assert all(float(share) > 60 for share in shares[0])
+    integers, floats = (int(n.replace(",", "")) for n in re.search(r"weights: ([\d,]+) .* ([\d,]+)\n", output).groups())
+    assert integers < 0.3 * floats
+    assert "ranges: 1,280 bytes from all ranks, the formula says 1,280" in output  # 40 steps x 2 ranks x 2 layers x 8 B
+
+
 @needs_mpi
 def test_local_sgd():
     losses, sent = {}, {}

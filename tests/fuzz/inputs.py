@@ -65,6 +65,7 @@ SETTINGS = [
     "prefetch",
     "reshard_after_forward",
     "precision",
+    "quantize",
     "loss_scale",
     "recompute",
     "offload",
