@@ -9,11 +9,11 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     from hypothesis import Phase, settings
 
     # The same examples everywhere, so that red is red for everybody; `--hypothesis-profile=explore` draws new ones.
-    settings.register_profile("ci", derandomize=True, deadline=None, max_examples=50)
+    settings.register_profile("ci", derandomize=True, deadline=None)
     settings.register_profile("explore", deadline=None, max_examples=1000)
     # A mutant's test need not say which example is the smallest that fails.
     unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
-    settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk, max_examples=100)
+    settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk)
     settings.load_profile("ci")
 
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.

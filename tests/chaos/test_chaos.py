@@ -7,7 +7,6 @@ import pytest
 from tests.chaos.chaos import Outcome, campaign, table
 
 
-@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a job in /proc")
 def test_a_sample_of_faults():
     pytest.importorskip("mpi4py")

@@ -4,7 +4,7 @@ closed forms.
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist import collectives
@@ -96,7 +96,6 @@ def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
         assert_same(result, right)
 
 
-@settings(max_examples=50)
 @given(
     ranks=st.integers(1, 8),
     alignment=st.sampled_from([1, 7, 64]),
