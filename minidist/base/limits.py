@@ -34,6 +34,12 @@ def is_size(number: float) -> bool:
     return number == 0 or MIN_VALUE <= number <= MAX_VALUE
 
 
+def check_size(number: float, flag: str) -> None:
+    """Raise UsageError unless `is_size`."""
+    if not is_size(number):
+        raise UsageError(f"{flag} is {number:g}; it must be 0, or a number from {MIN_VALUE:g} to {MAX_VALUE:g}")
+
+
 def whole_number(text: str) -> int | None:
     """Return the number that plain decimal digits write, at most MAX_DIGITS of them; None for any other text."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= MAX_DIGITS else None

@@ -25,6 +25,7 @@ from minidist.parallel import parameter_server as ps
 
 VOCABULARY, BATCH, TOKENS = 16, 16, 20_000
 GRADIENT_SECONDS = 1e-3  # of a worker that is not slow
+MAX_GRADIENTS = 1_000_000  # each is computed, so more would take hours
 
 
 @dataclass
@@ -61,6 +62,12 @@ def staleness_runs(
             f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite"
         )
     check_ranks(1 + workers, "a server and --workers:", MAX_SWEPT_RANKS)
+    gradients = workers * seconds / GRADIENT_SECONDS
+    if gradients > MAX_GRADIENTS:
+        raise UsageError(
+            f"--workers {workers} compute {gradients:,.0f} gradients in --seconds {seconds:g}; give them at most"
+            f" {MAX_GRADIENTS * GRADIENT_SECONDS / workers:g} seconds"
+        )
     if who not in ("last", "anyone"):
         raise UsageError(f"slow is {who!r}; it must be 'last' (worker) or 'anyone'")
 

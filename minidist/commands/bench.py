@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.options import command_line, whole_numbers
+from minidist.commands.options import command_line, whole_numbers, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure ratios in one interleaved run.")
@@ -29,8 +29,10 @@ def bench_collectives(
         bool, typer.Option("--simulated", help="on the virtual clock: every algorithm, and what auto takes")
     ] = False,
     operation: Annotated[str, typer.Option(help="with --simulated: the collective")] = "all_reduce",
-    alpha: Annotated[float, typer.Option(help="with --simulated: seconds of latency per message")] = 1e-6,
-    beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte")] = 1e-10,
+    alpha: Annotated[
+        float, typer.Option(help="with --simulated: seconds of latency per message", callback=within_limits)
+    ] = 1e-6,
+    beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte", callback=within_limits)] = 1e-10,
     algorithm: Annotated[
         list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
     ] = None,
@@ -80,7 +82,9 @@ def bench_collectives(
 @json_or_table
 def bench_network(
     hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
-    rate: Annotated[float, typer.Option(help="outgoing rate of each host's interface, in Mbit/s")] = 200.0,
+    rate: Annotated[
+        float, typer.Option(help="outgoing rate of each host's interface, in Mbit/s", callback=within_limits)
+    ] = 200.0,
     sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
     algorithms: Annotated[
         str, typer.Option(help="all-reduce algorithms, with commas between them")

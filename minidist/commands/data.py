@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_count
 from minidist.commands.options import Ranks, takes_config
 from minidist.config.train_config import TrainConfig
 
@@ -24,6 +25,8 @@ def data(
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
 
     batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
+    # The samples of all steps before it are counted in 64 bits.
+    check_count(step, "--step", most=2**62 // batches.global_batch)
     sampler = GlobalBatchSampler(load_dataset(config.data), batches.global_batch, config.context, config.seed)
     print(sharding_rule(sampler, batches.dp, batches.accumulation, batches.micro_batch, step))
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from minidist.commands.options import within_limits
 from minidist.commands.output import Result, json_or_table
 
 
@@ -17,7 +18,8 @@ def generate(
     prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
     tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
     temperature: Annotated[
-        float, typer.Option(help="below 1 favours probable tokens; 0 takes the most probable one")
+        float,
+        typer.Option(help="below 1 favours probable tokens; 0 takes the most probable one", callback=within_limits),
     ] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
     seed: Annotated[int, typer.Option(help="seed of the draws")] = 0,

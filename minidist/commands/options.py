@@ -18,13 +18,25 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_size
 from minidist.commands.output import say, with_parameters
 from minidist.config.train_config import TrainConfig, flag
+
+
+def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
+    """Return the number of a flag; UsageError for one that is negative, not finite, or out of range of a size.
+
+    Every flag that takes a float has it as its callback.
+    """
+    if value is not None:
+        check_size(value, param.opts[0])
+    return value
+
 
 Ranks = Annotated[
     int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")
 ]
-Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported")]
+Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported", callback=within_limits)]
 TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
 DeepSpeed = Annotated[
     Path | None, typer.Option(help="a DeepSpeed configuration file; keys that do not apply are listed")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
+from minidist.commands.options import within_limits
 from minidist.commands.output import Result, json_or_table
 
 
@@ -17,7 +18,9 @@ def partition(
         str, typer.Argument(help="a JSON list of layers (op, fwd_ms, bwd_ms, act_bytes, param_bytes), or FILE:NAME")
     ],
     machines: Annotated[int, typer.Option(help="machines to use; stages, for the methods that replicate none")],
-    bandwidth: Annotated[float | None, typer.Option(help="pipedream: bytes per second of a link")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="pipedream: bytes per second of a link", callback=within_limits)
+    ] = None,
     method: Annotated[
         str,
         typer.Option(help="pipedream, gpipe (times differ least), time (fastest slowest stage), parameters or uniform"),
@@ -25,7 +28,9 @@ def partition(
     objective: Annotated[
         str, typer.Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")
     ] = "released",
-    memory_limit: Annotated[float | None, typer.Option(help="pipedream: bytes of a machine")] = None,
+    memory_limit: Annotated[
+        float | None, typer.Option(help="pipedream: bytes of a machine", callback=within_limits)
+    ] = None,
 ) -> Result:
     """Decide which layers make a stage; by PipeDream's optimizer also how many machines share it."""
     from minidist.pipeline.partition import METHODS, pipedream, read_profile

@@ -13,7 +13,7 @@ import typer
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
-from minidist.commands.options import command_line
+from minidist.commands.options import command_line, within_limits
 from minidist.commands.output import Json, say
 
 
@@ -44,7 +44,10 @@ def schedule(
         str | None, typer.Option(help="a JSON file with each stage's times and bytes, instead of --times")
     ] = None,
     memory_limit: Annotated[
-        float | None, typer.Option(help="exit 1 when a rank needs more bytes (micro-batches, without a profile)")
+        float | None,
+        typer.Option(
+            help="exit 1 when a rank needs more bytes (micro-batches, without a profile)", callback=within_limits
+        ),
     ] = None,
     receives: Annotated[
         str, typer.Option(help="latency, or blocking: receives stop the rank, as in some runtimes")
@@ -71,10 +74,6 @@ def schedule(
     from minidist.pipeline.plan.load import is_name
     from minidist.pipeline.validate import validate
     from minidist.report.schedules import FORMATS, LARGE, evaluate, limit_sentence, stage_shares, write
-
-    # `not ... >= 0` refuses NaN too.
-    if memory_limit is not None and not memory_limit >= 0:
-        raise UsageError(f"--memory-limit is {memory_limit}; it must be a number of at least 0")
 
     form = "json" if json_output else form
     if form not in FORMATS:

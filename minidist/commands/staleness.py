@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import command_line
+from minidist.commands.options import command_line, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
 
@@ -18,11 +18,15 @@ def staleness(
         list[str] | None, typer.Argument(help="bsp, delay:T, ssp:S or asp; default bsp, ssp:2 and asp")
     ] = None,
     workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
-    slow: Annotated[float, typer.Option(help="how many times as long a slow gradient takes")] = 3.0,
+    slow: Annotated[
+        float, typer.Option(help="how many times as long a slow gradient takes", callback=within_limits)
+    ] = 3.0,
     who: Annotated[
         str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
     ] = "last",
-    seconds: Annotated[float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001")] = 0.3,
+    seconds: Annotated[
+        float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001", callback=within_limits)
+    ] = 0.3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
 ) -> Result:
     """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""

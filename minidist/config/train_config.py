@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_RANKS, whole_number
+from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_RANKS, MAX_VALUE, MIN_VALUE, is_size, whole_number
 from minidist.base.user_file import is_user_function
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
@@ -42,9 +42,9 @@ class TrainConfig(BaseModel):
     experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt: experts in place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(
-        1.25, gt=0, le=1000, allow_inf_nan=False, description="slots of an expert: top_k x tokens / experts x this"
+        1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
     )
-    aux_loss_weight: float = Field(0.01, ge=0, allow_inf_nan=False, description="weight of the experts' balancing loss")
+    aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
     data: str = Field(
         "",
         description=(
@@ -58,18 +58,15 @@ class TrainConfig(BaseModel):
     # optimization
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
-    lr: float = Field(3e-3, gt=0, allow_inf_nan=False, description="learning rate")
+    lr: float = Field(3e-3, gt=0, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
     betas: str | None = Field(
         None, description="adam and adamw: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)"
     )
     eps: float | None = Field(
-        None,
-        gt=0,
-        allow_inf_nan=False,
-        description="epsilon in the denominator (default: 1e-8; of adagrad 1e-10); sgd has none",
+        None, gt=0, description="epsilon in the denominator (default: 1e-8; of adagrad 1e-10); sgd has none"
     )
-    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False, description="weight decay")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay")
     warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
     warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
         "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
@@ -175,9 +172,7 @@ class TrainConfig(BaseModel):
     quantize_observer: Literal["moving-average", "min-max"] = Field(
         "moving-average", description="int8: range of a layer's inputs, from the smallest and largest of each step"
     )
-    loss_scale: float = Field(
-        2.0**16, ge=1, allow_inf_nan=False, description="fp16: the first loss scale; an overflow lowers it"
-    )
+    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
     loss_scale_interval: int = Field(
         2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
     )
@@ -233,6 +228,13 @@ class TrainConfig(BaseModel):
         """Whether the model comes from a function of the user's, FILE.py:FUNCTION."""
         return is_user_function(self.model)
 
+    @field_validator("*")
+    @classmethod
+    def _finite(cls, value: Any) -> Any:
+        if isinstance(value, float) and not is_size(value):
+            raise PydanticCustomError("size", f"input should be 0, or a number from {MIN_VALUE:g} to {MAX_VALUE:g}")
+        return value
+
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str) -> str:
@@ -250,7 +252,7 @@ class TrainConfig(BaseModel):
             betas = [float(word) for word in (value.split(",") if isinstance(value, str) else value)]
         except (TypeError, ValueError):
             betas = []
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        if len(betas) != 2 or not all(is_size(beta) and beta < 1 for beta in betas):
             raise PydanticCustomError("betas", "input should be two numbers from 0 to below 1, such as 0.9,0.95")
         return ",".join(map(str, betas))
 

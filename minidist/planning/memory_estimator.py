@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.limits import check_count
 from minidist.nn.segments import sqrt_segments
 from minidist.planning.block_bytes import fused, unfused
 
@@ -45,7 +46,8 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
     accounting.
     """
     if parameters < 1 or ranks < 1:
-        raise UsageError(f"{parameters} parameters on {ranks} ranks; both must be at least 1")
+        raise UsageError(f"{quoted(parameters)} parameters on {quoted(ranks)} ranks; both must be at least 1")
+    check_count(ranks, "--dp")
     if accounting not in ACCOUNTINGS:
         raise UsageError(
             f"there is no accounting {accounting!r}{nearest(accounting, ACCOUNTINGS)}; there are"
@@ -219,11 +221,9 @@ def model_peak(
         raise UsageError(f"recompute {recompute!r}; it must be none, selective, full or sqrt")
     model = MODELS[name]
     length = model.positions if length is None else length
-    if batch < 1 or prefetch < 0 or not 1 <= length <= model.positions:
-        raise UsageError(
-            f"--batch {batch} --seq {length} --prefetch {prefetch} for {name}; the batch is at least 1, the sequence 1"
-            f" to {model.positions}, the prefetch at least 0"
-        )
+    check_count(batch, "--batch", 1)
+    check_count(prefetch, "--prefetch")
+    check_count(length, f"--seq for {name}", 1, model.positions)
 
     # Activations: what every block (or segment) keeps, and what the one that is recomputed needs at a time.
     if recompute == "sqrt":

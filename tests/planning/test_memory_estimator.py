@@ -175,7 +175,7 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--params", "1e9", "--dp", "0"], "at least 1"),
         (["--params", "1e9", "--accounting", "zeros"], "did you mean 'zero'"),
         (["--model", "gpt2-xxl"], "there is no model 'gpt2-xxl'"),
-        (["--model", "gpt2", "--seq", "2000"], "1 to 1024"),
+        (["--model", "gpt2", "--seq", "2000"], "from 1 to 1,024"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
         (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from math import inf
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import MAX_VALUE, MIN_VALUE, check_size
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class LinkModel:
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):
-            if not 0 <= getattr(self, name) < inf:
-                raise UsageError(
-                    f"link model: {name} is {getattr(self, name)}; it must be at least 0 seconds, and finite"
-                )
+            check_size(getattr(self, name), f"link model: {name}")
         for name in ("flops", "memory_bandwidth"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"link model: {name} is {getattr(self, name)}; it must be above 0 per second")
+            if not (MIN_VALUE <= getattr(self, name) <= MAX_VALUE or getattr(self, name) == inf):
+                raise UsageError(
+                    f"link model: {name} is {getattr(self, name)}; it must be from {MIN_VALUE:g} to {MAX_VALUE:g} per"
+                    " second, or infinite"
+                )
 
     def cost(self, source: int, destination: int) -> tuple[float, float]:
         """Return (alpha, beta) of the link between two world ranks."""

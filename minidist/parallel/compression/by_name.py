@@ -4,6 +4,7 @@ Proved by: tests/parallel/test_compression.py
 """
 
 from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.limits import MAX_COUNT, MIN_VALUE
 from minidist.comm import Comm
 from minidist.parallel.compression.cast import Cast
 from minidist.parallel.compression.compressor import Compressor
@@ -40,8 +41,8 @@ def check_compression(text: str) -> tuple[str, float | None]:
         number = float(word)
     except ValueError:
         number = -1.0
-    whole = number >= 1 and number.is_integer() and (name != "qsgd" or number <= MAX_LEVELS)
-    if not (whole or (name == "topk" and 0 < number < 1)):
+    whole = 1 <= number <= (MAX_LEVELS if name == "qsgd" else MAX_COUNT) and number.is_integer()
+    if not (whole or (name == "topk" and MIN_VALUE <= number < 1)):
         raise UsageError(
             f"compression {quoted(text)}: {name} needs a number ({NUMBERS[name]}), such as"
             f" {name}:{0.01 if name == 'topk' else 4}"

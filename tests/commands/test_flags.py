@@ -1,0 +1,120 @@
+"""Every flag and every setting, found by enumeration: what is out of range or endless is one short sentence."""
+
+import inspect
+from typing import get_args
+
+import pytest
+
+import minidist.commands.app as program
+from minidist.base.errors import UsageError
+from minidist.base.limits import MAX_VALUE, MIN_VALUE
+from minidist.comm import LinkModel
+from minidist.commands.options import within_limits
+from minidist.config.train_config import TrainConfig
+
+OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400")
+
+
+def commands():
+    """(words, function) of every command."""
+    for group, words in ((program.app, []), (program.bench, ["bench"])):
+        for command in group.registered_commands:
+            yield [*words, command.name or command.callback.__name__.replace("_", "-")], command.callback
+
+
+def options(function):
+    """(name, type, OptionInfo or ArgumentInfo) of each flag of a command."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind, *rest = get_args(parameter.annotation) or (parameter.annotation,)
+        if rest:
+            yield name, kind, rest[0]
+
+
+# --- floats -----------------------------------------------------------------------------------------------------------
+
+
+def takes_float(kind):
+    return kind is float or float in get_args(kind)
+
+
+def test_every_flag_that_takes_a_float_has_the_check():
+    """Those of a job are checked by TrainConfig, behind flags, --set, files and Python alike."""
+    own = [
+        (" ".join(words), name, info.callback)
+        for words, function in commands()
+        for name, kind, info in options(function)
+        if takes_float(kind) and name not in TrainConfig.model_fields
+    ]
+    assert len(own) >= 11
+    assert [(words, name) for words, name, callback in own if callback is not within_limits] == []
+
+
+@pytest.mark.parametrize("text", OUT_OF_RANGE)
+def test_a_float_out_of_range_is_one_sentence(text, capsys):
+    with pytest.raises(SystemExit) as end:
+        program.main(["bench", "collectives", "--simulated", "--ranks", "2", f"--beta={text}"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2
+    assert said.startswith(f"minidist: --beta is {float(text):g}; it must be 0, or a number from 1e-30 to 1e+30")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", OUT_OF_RANGE)
+def test_every_float_of_a_job_has_a_range(text):
+    floats = [name for name, info in TrainConfig.model_fields.items() if takes_float(info.annotation)]
+    assert len(floats) >= 12
+    for name in floats:
+        with pytest.raises(UsageError) as error:
+            TrainConfig.make(**{name: float(text)})
+        assert str(error.value).startswith(f"--{name.replace('_', '-')} {float(text)}: input should be ")
+    with pytest.raises(UsageError, match="--betas"):
+        TrainConfig.make(betas=f"0.9,{text}")
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "flops", "memory_bandwidth"])
+def test_a_link_model_has_the_same_range(name):
+    for text in OUT_OF_RANGE:
+        if not (text in ("inf", "1e400") and name in ("flops", "memory_bandwidth")):  # computing may cost nothing
+            with pytest.raises(UsageError, match=f"link model: {name} is"):
+                LinkModel(**{name: float(text)})
+    for number in (MIN_VALUE, MAX_VALUE):
+        LinkModel(**{name: number})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["staleness", "--seconds", "1e9"],
+        ["staleness", "--seconds", "0"],
+        ["staleness", "--slow", "0"],
+        ["bench", "network", "--rate", "0"],
+        ["partition", "none.json", "--machines", "2", "--bandwidth", "0"],
+        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=1e-308"],
+        ["schedule", "1f1b", "--stages", "2", "--microbatches", "2", "--times", "F=nan"],
+        ["data", "--weights", "1e-308,1"],
+        ["data", "--weights", "-1,1"],
+        ["train", "--compression", "topk:1e-308"],
+        ["train", "--compression", "topk:nan"],
+        ["train", "--recompute", "budget:1e308"],
+        ["train", "--recompute", "budget:nan"],
+        ["memory", "--params", "nan"],
+        ["memory", "--params", "1e308"],
+        ["memory", "--params", "-1"],
+        ["explain", "none.json", "--params", "1e308"],
+        ["memory", "--model", "gpt2", "--batch", "1" + "0" * 400],
+        ["memory", "--model", "gpt2", "--seq", "1" + "0" * 400],
+        ["memory", "--model", "gpt2", "--prefetch", "1" + "0" * 400],
+        ["memory", "--model", "gpt2", "--prefetch", "-1"],
+        ["data", "--step", "1" + "0" * 30],
+        ["data", "--step", "-1"],
+    ],
+)
+def test_numbers_in_texts_and_of_counts(words, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        program.main(words)
+    said = capsys.readouterr().err
+    assert end.value.code == 2, said
+    assert said.startswith("minidist: "), said
+    assert said.count("\n") == 1
+    assert len(said) < 400
