@@ -13,11 +13,13 @@ import sys
 from collections.abc import Sequence
 from operator import index
 from typing import Any, SupportsIndex
+from zlib import crc32
 
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import purpose
+from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
 
@@ -31,9 +33,9 @@ class Comm(PointToPoint):
     def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
         super().__init__(world, name, members, rank, range(len(members)), context=name)
         # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
-        self._calls = 0
+        self._log = CallLog(world.kept_calls)
         self._children = 0
-        world.register(self)
+        world.register(self, self._log)
 
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
@@ -55,14 +57,21 @@ class Comm(PointToPoint):
         """
         # The tag of all messages of this call. It wraps around after 16,384 calls, when the messages of the call that
         # had it before have long arrived.
-        number = self._calls % (MAX_TAG + 1)
-        self._calls += 1
+        log = self._log
+        number = log.count % (MAX_TAG + 1)
         # A program that sends the call's messages itself has a line for each of them, and a library's algorithm has
         # the line of the call.
         caller = sys._getframe(1)
         site = NOWHERE if self.world.unchecked else call_site(caller)
         own_lines = self.world.checks and (sends_itself or site.filename == caller.f_code.co_filename)
         match_key = operation if root is None else f"{operation} root {root}"
+        if equal:
+            match_key += f" {equal}"
+        before = (log.checksum & 0xFFFF).to_bytes(2, "little")
+        if not self.world.unchecked:
+            log.checksum = crc32(match_key.encode(), log.checksum)
+            log.recent.append((log.count, match_key, site))
+        log.count += 1
         call = CollectiveCall(
             self.world,
             self.name,
@@ -71,11 +80,12 @@ class Comm(PointToPoint):
             self.ranks,
             self.name + "/collectives",
             operation,
-            f"{match_key} {equal}" if equal else match_key,
+            match_key,
             number,
             None if own_lines else site,
             self.nodes,
             site,
+            before,
         )
         # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
         if root is not None:
@@ -186,4 +196,5 @@ class CollectiveCall(PointToPoint):
             self.tag,
             self.site,
             opened=self.opened,
+            calls_before=self.calls_before,
         )

@@ -4,6 +4,7 @@ Receiving float32 data into a float64 buffer gives numbers that look like number
 meet exchange each other's bytes in silence. So every message carries a header: operation, dtype, size, shape. In the
 simulated world the two are compared when send meets receive; under MPI the header travels first, as a message of its
 own, and is compared before the payload is received (an MPI library may crash on a message longer than its buffer).
+Its last four bytes say which collective calls the sender made before (see `call_log`), and what the payload is.
 
 Proved by: tests/comm/test_header.py, tests/comm/mpi/test_failures.py
 """
@@ -24,10 +25,12 @@ _DIMS = 5
 _NAME = 14  # bytes of an operation's name, where it and its arguments are too long
 _ABSENT = 2**32 - 1
 _OPERATION, _DTYPE = 24, 10  # bytes
-# operation, dtype, payload bytes (the lower 4 and the upper 2), shape, checksum of the payload (0: none)
-_LAYOUT = struct.Struct(f"<{_OPERATION}s{_DTYPE}sIH{_DIMS}II")
-assert _LAYOUT.size == HEADER_BYTES
-KEY_BYTES = HEADER_BYTES - 4  # what both sides must have equal: all but the checksum
+# operation, dtype, payload bytes (the lower 4 and the upper 2), shape
+_LAYOUT = struct.Struct(f"<{_OPERATION}s{_DTYPE}sIH{_DIMS}I")
+KEY_BYTES = _LAYOUT.size  # then follow the calls before this one (2), and the checksum of the payload (2; 0: none)
+EQUAL_BYTES = KEY_BYTES + 2  # what both sides must have equal: all but the checksum
+assert EQUAL_BYTES + 2 == HEADER_BYTES
+NO_CALLS = NO_CHECKSUM = bytes(2)
 
 
 class Header(NamedTuple):
@@ -53,7 +56,7 @@ def header_of(operation: str, array: np.ndarray) -> Header:
 
 @lru_cache(4096)
 def pack(header: Header) -> bytes:
-    """Return the header in 64 bytes.
+    """Return what both sides of a message must have equal, but for the calls before it, in KEY_BYTES bytes.
 
     Longer names are shortened; of more than five dims the leading ones are multiplied.
     """
@@ -63,22 +66,22 @@ def pack(header: Header) -> bytes:
     # One field per dim; unused fields hold a mark of their own, because 0 is a size.
     dims = [min(n, _ABSENT - 1) for n in shape] + [_ABSENT] * (_DIMS - len(shape))
     operation, dtype = _fit_operation(header.operation), _fit(header.dtype, _DTYPE)
-    return _LAYOUT.pack(operation, dtype, header.nbytes % 2**32, header.nbytes // 2**32, *dims, 0)
+    return _LAYOUT.pack(operation, dtype, header.nbytes % 2**32, header.nbytes // 2**32, *dims)
 
 
-def add_checksum(packed: bytes, checksum: int) -> bytes:
-    """Return a packed header with the checksum of the payload, which the receiver compares with what has come."""
-    return packed[:KEY_BYTES] + (checksum or 1).to_bytes(4, "little")
+def checksum_bytes(checksum: int) -> bytes:
+    """Return two bytes of the checksum of a payload, with which a header ends; the receiver compares them."""
+    return (checksum & 0xFFFF or 1).to_bytes(2, "little")
 
 
-def is_payload(packed: bytes | bytearray, checksum: int) -> bool:
+def is_payload(header: bytes | bytearray, checksum: int) -> bool:
     """Return whether a payload with this checksum is the one that the header announces; yes where it says nothing."""
-    return bytes(packed[KEY_BYTES:]) in (bytes(4), (checksum or 1).to_bytes(4, "little"))
+    return header[EQUAL_BYTES:] in (NO_CHECKSUM, checksum_bytes(checksum))
 
 
-def has_checksum(packed: bytes | bytearray) -> bool:
+def has_checksum(header: bytes | bytearray) -> bool:
     """Return whether a header says what its payload's checksum is."""
-    return any(packed[KEY_BYTES:])
+    return header[EQUAL_BYTES:] != NO_CHECKSUM
 
 
 def _fit(text: str, width: int) -> bytes:
@@ -98,9 +101,9 @@ def _fit_operation(text: str) -> bytes:
     return _fit(name, _NAME) + b" " + _fit(arguments, _OPERATION - 1 - _NAME)
 
 
-def unpack(data: bytes) -> Header:
-    """Return the header that `pack` packed."""
-    operation, dtype, low, high, *dims, _ = _LAYOUT.unpack(data)
+def unpack(data: bytes | bytearray) -> Header:
+    """Return the header that `pack` packed, from the first bytes of `data`."""
+    operation, dtype, low, high, *dims = _LAYOUT.unpack_from(data)
     shape = tuple(n for n in dims if n != _ABSENT)
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), low + 2**32 * high, shape)
 
@@ -124,11 +127,8 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
         their_arguments = our_arguments
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
-    if theirs != ours:
-        what = "operation mismatch"
-        remedy = "every rank of a communicator must call the same collectives in the same order"
-    elif their_arguments != our_arguments:
-        what, remedy = _unlike_arguments(sent.operation, expected.operation)
+    if theirs != ours or their_arguments != our_arguments:
+        what, remedy = unlike_operations(f"{theirs} {their_arguments}".rstrip(), expected.operation)
     elif sent.dtype != expected.dtype:
         what, remedy = "dtype mismatch", "convert one side, or allocate the receive buffer with the sender's dtype"
     else:
@@ -153,8 +153,10 @@ def arguments_of(operation: str) -> Arguments | None:
     return Arguments(*(text or "" for text in found.groups())) if found and " " in operation else None
 
 
-def _unlike_arguments(sent: str, expected: str) -> tuple[str, str]:
-    """Return what differs in the arguments of one operation, and the remedy."""
+def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
+    """Return what differs between two operations with their arguments, and the remedy."""
+    if sent.partition(" ")[0] != expected.partition(" ")[0]:
+        return "operation mismatch", "every rank of a communicator must call the same collectives in the same order"
     nothing = Arguments("", "", "")
     a, b = (nothing if " " not in text else arguments_of(text) for text in (sent, expected))
     if a is None or b is None or (a.reduction != b.reduction) + (a.root != b.root) + (a.shape != b.shape) != 1:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted
+from minidist.base.errors import BufferReuseError, MinidistError, MismatchError, UsageError, nearest, quoted
 from minidist.base.interrupts import EXIT_CODE, interruption
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
@@ -292,6 +292,8 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
             text = "\n  ".join(lines_of(error))
             if not text.startswith(f"rank {world.rank}:"):
                 text = f"rank {world.rank}: {text}"
+            if isinstance(error, MismatchError | BufferReuseError):
+                key = type(error).__name__  # the ranks that notice it have a sentence each, of which one is enough
         elif isinstance(error, KeyboardInterrupt):
             text, key = f"{place}: {interruption(world.place)}", "interrupted"
         elif isinstance(error, SystemExit):

@@ -29,7 +29,9 @@ from minidist.base.flop_counter import FlopCounter
 from minidist.base.trace import MessageEvent, Trace
 from minidist.base.watchers import watchers
 from minidist.comm.buffers import may_overlap
+from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.header import NO_CALLS
 
 ANY = -1  # "from any rank": a wildcard source
 # Messages inside a layer belong to the pass that they are sent in; their purpose says which.
@@ -106,6 +108,7 @@ class World(Protocol):
     kind: str  # "simulated" | "mpi"
     checks: bool  # compare headers and watch buffers in flight
     unchecked: bool  # nothing is checked or recorded: `exchange` may shorten a sendrecv
+    kept_calls: int  # collective calls of a communicator that a rank remembers, for reports
     place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
 
     @property
@@ -113,8 +116,8 @@ class World(Protocol):
         """World ranks that were killed, and when (SimWorld(on_failure="isolate") only)."""
         ...
 
-    def register(self, comm: "PointToPoint") -> None:
-        """Note that a communicator was made on this rank."""
+    def register(self, comm: "PointToPoint", log: CallLog) -> None:
+        """Note that a communicator was made on this rank. log: where its collective calls are noted."""
 
     def compare_roots(self, call: "PointToPoint", root: int) -> None:
         """Raise MismatchError when another rank has begun this collective call with another root, where that shows."""
@@ -169,6 +172,7 @@ class PointToPoint:
     match_key: what both sides of a message must have equal. tag: that of messages that name none; in a collective call
     its number, which all its messages carry. site: the line of all messages (None: look for the caller's line at each
     message, and take `opened` where there is none). nodes: the ranks node by node, where a `TwoLevel` knows them.
+    calls_before: what the messages say of the collective calls before this one (see `call_log`).
 
     Arrays must be C-contiguous; nothing is copied.
     """
@@ -189,11 +193,13 @@ class PointToPoint:
         site: CallSite | None = None,
         nodes: list[list[int]] | None = None,
         opened: CallSite | None = None,
+        calls_before: bytes = NO_CALLS,
     ) -> None:
         self.world, self.name, self.members, self.rank, self.ranks = world, name, members, rank, ranks
         self.size = len(members)
         self.context, self.operation, self.match_key = context, operation, match_key
         self.tag, self.site, self.nodes, self.opened = tag, site, nodes, opened
+        self.calls_before = calls_before
 
     # messages ---------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from minidist.comm.header import arguments_of
+from minidist.comm.call_log import Call, unlike_calls
 from minidist.comm.point_to_point import tag_text
 
 Message = Mapping[str, Any]  # a line of a trace file
@@ -29,26 +29,26 @@ def name_of(queue: Queue, operation: str) -> str:
     return f"call {tag_text(tag)}{where}, {operation}" if collective else f"tag {tag}{where}"
 
 
-def hints(states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]]) -> list[str]:
-    """Return at most six sentences. states: what the watchdogs wrote, by rank; traces: each rank's messages so far."""
-    # A rank that has returned sends and receives nothing any more.
-    found = []
+def hints(
+    states: Mapping[int, Mapping[str, Any]],
+    traces: Mapping[int, Sequence[Message]],
+    calls: Mapping[int, Mapping[str, Sequence[Call]]],
+) -> list[str]:
+    """Return at most six sentences.
+
+    states: what the watchdogs wrote, by rank; traces: each rank's messages so far; calls: its last collective calls, by
+    communicator.
+    """
+    # Collective calls that differ between the ranks are the cause of all else.
     waiting = {rank: state for rank, state in states.items() if state["state"] == "waiting"}
+    names = {state["message"]["communicator"]: None for state in waiting.values() if "message" in state}
+    logs = {name: {rank: of_rank[name] for rank, of_rank in calls.items() if name in of_rank} for name in names}
+    found = [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks))]
+
+    # A rank that has returned sends and receives nothing any more.
     for rank, state in waiting.items():
         if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
             found.append(f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for")
-
-    # One collective call with two roots: no two of its messages may ever meet.
-    calls: dict[Any, dict[str, list[int]]] = {}
-    for rank, state in waiting.items():
-        called = arguments_of(state.get("key", ""))
-        if called is not None and called.root:
-            ranks_of = calls.setdefault((queue_of(state["message"]), state["message"]["operation"]), {})
-            ranks_of.setdefault(called.root, []).append(rank)
-    for (queue, operation), ranks_of in calls.items():
-        if len(ranks_of) > 1:
-            roots = "; ".join(f"root {root} on {_ranks(ranks)}" for root, ranks in sorted(ranks_of.items()))
-            found.append(f"roots differ: {name_of(queue, operation)} with {roots}; every rank must pass the same root")
 
     # A receive that waits while a message of another tag or communicator is there.
     for rank, state in waiting.items():
@@ -87,9 +87,3 @@ def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> di
             else:
                 result.setdefault(queue, message)
     return result
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """Return "rank 1", or "ranks 0, 1, 2, ..." of at most eight."""
-    shown = ", ".join(map(str, sorted(ranks)[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank{'s' * (len(ranks) > 1)} {shown}"

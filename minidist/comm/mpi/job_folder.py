@@ -5,6 +5,8 @@ raises: a full disk or a removed folder costs what the file would have said, and
 
     minidist-run-ab12/  rank0.json  rank0.trace.jsonl  rank1.json  rank1.trace.jsonl  reported
 
+When ranks disagree, a file `asked` makes each write its last collective calls, too: rank0.calls.json.
+
 A job that ends by itself removes its folder. One that was killed leaves it, and a report names it; the first job on the
 same host that starts a week later removes it.
 
@@ -26,7 +28,7 @@ from minidist.base.read_file import parse_json
 
 PREFIX = "minidist-run-"
 KEPT_DAYS = 7
-_OURS = re.compile(r"rank\d+\.(json|tmp|trace\.jsonl)|reported|said-[0-9a-f]+")
+_OURS = re.compile(r"rank\d+(\.calls)?\.(json|tmp)|rank\d+\.trace\.jsonl|reported|asked|said-[0-9a-f]+")
 
 
 class JobFolder:
@@ -46,9 +48,9 @@ class JobFolder:
 
     # what a rank writes -----------------------------------------------------------------------------------------------
 
-    def write_state(self, rank: int, state: Mapping[str, object]) -> None:
-        """Write what a rank does now, in place of what it wrote before."""
-        path = self._file(f"rank{rank}.json")
+    def write_state(self, rank: int, state: Mapping[str, object], what: str = "") -> None:
+        """Write what a rank does now, in place of what it wrote before. what: ".calls" for its collective calls."""
+        path = self._file(f"rank{rank}{what}.json")
         if path is None:
             return
         text = json.dumps(state, default=str)
@@ -62,6 +64,16 @@ class JobFolder:
                 return
             except OSError:
                 self._make()
+
+    def ask(self) -> float:
+        """Ask all ranks for their collective calls, from now on; return the time of the question."""
+        self.first("asked")
+        return time.time()
+
+    def is_asked(self) -> bool:
+        """Return whether a rank has asked for the collective calls."""
+        path = self._file("asked")
+        return path is not None and path.exists()
 
     def append_messages(self, rank: int, messages: Iterable[Mapping[str, Any]]) -> bool:
         """Add messages to those that a rank has posted so far; return whether they are written."""
@@ -82,18 +94,18 @@ class JobFolder:
 
     # what the others read ---------------------------------------------------------------------------------------------
 
-    def state(self, rank: int) -> dict[str, Any] | None:
+    def state(self, rank: int, what: str = "") -> dict[str, Any] | None:
         """Return what a rank wrote last; None when there is nothing, or nothing that can be read."""
-        path = self._file(f"rank{rank}.json")
+        path = self._file(f"rank{rank}{what}.json")
         try:
             found = None if path is None else parse_json(path.read_text(), any_float=True)
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) and "state" in found else None
+        return found if isinstance(found, dict) and (what or "state" in found) else None
 
-    def written_at(self, rank: int) -> float | None:
+    def written_at(self, rank: int, what: str = "") -> float | None:
         """Return when a rank wrote last, in seconds since the epoch; None when it has not."""
-        path = self._file(f"rank{rank}.json")
+        path = self._file(f"rank{rank}{what}.json")
         try:
             return None if path is None else path.stat().st_mtime
         except OSError:
@@ -129,7 +141,8 @@ class JobFolder:
         """Remove a rank's files; the last rank of a host removes the folder."""
         if self.path is None:
             return
-        for name in (f"rank{rank}.json", f"rank{rank}.tmp", f"rank{rank}.trace.jsonl"):
+        written = ("json", "tmp", "trace.jsonl", "calls.json", "calls.tmp")
+        for name in (*(f"rank{rank}.{ending}" for ending in written), "asked"):
             with suppress(OSError):
                 (self.path / name).unlink()
         with suppress(OSError):

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from greenlet import greenlet
 
 from minidist.base.trace import Trace
+from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import call_site
 from minidist.comm.mpi.stream import Stream
 from minidist.comm.point_to_point import PointToPoint, Request, Work
@@ -62,4 +63,5 @@ class Watched(Protocol):
     completed: int  # messages
     active: list[Stream]
     trace: Trace
+    logs: dict[str, CallLog]  # of the collective calls, by communicator
     main: greenlet

@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any
 
 from minidist.base.trace import MessageEvent
+from minidist.comm.call_log import Call
 from minidist.comm.call_site import CallSite, call_site_of_thread
 from minidist.comm.mpi.hints import hints
 from minidist.comm.mpi.job_folder import JobFolder
@@ -87,9 +88,27 @@ class Watchdog:
             if self.stopping.is_set():
                 return
             self.folder.write_state(self.world.rank, self._state())
+            if self.folder.is_asked():
+                self.folder.write_state(self.world.rank, self._calls(), ".calls")
             new = self.world.trace.messages[self.written :]
             if new and self.folder.append_messages(self.world.rank, map(_as_dict, new)):
                 self.written += len(new)
+
+    def _calls(self) -> dict[str, list[Call]]:
+        """Return this rank's last collective calls, by communicator."""
+        return {name: list(log.recent) for name, log in tuple(self.world.logs.items())}
+
+    def calls_of(self, rank: int) -> dict[str, list[Call]]:
+        """Ask another rank for its last collective calls, and wait for them for at most 3 s; {} when none come."""
+        asked = self.folder.ask()
+        while (self.folder.written_at(rank, ".calls") or 0.0) < asked and time.time() < asked + 3:
+            time.sleep(self.interval / 50)
+        return self._written_calls(rank)
+
+    def _written_calls(self, rank: int) -> dict[str, list[Call]]:
+        """Return the collective calls that a rank has written last."""
+        found = self.folder.state(rank, ".calls") or {}
+        return {name: [(number, key, CallSite(*site)) for number, key, site in of] for name, of in found.items()}
 
     def _state(self) -> dict[str, object]:
         """Return what this rank does now: rank, state, peers, and what it waits in, with the line."""
@@ -117,7 +136,6 @@ class Watchdog:
             others = [member for member in members if member != world.rank]
             state["peers"] = others if waiting.peer == ANY else [members[waiting.peer]]
             state["message"] = _as_dict(waiting.event)
-            state["key"] = waiting.comm.match_key
         elif isinstance(waiting, Exchanging):
             state["peers"] = [waiting.comm.members[waiting.source]]
         elif isinstance(waiting, Entering):
@@ -148,6 +166,7 @@ class Watchdog:
                     self.write()
                     time.sleep(self.interval)
                 return
+            self.folder.ask()
             self._await_the_others()
             print(f"{self.text()}\n", end="", file=sys.stderr, flush=True)  # in one write
             time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the abort
@@ -204,7 +223,8 @@ class Watchdog:
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
         messages = {rank: self.folder.messages(rank) for rank in states}
-        lines += [f"  hint: {hint}" for hint in hints(states, messages)]
+        calls = {rank: self._written_calls(rank) for rank in states} | {self.world.rank: self._calls()}
+        lines += [f"  hint: {hint}" for hint in hints(states, messages, calls)]
         if any(messages.values()):
             path = self.folder.path
             lines.append(f"  traces so far: {path}/rank*.trace.jsonl; minidist report {path} draws them")

@@ -29,6 +29,7 @@ from greenlet import getcurrent, greenlet
 
 from minidist.base.errors import (
     BufferReuseError,
+    MismatchError,
     RankDeadError,
     UnmatchedMessageError,
     UnwaitedRequestError,
@@ -38,12 +39,15 @@ from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
+from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.header import (
+    EQUAL_BYTES,
     HEADER_BYTES,
     KEY_BYTES,
-    add_checksum,
+    NO_CHECKSUM,
+    checksum_bytes,
     compare,
     dtype_name,
     has_checksum,
@@ -78,6 +82,7 @@ class MPIWorld:
     """
 
     kind = "mpi"
+    kept_calls = 256  # a rank whose sends are buffered may be far ahead
 
     def __init__(
         self,
@@ -129,6 +134,7 @@ class MPIWorld:
         self.trace = Trace(self.rank, self.size, keeps_events=self.record is True)
         self.open = OpenMessages()
         self.unwaited: dict[int, Request | Work] = {}
+        self.logs: dict[str, CallLog] = {}  # of the collective calls, by communicator
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
 
@@ -160,6 +166,8 @@ class MPIWorld:
         self.waiting = Returned()
         to_me = np.empty(self.size, np.int64)
         self.base.Alltoall(np.array(self.sent, np.int64), to_me)
+        if any(self.base.allgather(to_me.tolist() != self.received)):
+            self._compare_calls()
         for source, (sent, received) in enumerate(zip(to_me, self.received, strict=True)):
             if sent != received:
                 raise UnmatchedMessageError(
@@ -170,6 +178,14 @@ class MPIWorld:
         self.waiting = None
         while self.handles:  # newest first
             self.handles.popitem()[1].Free()
+
+    def _compare_calls(self) -> None:
+        """Raise MismatchError, on every rank alike, where ranks have made unlike collective calls. Collective."""
+        logs = self.base.allgather({name: list(log.recent) for name, log in self.logs.items()})
+        for name in dict.fromkeys(name for of_rank in logs for name in of_rank):
+            calls = {rank: of_rank[name] for rank, of_rank in enumerate(logs) if name in of_rank}
+            if found := unlike_calls(name, calls, ended=True):
+                raise MismatchError(found)
 
     def kill(self, rank: int) -> NoReturn:
         """Let the caller's own rank die, and the job with it, which is MPI's rule."""
@@ -208,10 +224,11 @@ class MPIWorld:
 
     # messages ---------------------------------------------------------------------------------------------------------
 
-    def register(self, comm: PointToPoint) -> None:
+    def register(self, comm: PointToPoint, log: CallLog) -> None:
         """Make one MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
+        self.logs[comm.name] = log
         if self.state == "returned":
             raise self._cannot_be_used(comm, call_site(sys._getframe(1)))
         while self.active and self.running is None:  # another member may need our streams before it comes here
@@ -283,9 +300,9 @@ class MPIWorld:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
-                request.header = pack(header_of(comm.match_key, array))
-                if request.checksum is not None and guarded:
-                    request.header = add_checksum(request.header, request.checksum)
+                watched = request.checksum is not None and guarded
+                payload = checksum_bytes(request.checksum or 0) if watched else NO_CHECKSUM
+                request.header = pack(header_of(comm.match_key, array)) + comm.calls_before + payload
                 request.header_request = handle.Isend([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
             start = handle.Issend if self.synchronous else handle.Isend
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
@@ -337,13 +354,38 @@ class MPIWorld:
         assert request.header is not None
         key = request.comm.match_key
         expected = pack(header_of(key, request.array))
-        if request.header[:KEY_BYTES] != expected[:KEY_BYTES]:  # unpack both: a long name is shortened in both
-            sent = unpack(bytes(request.header))
-            compare(sent, unpack(expected), request.event.peer, self.rank, f"{request.site} (receiver)", key)
+        if request.header[:EQUAL_BYTES] != expected + request.comm.calls_before:
+            self._refuse(request, expected)
 
         # From the rank whose header came: a wildcard receives both from the same sender.
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
+
+    def _refuse(self, request: MPIRequest, expected: bytes) -> NoReturn:
+        """Raise MismatchError for a message whose header is not the one that its receiver expects."""
+        # Where the calls before this one differ, that is the cause, whatever the message is.
+        comm, sender, header = request.comm, request.event.peer, request.header
+        assert header is not None
+        unlike = header[KEY_BYTES:EQUAL_BYTES] != comm.calls_before
+        if unlike and (found := self._unlike_calls(comm, sender)):
+            raise MismatchError(found)
+        key = comm.match_key
+        compare(unpack(header), unpack(expected), sender, self.rank, f"{request.site} (receiver)", key)
+        raise MismatchError(
+            f"calls differ: rank {sender} and rank {self.rank} have made other collective calls on {comm.name} before"
+            f" their {key} at {request.site}; every rank of a communicator must call the same collectives in the same"
+            " order"
+        )
+
+    def _unlike_calls(self, comm: PointToPoint, other: int) -> str:
+        """Return a sentence about the first call in which this rank and another one differ; "" where it is not known.
+
+        The other rank may wait inside MPI; its watchdog answers through the job's folder, within a second.
+        """
+        if self.watchdog is None:
+            return ""
+        theirs = self.watchdog.calls_of(other).get(comm.name, ())
+        return unlike_calls(comm.name, {self.rank: self.logs[comm.name].recent, other: theirs})
 
     def _came_from(self, request: MPIRequest, source: int) -> None:
         """Note which rank of the communicator a wildcard receive has got its message from."""

@@ -6,6 +6,7 @@ Proved by: tests/comm/sim/test_world.py
 from collections import defaultdict
 
 from minidist.base.errors import DeadlockError
+from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import call_site
 from minidist.comm.point_to_point import ANY, Request, Work, tag_text
 from minidist.comm.sim.state import SimRequest, SimState, Stream
@@ -57,8 +58,11 @@ def _waiting(stream: Stream) -> Waiting:
 
 
 def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+    # Collective calls that differ between the ranks are the cause of all else.
+    names = {stream.waiting.comm.name: None for stream in blocked if stream.waiting is not None}
+    hints = [text for name in names if (text := unlike_calls(name, state.calls(name)))]
+
     # A rank that has returned sends and receives nothing any more.
-    hints = []
     for w in waiting:
         if len(w.peers) == 1 and w.peers[0] in state.returned:
             hints.append(f"rank {w.peers[0]} has returned: it cannot complete what rank {w.rank} waits for")

@@ -7,6 +7,7 @@ Proved by: tests/comm/sim/test_world.py
 """
 
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import greenlet as greenlets
 from minidist.base.errors import RankDeadError
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
+from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import CallSite
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser
@@ -86,7 +88,8 @@ class SimState:
     wildcards: dict[AnyKey, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
-    roots: dict[tuple[str, int], dict[int, list[int]]] = field(default_factory=dict)  # of calls that not all have begun
+    roots: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # of calls not all began, and ranks
+    logs: dict[str, dict[int, CallLog]] = field(default_factory=lambda: defaultdict(dict))  # by communicator and rank
     claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by communicator and world rank: see `register`
     totals: bool = False  # keep the bytes by purpose, where no record is kept
     thread: int = field(default_factory=get_ident)  # that runs the ranks
@@ -99,6 +102,10 @@ class SimState:
         self.open = [OpenMessages() for _ in ranks]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
         self.works = [WorkArrays(rank) for rank in ranks]
+
+    def calls(self, name: str) -> dict[int, Iterable[Call]]:
+        """Return the last collective calls on the communicator `name`, by world rank."""
+        return {rank: log.recent for rank, log in self.logs[name].items()}
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""

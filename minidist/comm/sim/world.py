@@ -35,6 +35,7 @@ from minidist.base.errors import (
 )
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace, check_record
+from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint, Request, Work
@@ -63,6 +64,7 @@ class SimWorld:
 
     kind = "simulated"
     unchecked = False
+    kept_calls = 8  # sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks
     state: SimState  # of the run, or of the last one
     failures: Failures
     post: Callable[..., Request]  # the messages of a run go straight to its `Matching`
@@ -388,13 +390,14 @@ class SimWorld:
 
     # what a world offers beside ---------------------------------------------------------------------------------------
 
-    def register(self, comm: PointToPoint) -> None:
+    def register(self, comm: PointToPoint, log: CallLog) -> None:
         """Raise MismatchError when another member made this communicator of other ranks, or in another order.
 
         Its name says which call of the program made it; two ranks that number its members differently would both be
         its rank 0, and take each other's messages for their own.
         """
         self.state.comms.append(comm)
+        self.state.logs[comm.name][comm.members[comm.rank]] = log
         # The whole world has the same members everywhere, and so have its duplicates.
         members, claims, dead = comm.members, self.state.claims, self.state.dead
         if isinstance(members, range):
@@ -415,17 +418,13 @@ class SimWorld:
 
     def compare_roots(self, call: PointToPoint, root: int) -> None:
         """Raise MismatchError when another rank has begun this call with another root."""
-        # root -> the ranks that passed it, until all have come.
+        # The first rank's root, and how many ranks have come.
         key = call.name, call.tag
-        seen = self.state.roots.setdefault(key, {})
-        seen.setdefault(root, []).append(call.rank)
-        if len(seen) > 1:
-            found = "; ".join(f"root {r} on rank{'s' * (len(of) > 1)} {numbers(of)}" for r, of in sorted(seen.items()))
-            raise MismatchError(
-                f"roots differ: call {call.tag} of {call.name} is {call.operation} with {found}, at {call.opened}; "
-                "every rank must pass the same root"
-            )
-        if len(seen[root]) == call.size:
+        first, count = self.state.roots.get(key, (root, 0))
+        if root != first:
+            raise MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
+        self.state.roots[key] = first, count + 1
+        if count + 1 == call.size:
             del self.state.roots[key]
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
@@ -445,9 +444,3 @@ def unlike_members(comm: PointToPoint, mine: Claim, other: Claim) -> MismatchErr
         f" {other.rank} makes it of {quoted(other.members)}, at {lines}; every member must pass the same ranks in"
         " the same order"
     )
-
-
-def numbers(ranks: Sequence[int], most: int = 8) -> str:
-    """Return ranks as text, at most `most` of them: "0, 1, 2 and 5 more"."""
-    more = f" and {len(ranks) - most} more" if len(ranks) > most else ""
-    return ", ".join(map(str, sorted(ranks)[:most])) + more

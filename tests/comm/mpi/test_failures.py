@@ -385,7 +385,71 @@ def main(comm):
         TIMEOUT,
     )
     assert code == 1
-    assert "roots differ: call 0, reduce/naive with root 0 on rank 0; root 1 on rank 1; every rank must" in output
+    assert (
+        "hint: roots differ: call 0 of world is reduce/naive root 0 on rank 0 and reduce/naive root 1 on rank 1, at"
+        f" program.py:{run.line('reduce(comm')}; every rank must" in output
+    ), output
+
+
+@pytest.mark.parametrize("more", ["all_reduce(comm, one())", "comm.barrier()", "pass"])
+def test_unlike_roots_of_a_short_broadcast_are_told_at_the_next_message_or_at_the_end(run, more):
+    """Every rank sends and none receives; the calls that follow are alike, and their messages say what came before."""
+    code, output = run(
+        f"""
+def main(comm):
+    comm.barrier()
+    if comm.rank:
+        broadcast(comm, one(), root=1)
+    else:
+        broadcast(comm, one(), root=0)
+    {more}
+""",
+        2,
+    )
+    assert code == 1
+    assert (
+        "roots differ: call 1 of world is broadcast/naive root 0 on rank 0 at"
+        f" program.py:{run.line('root=0')} and broadcast/naive root 1 on rank 1 at program.py:{run.line('root=1')};"
+        " every rank must pass the same root" in output
+    ), output
+    assert output.count("roots differ") == 1
+    assert "Traceback" not in output
+
+
+def test_unlike_calls_are_told_also_without_a_watchdog(run):
+    """Without one no rank can ask another for its calls: the message alone says that they differ."""
+    code, output = run(
+        """
+def main(comm):
+    broadcast(comm, one(), root=comm.rank)
+    all_reduce(comm, one())
+""",
+        2,
+        "--timeout",
+        "0",
+    )
+    assert code == 1
+    assert re.search(
+        r"calls differ: rank \d and rank \d have made other collective calls on world before their all_reduce/ring at"
+        rf" program.py:{run.line('all_reduce(')}; every rank",
+        output,
+    ), output
+
+
+def test_a_call_that_one_rank_makes_more_often_is_told_at_the_end(run):
+    code, output = run(
+        """
+def main(comm):
+    for _ in range(2 + (comm.rank == 0)):
+        broadcast(comm, one())
+""",
+        3,
+    )
+    assert code == 1
+    assert (
+        "calls differ: call 2 of world is broadcast/naive root 0 on rank 0, at"
+        f" program.py:{run.line('broadcast(comm')}, and ranks 1, 2 made no such call" in output
+    ), output
 
 
 def test_a_message_in_another_tag_is_a_hint(run):

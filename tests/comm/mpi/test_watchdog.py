@@ -32,7 +32,7 @@ class FakeWorld:
         self.rank, self.size = rank, 2
         self.state, self.place, self.completed = "computing", "", 0
         self.waiting = self.handling = None
-        self.active, self.trace, self.main = [], Trace(rank, 2), getcurrent()
+        self.active, self.trace, self.main, self.logs = [], Trace(rank, 2), getcurrent(), {}
         self.aborted = threading.Event()
         self.MPI = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=lambda code: self.aborted.set()))
 
