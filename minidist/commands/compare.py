@@ -18,11 +18,12 @@ from minidist.commands.options import (
     TraceFile,
     command_line,
     given_flags,
+    given_settings,
     takes_config,
     with_deepspeed,
 )
 from minidist.commands.output import Result, json_or_table, say
-from minidist.config.train_config import TrainConfig
+from minidist.config.train_config import TrainConfig, flag
 
 
 @takes_config
@@ -47,14 +48,18 @@ def compare(
     from minidist.commands.runner import run_comparison
 
     if matrix:
+        for name in ("trace", "timeout", "eager_bytes", "deepspeed"):
+            if name in given_flags():
+                raise UsageError(f"{flag(name)} is of one job, and --matrix runs many; leave one of the two out")
         return _sweep(config, 8 if ranks is None else ranks, sample, processes)
     for name in ("sample", "processes"):
         if name in given_flags():
             raise UsageError(f"--{name} is a number of layouts or processes of --matrix; add --matrix, or leave it out")
     config = with_deepspeed(config, deepspeed)
 
-    # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here.
-    if "reduction" not in given_flags():
+    # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here, where
+    # gradients are summed by an all-reduce.
+    if "reduction" not in given_settings() and config.strategy == "auto" and config.compression == "none":
         config = config.model_copy(update={"reduction": "ordered"})
     verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
     if verdict is None:
@@ -71,10 +76,10 @@ def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) 
             raise UsageError(f"--{name} is {value}; it must be at least 1")
 
     # Flags of axes and schedules contradict a sweep over them; all other settings change the small job.
-    given = given_flags() & set(TrainConfig.model_fields)
+    given = given_settings() & set(TrainConfig.model_fields)
     varied = sorted(given & {*layout_sweep.LAYOUT, "dp", "schedule"})
     if varied:
-        raise UsageError(f"--{varied[0].replace('_', '-')} is varied by --matrix; leave one of the two out")
+        raise UsageError(f"{flag(varied[0])} is varied by --matrix; leave one of the two out")
     job = {name: getattr(config, name) for name in given}
 
     # Combinations that a rule refuses are counted under its sentence, not run.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import Ranks, given_flags, takes_config
+from minidist.commands.options import Ranks, given_settings, takes_config
 from minidist.commands.output import Result, json_or_table
 from minidist.config.train_config import TrainConfig
 
@@ -28,5 +28,5 @@ def explain(
     from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
 
     translation = read_deepspeed(file)
-    figures = explain_job(apply_deepspeed(config, translation, given_flags()), translation, ranks, params)
+    figures = explain_job(apply_deepspeed(config, translation, given_settings()), translation, ranks, params)
     return Result(figures, lambda: print(table(figures)))

@@ -96,6 +96,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
 
     def command(*, config: Path | None, overrides: list[str] | None, print_config: bool, **values: Any) -> Any:
         settings = {name: values.pop(name) for name in TrainConfig.model_fields}
+        _written.set(frozenset())
         if config is not None or overrides:
             from minidist.config.config_file import read_config, read_overrides
 
@@ -140,7 +141,7 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     translation = read_deepspeed(path)
     if translation.ignored and launched_rank() == 0:
         say(translation.warning())
-    return apply_deepspeed(config, translation, given_flags() | _written.get())
+    return apply_deepspeed(config, translation, given_settings())
 
 
 # The fields that --config and --set gave: like a flag, none of them is overridden in silence.
@@ -151,6 +152,11 @@ def given_flags() -> set[str]:
     """Return the fields whose flags are on the command line."""
     # What was typed, because a parsed value does not tell whether it is the default.
     return {word.split("=")[0][2:].replace("-", "_") for word in sys.argv[1:] if word.startswith("--")}
+
+
+def given_settings() -> set[str]:
+    """Return the fields that a flag, --set or the file of --config gives."""
+    return given_flags() | _written.get()
 
 
 def command_line() -> str:

@@ -6,7 +6,7 @@ Proved by: tests/commands/test_cli.py, tests/planning/test_volumes.py
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +20,9 @@ from minidist.checkpoint.directory import Checkpoint, save_bytes
 from minidist.checkpoint.resume import check_saving, read_job_state
 from minidist.comm import Comm
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
-from minidist.comm.launched import launched_size
+from minidist.comm.launched import launched_rank, launched_size
 from minidist.comm.mpi.agreement import check_same_settings
-from minidist.config.rules import check_rules
+from minidist.config.rules import check_rules, notices
 from minidist.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.data import data_digest, load_dataset
 from minidist.equality.compare import Comparison, compare_rank, tier_of
@@ -157,6 +157,13 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     return result
 
 
+def say_notices(config: TrainConfig, size: int, without: Collection[str] = ()) -> None:
+    """Print which settings have no effect on one rank, or in a short job; under mpiexec one process does."""
+    if launched_rank() == 0:
+        for line in notices(config, resolve_batches(config, size), without):
+            print(f"minidist: {line}", file=sys.stderr, flush=True)
+
+
 def run_training(
     config: TrainConfig,
     ranks: int | None,
@@ -173,6 +180,7 @@ def run_training(
     called by every rank after every step.
     """
     size = number_of_ranks(config, ranks)
+    say_notices(config, size)
     if trace is not None:
         writable(trace)
     if metrics is not None:
@@ -305,6 +313,8 @@ def run_comparison(
         writable(trace)
     if config.save is not None:
         raise UsageError("compare trains from the first step, in parallel and on one device; leave out --save")
+    # The order of additions decides what is compared on one rank, too: the tier.
+    say_notices(config, size, ["reduction"])
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
 

@@ -9,7 +9,7 @@ from typing import Any
 from minidist.base.errors import MinidistError, UsageError, quoted, text_of
 from minidist.base.half import named_dtype
 from minidist.base.user_file import load_function
-from minidist.config.train_config import TrainConfig
+from minidist.config.train_config import TrainConfig, flag
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
@@ -66,6 +66,8 @@ def own_model(config: TrainConfig, dataset: Any) -> Module:
     try:
         # As many arguments as the function takes; a class or a builtin may not tell.
         taken = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+        if not taken:
+            _sizes_are_not_given(config, dataset)
         model = function(*(config, dataset)[: len(taken)])
     except MinidistError:
         raise
@@ -88,6 +90,18 @@ def own_model(config: TrainConfig, dataset: Any) -> Module:
                 f" {config.precision}; make its layers with dtype={DTYPES[config.precision]!r}, or change --precision"
             )
     return model
+
+
+def _sizes_are_not_given(config: TrainConfig, dataset: Any) -> None:
+    """Raise UsageError when a size of a model is set, and the model's function takes no config to read it from."""
+    # Of tokens, the context is the length of a sample; of labelled samples it could only be the model's.
+    for name in ("layers", "width", "heads", *(() if dataset.is_tokens else ("context",))):
+        if getattr(config, name) != TrainConfig.model_fields[name].default:
+            raise UsageError(
+                f"{flag(name)} {getattr(config, name)} has no effect, because the function of --model"
+                f" {quoted(config.model, marks=False)} takes no config; write FUNCTION(config) and read config.{name},"
+                " or leave it out"
+            )
 
 
 def llama_inner(config: TrainConfig) -> int:

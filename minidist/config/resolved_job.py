@@ -44,6 +44,13 @@ class ResolvedJob:
         return self.data_ranks // self.dp_replicate  # type: ignore[no-any-return]
 
     @property
+    def has_replicas(self) -> bool:
+        """Whether two ranks hold the same values of a parameter."""
+        on_data_axis = self.dp_replicate > 1 if self.config.zero == 3 else self.data_ranks > 1
+        # Norms are on all tensor-parallel ranks, a GPT's embedding is on the first and on the last stage.
+        return on_data_axis or self.config.tp > 1 or (self.config.pp > 1 and self.config.model == "gpt")
+
+    @property
     def microbatches(self) -> int:
         """Micro-batches of one pipeline in one step."""
         return self.batches.accumulation

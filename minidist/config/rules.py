@@ -14,7 +14,7 @@ Proved by: tests/config/test_rules.py
 """
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,7 +101,12 @@ def both(condition: str, name: str, unless: object = None) -> Value:
 
 def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
     """Return whether a setting differs from its default where it has no effect."""
-    return lambda job: getattr(job, name) != TrainConfig.model_fields[name].default and not effective(job)
+    return lambda job: changed(job, name) and not effective(job)
+
+
+def changed(job: ResolvedJob, name: str) -> bool:
+    """Return whether a setting differs from its default."""
+    return bool(getattr(job, name) != TrainConfig.model_fields[name].default)
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -243,6 +248,12 @@ COMPRESSION = (
         "use --zero 0",
     ),
     Rule(
+        "compression-with-reduction",
+        lambda j: j.compressor != "none" and changed(j, "reduction"),
+        "--compression {compression} replaces the all-reduce of a gradient, whose order --reduction {reduction} sets",
+        "leave out one of the two",
+    ),
+    Rule(
         "compression-in-half-precision",
         lambda j: j.compressor != "none" and j.half,
         "--compression {compression} does its arithmetic in the gradients' precision, and {precision} is too coarse for"
@@ -345,6 +356,18 @@ PARAMETER_SERVER = (
             ("check_replicas", "workers have different weights on purpose"),
         )
     ),
+    *(
+        Rule(
+            f"server-with-{name.replace('_', '-')}",
+            ineffective(name, lambda j: not j.server),
+            f"{flag(name)} {{{name}}} does not apply to --strategy ps, {why}",
+            "leave it out",
+        )
+        for name, why in (
+            ("bucket_cap_mb", "whose workers push one gradient per step, without buckets"),
+            ("reduction", "whose servers add gradients in the order that --consistency sets"),
+        )
+    ),
     Rule(
         "server-with-compression",
         lambda j: j.server and j.compressor != "none",
@@ -399,6 +422,12 @@ REPLICAS = (
         for name in ("clip", "save", "noise_scale", "synchronize_each", "check_replicas")
     ),
     Rule(
+        "local-steps-with-bucket-cap-mb",
+        lambda j: j.local_steps and changed(j, "bucket_cap_mb"),
+        "--bucket-cap-mb {bucket_cap_mb} does not apply to --local-steps {local_steps}, which sends no gradients",
+        "leave it out",
+    ),
+    Rule(
         "local-steps-with-compression",
         lambda j: j.local_steps and j.compressor != "none",
         "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
@@ -409,6 +438,13 @@ REPLICAS = (
         lambda j: j.evaluate_every and j.asynchronous,
         "--evaluate-every needs a moment at which no micro-batch is in flight, and --schedule {schedule} never drains",
         "use a synchronous one, such as 1f1b",
+    ),
+    Rule(
+        "replicas-to-check",
+        # With one data-parallel rank it is a notice, see NOTICES.
+        lambda j: j.check_replicas and j.data_ranks > 1 and not j.has_replicas,
+        "--check-replicas compares ranks that hold the same values, and with --zero {zero} no two ranks do",
+        "use --zero 2 or --dp-replicate 2, or leave it out",
     ),
     Rule(
         "evaluation-with-server",
@@ -503,8 +539,8 @@ CONTEXT_PARALLEL = (
         "ulysses-heads",
         lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
         "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",
-        "use --cp {choices}, or --attention ring",
-        {"choices": lambda j: divisors(j.heads_of_rank)},
+        "use {choices}--attention ring",
+        {"choices": lambda j: f"--cp {divisors(j.heads_of_rank)[3:]}, or " if j.heads_of_rank > 1 else ""},
     ),
     Rule(
         "sequence-parallel-tokens",
@@ -667,7 +703,14 @@ PIPELINE = (
             f"--{name} {{{name}}} does not combine with --schedule {{schedule}}",
             "use a synchronous schedule, such as 1f1b",
         )
-        for name in ("recompute", "offload", "zero")
+        for name in ("recompute", "offload", "zero", "compression")
+    ),
+    Rule(
+        "asynchronous-with-bucket-cap-mb",
+        lambda j: j.asynchronous and changed(j, "bucket_cap_mb"),
+        "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while backward"
+        " runs",
+        "leave it out",
     ),
     Rule(
         "asynchronous-in-half-precision",
@@ -719,8 +762,27 @@ PIPELINE = (
     ),
 )
 
+# Without accumulation there is one reduction per step; ZeRO 2 and 3 reduce after every micro-batch in any case.
+SYNCHRONIZE_EACH = (
+    Rule(
+        "synchronize-each-with-zero",
+        lambda j: j.synchronize_each and j.zero >= 2,
+        "--synchronize-each has no effect here, because --zero {zero} reduces after every micro-batch in any case",
+        "leave it out, or use --zero 1",
+    ),
+    Rule(
+        "synchronize-each-of-one-micro-batch",
+        lambda j: j.synchronize_each and j.microbatches == 1,
+        "--synchronize-each has no effect here, because a rank has one micro-batch per step",
+        "add --accumulation 2 or more, or leave it out",
+    ),
+)
+
 # A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
+    ("heads", lambda j: j.model != "mlp", "--model gpt or llama"),
+    ("context", lambda j: j.model != "mlp", "--model gpt or llama"),
+    ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
     ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
@@ -738,7 +800,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
-WITHOUT_EFFECT = tuple(
+WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
     Rule(
         f"{name.replace('_', '-')}-without-effect",
         ineffective(name, effective),
@@ -747,6 +809,56 @@ WITHOUT_EFFECT = tuple(
     )
     for name, effective, other in EFFECTS
 )
+
+# --- settings without effect in a smaller job -------------------------------------------------------------------------
+
+# These are not refused, because the same command with more ranks or more steps is compared with this one. Those that
+# need ranks to share the work, and find one: the field, and when it has an effect all the same.
+ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
+    # Only a shard can be offloaded.
+    ("zero", lambda j: bool(j.offload == "parameters")),
+    ("prefetch", lambda j: bool(j.offload == "parameters")),
+    ("reduce_bucket_size", lambda j: False),
+    ("reshard_after_forward", lambda j: False),
+    ("persistence_threshold", lambda j: False),
+    ("bucket_cap_mb", lambda j: False),
+    # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
+    ("reduction", lambda j: j.replicas is not None),
+    ("local_steps", lambda j: False),
+    # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
+    ("compression", lambda j: bool(j.pp == 1)),
+    ("synchronize_each", lambda j: False),
+    ("check_replicas", lambda j: j.has_replicas),
+)
+# Those that happen every so many steps, of which the job has fewer.
+PERIODS = ("every", "evaluate_every")
+
+
+def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()) -> list[str]:
+    """Return the lines that name the settings without effect on one rank, or in a short job. without: not these."""
+    job, lines = ResolvedJob(config, batches), []
+
+    # One line for all settings that have nothing to share.
+    if job.data_ranks == 1 and not job.server:
+        ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
+        names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+        words = [_flag_and_value(job, name) for name in names if name not in without]
+        if words:
+            listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+            lines.append(f"{listed} {'has' if len(words) == 1 else 'have'} no effect {ranks}")
+
+    return lines + [
+        f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}"
+        for name in PERIODS
+        if (getattr(job, name) or 0) > job.steps
+    ]
+
+
+def _flag_and_value(job: ResolvedJob, name: str) -> str:
+    """Return a setting as it is typed."""
+    value = _setting(job, name)
+    return flag(name) if value is True else f"{flag(name)} {value}"
+
 
 # The order in which rules are checked, and the headings of docs/rules.md.
 SECTIONS: dict[str, tuple[Rule, ...]] = {
@@ -811,6 +923,17 @@ def as_markdown() -> str:
     for title, rules in SECTIONS.items():
         lines += ["", f"## {title}", "", "| rule | what is refused | what to do |", "|---|---|---|"]
         lines += [f"| `{rule.name}` | {shown(rule.message)} | {shown(rule.remedy)} |" for rule in rules]
+    listed, periods = (", ".join(f"`{flag(name)}`" for name in names) for names in (dict(ONE_RANK), PERIODS))
+    lines += [
+        "",
+        "## What has no effect in a smaller job",
+        "",
+        "These settings are not refused, because the same command may be compared with more ranks or more steps. One",
+        "line says that they have no effect.",
+        "",
+        f"- On one data-parallel rank: {listed}.",
+        f"- More steps than the job has: {periods}.",
+    ]
     return "\n".join(lines) + "\n"
 
 

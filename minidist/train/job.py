@@ -20,7 +20,14 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig
-from minidist.data import GlobalBatchSampler, PrefetchingSampler, data_digest, hold_out, load_dataset
+from minidist.data import (
+    GlobalBatchSampler,
+    PrefetchingSampler,
+    data_digest,
+    hold_out,
+    load_dataset,
+    microbatch_numbers,
+)
 from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
 from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
@@ -139,6 +146,13 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         observers=observers_of(model),
         targets_per_sample=config.context if dataset.is_tokens else 1,
     )
+
+
+def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
+    """Return the job's sampler, read ahead by a thread in the order in which this replica trains from step `done`."""
+    size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
+    requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
+    return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 
 def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:

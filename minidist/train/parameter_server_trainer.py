@@ -7,6 +7,7 @@ Proved by: tests/train/test_servers.py
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Updates
-from minidist.train.job import Job, build
+from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import ordered_sum
 from minidist.train.recipe import apply_activation_checkpointing
 from minidist.train.state import Observer, StepState, TrainResult
@@ -64,7 +65,9 @@ def run_parameter_server(
         if keep:
             kept.append(server_tensors(updates))
 
-    with account_memory() as account, xp.quiet_overflow(), saving_alone(comm, config) as storage:
+    with account_memory() as account, xp.quiet_overflow(), ExitStack() as stack:
+        storage = stack.enter_context(saving_alone(comm, config))
+
         # The model, from the seed or from a checkpoint.
         job = build(config, batches, comm)
         apply_activation_checkpointing(job)
@@ -73,6 +76,9 @@ def run_parameter_server(
             checkpoint = Checkpoint(config.save)
             same_job(checkpoint, job, comm.rank)
         worker = Worker(job, comm, checkpoint)
+        # A worker is a replica, and reads the batches that the replica of the same number would read.
+        if config.prefetch_batches and comm.rank >= config.servers:
+            job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, worker.done))
         sizes = {p.name: p.size for p in worker.flat.parameters}
 
         # Push and pull until every worker has made its steps.

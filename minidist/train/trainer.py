@@ -24,11 +24,10 @@ from minidist.base.trace import SpanEvent
 from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
-from minidist.data import PrefetchingSampler, microbatch_numbers
 from minidist.nn.quantization import int8_bytes
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.train.evaluate import evaluate, evaluate_int8
-from minidist.train.job import Job, build
+from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import NonFiniteError, global_loss
 from minidist.train.noise import NoiseMeter
 from minidist.train.parameter_server_trainer import run_parameter_server
@@ -162,13 +161,6 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
         strategy.clip(job.config.clip)
     strategy.step(job.schedule(step))
     strategy.update_ranges()
-
-
-def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
-    """Return the job's sampler, read ahead by a thread in the order in which this replica trains from step `done`."""
-    size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
-    requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
-    return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 
 def digest(strategy: Strategy) -> str:

@@ -141,3 +141,11 @@ def test_the_help_of_train_has_a_panel_for_each_axis(capsys, monkeypatch):
         assert f" {panel} parallelism " in text
     assert "(sgd|adagrad|rmsprop|adam|adamw)" in text.replace("\n", "").replace("│", "").replace(" ", "")
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_reduction_that_the_file_gives_is_compared(tmp_path, capsys):
+    (tmp_path / "job.toml").write_text('dp = 2\nsteps = 1\nreduction = "ring"')
+    with pytest.raises(SystemExit) as end:
+        main(["compare", "--config", str(tmp_path / "job.toml")])
+    assert end.value.code == 2
+    assert "--reduction ring adds in the ring's order" in capsys.readouterr().err

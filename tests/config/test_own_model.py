@@ -62,7 +62,8 @@ def model(tmp_path):
     ],
 )
 def test_a_model_of_the_users_own_equals_one_device(model, name, settings, tensors):
-    config = TrainConfig.make(model=model(name), steps=2, reduction="ordered", **settings)
+    reduction = "ring" if settings.get("strategy") == "ps" else "ordered"
+    config = TrainConfig.make(model=model(name), steps=2, reduction=reduction, **settings)
     verdict = run_comparison(config, None, 60)
     assert verdict.equal, verdict.sentence()
     # Weights, gradients and Adam's two states of every parameter.
@@ -88,6 +89,8 @@ def test_a_model_of_the_users_own_trains_by_name_and_its_bytes_are_the_closed_fo
         ("classifer", {}, r"has no function 'classifer' \(did you mean 'classifier'\?\)"),
         ("number", {}, "--model .*:number returns 3; return a minidist.nn.Module that has parameters"),
         ("empty", {}, "--model .*:empty returns .*Sequential.*; return a minidist.nn.Module that has parameters"),
+        ("plain", {"width": 32}, r"--width 32 has no effect, because .* takes no config; write FUNCTION\(config\)"),
+        ("plain", {"context": 8, "data": "glyphs"}, r"--context 8 has no effect, .* read config\.context, or leave"),
         ("broken", {}, "--model .*:broken raises AttributeError: .*no_such_setting.*; correct the function"),
         (
             "plain",

@@ -8,9 +8,9 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm.launch import execute, writable
-from minidist.commands.runner import number_of_ranks
+from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.config.resolved_job import ResolvedJob
-from minidist.config.rules import RULES, as_markdown
+from minidist.config.rules import RULES, as_markdown, check_rules, notices
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.equality.compare import tier_of
 from minidist.report.frame import new_figure, save
@@ -76,6 +76,10 @@ CASES = {
     "overwrite-needs-save": ({"overwrite": True}, "--overwrite needs --save DIR"),
     "overwrite-with-resume": ({"overwrite": True, "resume": True, "save": "x"}, "leave one of them out"),
     "compression-with-zero": ({"compression": "fp16", "zero": 1, "dp": 2}, "--zero 1 reduces .* use --zero 0"),
+    "compression-with-reduction": (
+        {"compression": "fp16", "reduction": "ordered", "dp": 2},
+        "--compression fp16 replaces the all-reduce of a gradient, whose order --reduction ordered sets",
+    ),
     "compression-in-half-precision": ({"compression": "sign", "precision": "bf16"}, "bf16 is too coarse"),
     "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
     "quantization-with-tp": ({**INT8, "tp": 2}, "--tp 2 cuts weights, .* the largest element of each row"),
@@ -95,6 +99,14 @@ CASES = {
     "server-with-every": ({**SERVER, "every": 1, "save": "x"}, "--every does not combine with --strategy ps"),
     "server-with-synchronize-each": ({**SERVER, "synchronize_each": True}, "a worker pushes once per step"),
     "server-with-check-replicas": ({**SERVER, "check_replicas": True}, "workers have different weights on purpose"),
+    "server-with-bucket-cap-mb": (
+        {**SERVER, "bucket_cap_mb": 1.0},
+        "--bucket-cap-mb 1.0 does not apply to --strategy ps, whose workers push one gradient per step",
+    ),
+    "server-with-reduction": (
+        {**SERVER, "reduction": "ordered"},
+        "--reduction ordered does not apply to --strategy ps",
+    ),
     "server-with-compression": ({**SERVER, "compression": "sign"}, "--strategy ps pushes whole gradients"),
     "server-with-offload": ({**SERVER, "offload": "optimizer"}, "whose optimizer is on the servers"),
     "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
@@ -109,10 +121,18 @@ CASES = {
     ),
     "local-steps-with-synchronize-each": ({"local_steps": 2, "dp": 2, "synchronize_each": True}, "--synchronize-each"),
     "local-steps-with-check-replicas": ({"local_steps": 2, "dp": 2, "check_replicas": True}, "--check-replicas"),
+    "local-steps-with-bucket-cap-mb": (
+        {"local_steps": 2, "dp": 2, "bucket_cap_mb": 1.0},
+        "--bucket-cap-mb 1.0 does not apply to --local-steps 2, which sends no gradients",
+    ),
     "local-steps-with-compression": ({"local_steps": 2, "dp": 2, "compression": "sign"}, "which sends no gradients"),
     "evaluation-needs-a-drained-pipeline": (
         {"pp": 2, "schedule": "pipedream-2bw", "model": "llama", "evaluate_every": 1},
         "--evaluate-every needs a moment at which no micro-batch is in flight",
+    ),
+    "replicas-to-check": (
+        {"zero": 3, "dp": 2, "check_replicas": True},
+        "--check-replicas compares ranks that hold the same values, and with --zero 3 no two ranks do; use --zero 2",
     ),
     "evaluation-with-server": (
         {"strategy": "ps", "evaluate_every": 1},
@@ -143,7 +163,7 @@ CASES = {
     "context-parallel-tokens": ({"cp": 65}, "without any of the --context 64 tokens; use at most --cp 64"),
     "ulysses-heads": (
         {"cp": 3, "attention": "ulysses"},
-        "the 4 .* heads of a rank cannot be divided among --cp 3 .* use --cp 1, 2, 4, or --attention ring",
+        "the 4 .* heads of a rank cannot be divided among --cp 3 .* use --cp 2, 4, or --attention ring",
     ),
     "sequence-parallel-tokens": (
         {"tp": 2, "sequence_parallel": True, "context": 7},
@@ -193,7 +213,12 @@ CASES = {
     "asynchronous-with-check-replicas": ({**PIPEDREAM, "check_replicas": True}, "--check-replicas needs a moment"),
     "asynchronous-with-recompute": ({**PIPEDREAM, "recompute": "full"}, "--recompute full does not combine"),
     "asynchronous-with-offload": ({**PIPEDREAM, "offload": "optimizer"}, "--offload optimizer does not combine"),
+    "asynchronous-with-compression": ({**PIPEDREAM, "compression": "sign"}, "--compression sign does not combine"),
     "asynchronous-with-zero": ({**PIPEDREAM, "zero": 1}, "--zero 1 does not combine with --schedule pipedream"),
+    "asynchronous-with-bucket-cap-mb": (
+        {**PIPEDREAM, "bucket_cap_mb": 1.0},
+        "--bucket-cap-mb 1.0 does not apply to --schedule pipedream",
+    ),
     "asynchronous-in-half-precision": ({**PIPEDREAM, "precision": "bf16"}, "--precision bf16 scales losses"),
     "replicas-of-a-tied-weight": (
         {**PIPEDREAM, "pp": 3, "model": "gpt", "replicas": "2,1"},
@@ -210,6 +235,17 @@ CASES = {
         {"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4},
         "--schedule zb-v computes weight gradients .* use --zero 2",
     ),
+    "synchronize-each-with-zero": (
+        {"synchronize_each": True, "zero": 2, "dp": 2, "accumulation": 2},
+        "--zero 2 reduces after every micro-batch in any case; leave it out, or use --zero 1",
+    ),
+    "synchronize-each-of-one-micro-batch": (
+        {"synchronize_each": True, "dp": 2},
+        "a rank has one micro-batch per step; add --accumulation 2 or more",
+    ),
+    "heads-without-effect": ({"model": "mlp", "heads": 2}, "--heads 2 has no effect here, .* --model gpt or llama"),
+    "context-without-effect": ({"model": "mlp", "context": 8}, "--context 8 has no effect here"),
+    "attention-without-effect": ({"attention": "ulysses"}, "--attention ulysses has no effect here, .* --cp 2 or more"),
     "prefetch-without-effect": ({"dp": 2, "prefetch": 2}, "--prefetch 2 has no effect here, .* belongs to --zero 3"),
     "reduce-bucket-size-without-effect": ({"reduce_bucket_size": 5}, "--reduce-bucket-size 5 .* --zero 1 or 2"),
     "bucket-cap-mb-without-effect": ({"zero": 1, "bucket_cap_mb": 1.0}, "--bucket-cap-mb 1.0 .* belongs to --zero 0"),
@@ -280,6 +316,47 @@ def test_what_does_not_fit_is_one_sentence(values, sentence):
     with pytest.raises(UsageError, match=sentence) as caught:
         number_of_ranks(TrainConfig.make(**values), None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ({"zero": 2}, ["--zero 2 has no effect on one rank"]),
+        ({"zero": 2, "dp": 2}, []),
+        ({"zero": 3, "offload": "parameters"}, []),
+        ({"pp": 2, "zero": 1}, ["--zero 1 has no effect with one data-parallel rank"]),
+        ({"pp": 2, "compression": "sign"}, ["--compression sign has no effect with one data-parallel rank"]),
+        ({"compression": "sign"}, []),
+        (
+            {"bucket_cap_mb": 0.5, "reduction": "ordered", "synchronize_each": True, "accumulation": 2},
+            ["--bucket-cap-mb 0.5, --reduction ordered and --synchronize-each have no effect on one rank"],
+        ),
+        ({"local_steps": 4}, ["--local-steps 4 has no effect on one rank"]),
+        ({"check_replicas": True}, ["--check-replicas has no effect on one rank"]),
+        ({"check_replicas": True, "tp": 2}, []),
+        ({"evaluate_every": 20, "every": 20, "save": "x"}, []),
+        (
+            {"evaluate_every": 21, "every": 30, "save": "x"},
+            [
+                "--every 30 has no effect, because the job ends after --steps 20",
+                "--evaluate-every 21 has no effect, because the job ends after --steps 20",
+            ],
+        ),
+    ],
+)
+def test_what_has_no_effect_in_a_smaller_job_is_one_line_and_the_job_runs(values, lines):
+    config = TrainConfig.make(**values)
+    batches = resolve_batches(config, ranks_of(config))
+    check_rules(config, batches)
+    assert notices(config, batches) == lines
+
+
+def test_the_line_is_printed_and_compare_reads_the_order_of_additions_on_one_rank_too(capsys):
+    config = TrainConfig.make(zero=2, reduction="ordered", steps=1, layers=1, width=8, context=8, data="markov")
+    run_training(config, None, 60, None)
+    assert "minidist: --zero 2 and --reduction ordered have no effect on one rank\n" in capsys.readouterr().err
+    assert run_comparison(config, None, 60).equal
+    assert "minidist: --zero 2 has no effect on one rank\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

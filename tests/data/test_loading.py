@@ -101,6 +101,22 @@ def test_training_has_the_same_bits(layout):
         assert (one.losses, one.digest) == (other.losses, other.digest)
 
 
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_the_workers_of_a_parameter_server_read_ahead_too(model):
+    job = {"model": model, "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3}
+    job |= {"strategy": "ps", "accumulation": 2, "dp": 2}
+    served = []
+
+    def look(state):
+        served.append(getattr(state.job.sampler, "served", 0))
+
+    results = [SimWorld(3).run(train, TrainConfig.make(**job, prefetch_batches=n), [look]) for n in (0, 2)]
+    for one, other in zip(*results, strict=True):
+        assert (one.losses, one.digest) == (other.losses, other.digest)
+    # Of each worker all batches of all steps; the server reads none.
+    assert sorted(served) == [*[0] * (9 + 3), *[6] * 6]
+
+
 # --- the cache ---
 
 

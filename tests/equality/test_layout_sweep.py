@@ -151,7 +151,9 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
         (["--matrix", "--ranks", "0"], "--ranks is 0"),
         (["--matrix", "--processes", "0"], "--processes is 0"),
         (["--sample", "3"], "add --matrix"),
-        (["--steps", "1", "--timeout", "nan"], "--timeout nan"),
+        (["--matrix", "--trace", "t.jsonl"], "--trace is of one job, and --matrix runs many"),
+        (["--matrix", "--set", "axes.dp=2"], "--dp is varied by --matrix"),
+        (["--steps", "1", "--timeout", "nan"], "--timeout is nan"),
     ],
 )
 def test_nothing_compared_is_not_everything_equal(flags, words, capsys):

@@ -7,6 +7,8 @@ from minidist.commands.runner import number_of_ranks, summarize
 from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 
+# An MLP has no heads and no context: both have their default.
+MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}
 SMALL = {
     "layers": 2,
     "width": 24,
@@ -49,14 +51,14 @@ def table(tmp_path, ranks, **values):
         (4, {"tp": 2, "sequence_parallel": True, "zero": 2, "accumulation": 2}),
         (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "recompute": "full", "microbatches": 3}),
         (4, {"tp": 2, "pp": 2, "schedule": "zb-v", "layers": 4, "model": "llama", "kv_heads": 2, "microbatches": 4}),
-        (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 4, "microbatches": 2}),
+        (4, {"tp": 2, "pp": 2, **MLP, "layers": 4, "microbatches": 2}),
         (8, {"cp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "recompute": "full"}),
         (3, {"cp": 3, "context": 10, "recompute": "full"}),
         (2, {"tp": 2, "recompute": "sqrt"}),
-        (3, {"tp": 3, "pp": 1, "model": "mlp", "data": "glyphs", "layers": 3, "recompute": "sqrt"}),
-        (6, {"tp": 3, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 2, "microbatches": 2, "partition": "2,1"}),
+        (3, {"tp": 3, "pp": 1, **MLP, "layers": 3, "recompute": "sqrt"}),
+        (6, {"tp": 3, "pp": 2, **MLP, "layers": 2, "microbatches": 2, "partition": "2,1"}),
         (4, {"pp": 2, "zero": 3, "persistence_threshold": 100, "microbatches": 2}),
-        (2, {"zero": 3, "model": "mlp", "data": "glyphs", "recompute": "sqrt"}),
+        (2, {"zero": 3, **MLP, "recompute": "sqrt"}),
         (4, {"cp": 2, "pp": 2, "recompute": "selective", "model": "llama", "kv_heads": 2, "microbatches": 2}),
         (8, {"cp": 2, "tp": 2, "attention": "ulysses", "sequence_parallel": True, "zero": 3}),
         (8, {"experts": 4, "ep": 2, "dp": 4, "tp": 2, "zero": 1, "top_k": 2}),

@@ -71,7 +71,7 @@ def test_what_cuts_no_sum_is_bitwise_equal(ranks, values):
         (4, {"tp": 2, "pp": 2, "model": "llama", "sequence_parallel": True, "kv_heads": 2}),
         (8, {"tp": 2, "pp": 2, "sequence_parallel": True, "zero": 3}),
         (4, {"tp": 4, "model": "llama", "kv_heads": 2, "attention_dropout": 0.1, "zero": 1}),
-        (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 3}),
+        (4, {"tp": 2, "pp": 2, "model": "mlp", "data": "glyphs", "layers": 3, "heads": 4, "context": 64}),
     ],
 )
 def test_tensor_parallel_with_every_other_axis(ranks, values):

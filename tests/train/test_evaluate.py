@@ -19,6 +19,8 @@ from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 
+# An MLP has no heads and no context: both have their default.
+MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}
 JOB = {
     "model": "gpt",
     "layers": 2,
@@ -83,8 +85,8 @@ def test_evaluating_changes_nothing_of_the_training():
                 "global_batch": 4,
             },
         ),
-        (2, {"pp": 2, "model": "mlp", "data": "glyphs", "precision": "fp16"}),
-        (4, {"pp": 2, "tp": 2, "model": "mlp", "data": "glyphs", "layers": 1}),
+        (2, {"pp": 2, **MLP, "precision": "fp16"}),
+        (4, {"pp": 2, "tp": 2, **MLP, "layers": 1}),
         (5, {"zero": 3, "global_batch": 5, "recompute": "sqrt"}),
         (4, {"zero": 3, "persistence_threshold": 40, "dp_replicate": 2}),
         (4, {"tp": 2, "pp": 2, "sequence_parallel": True, "microbatches": 2}),

@@ -90,10 +90,10 @@ def test_a_planted_bug_is_caught():
     [
         ({"zero": 1}, "no --zero"),
         ({"tp": 2}, "no other axis"),
-        ({"strategy": "ps"}, "no --strategy ps"),
+        ({"strategy": "ps", "reduction": "ring"}, "no --strategy ps"),
         ({"clip": 1.0}, "--clip does not combine"),
         ({"save": "x"}, "--save does not combine"),
-        ({"compression": "sign"}, "sends no gradients"),
+        ({"compression": "sign", "reduction": "ring"}, "sends no gradients"),
         ({"precision": "bf16"}, "averages weights in fp32"),
         ({"noise_scale": True}, "--noise-scale does not combine"),
     ],
