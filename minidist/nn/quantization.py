@@ -24,6 +24,7 @@ from minidist.autograd import Tensor, gelu, is_grad_enabled, linear, relu
 from minidist.autograd.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.memory import track
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
 
@@ -118,7 +119,7 @@ class Int8Linear(Module):
             )
         transposed = (lambda array: array) if layer.weight_is_in_out else xp.transpose
         self.name, self.bias, self.activation, self.grid = layer.name, layer.bias, layer.activation, grid
-        self.weight = transposed(weight.quantize(layer.weight.data))
+        self.weight = track(transposed(weight.quantize(layer.weight.data)), "parameter")
         self.scale = (transposed(weight.scale) * grid.scale).reshape(-1)
         self.sums = self.weight.sum(axis=0, dtype="int32")
         if self.weight.shape[0] > MOST_INPUTS:

@@ -104,6 +104,7 @@ CASES = [
     (1, {"model": "llama", "layers": 6}),
     (2, {"dp": 2, "clip": 0.1}),
     (2, {"dp": 2, "compression": "topk:0.1"}),
+    (2, {"dp": 2, "quantize": "int8"}),
     (2, {"dp": 2, "local_steps": 2}),
     (2, {"zero": 1, "offload": "optimizer"}),
     (2, {"zero": 2}),
