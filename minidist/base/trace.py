@@ -50,6 +50,7 @@ PURPOSES = (
     "loss_divisor",
     "overflow",
     "quantization_range",
+    "pruning",
     "clip_norm",
     "metrics",
     "evaluation",

@@ -8,6 +8,7 @@ adam.py         Adam and AdamW
 schedule.py     learning rates as functions of the step
 clip.py         clipping by the global norm of the gradient
 loss_scale.py   the loss scale of float16
+sparsity.py     how many weights are pruned after how many steps, and n:m patterns
 slices.py       the pieces of parameters that an optimizer works on
 """
 

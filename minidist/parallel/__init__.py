@@ -23,6 +23,8 @@ noise_scale.py          the gradient noise scale
 quantization.py         ranges of quantised inputs, agreed over the ranks
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks
+sparsity.py             pruned weights, and gradients of the others alone
+selection.py            the largest elements of an array in shards
 volume.py               how much a parallel layer sends
 """
 
