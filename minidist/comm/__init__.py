@@ -12,6 +12,7 @@ mpi/                the MPI world: every rank is a process
 launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
 header.py           what both sides of a message must agree on
+claims.py           what the members of a communicator must say alike when they make it
 call_log.py         which collective calls a rank has made, and the first in which ranks differ
 buffers.py          which memory a message uses
 waiting.py          which rank waits for which

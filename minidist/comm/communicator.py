@@ -27,15 +27,18 @@ from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, Wor
 class Comm(PointToPoint):
     """A rank's handle on a group of ranks.
 
-    name: equal on all members, and unlike any other communicator's.
+    origin: the call that makes it, "world.2": the second one of `group`, `dup` or `split` on the world. label: what
+    tells it from others of that origin. Both together are its name, equal on all members.
     """
 
-    def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
+    def __init__(self, world: World, origin: str, members: Sequence[int], rank: int, label: str = "") -> None:
+        # A label that begins with a digit would be read as a part of the number before it.
+        name = f"{origin}_{label}" if label[:1].isdigit() else f"{origin}{label}"
         super().__init__(world, name, members, rank, range(len(members)), context=name)
         # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
         self._log = CallLog(world.kept_calls)
         self._children = 0
-        world.register(self, self._log)
+        world.register(self, self._log, origin, label)
 
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"
@@ -105,12 +108,13 @@ class Comm(PointToPoint):
         """
         # Part of the name, so that two duplicates of one communicator are two contexts.
         self._children += 1
-        return Comm(self.world, f"{self.name}.{self._children}dup", self.members, self.rank)
+        return Comm(self.world, f"{self.name}.{self._children}", self.members, self.rank, "dup")
 
     def group(self, ranks: Sequence[int], label: str) -> "Comm":
         """Return a communicator of `ranks` (of this one, in that order), this rank among them. Sends nothing.
 
-        Every member must call it with the same ranks, as its same-numbered call of `group`, `dup` or `split` here.
+        Every member must call it with the same ranks and label, as its same-numbered call of `group`, `dup` or `split`
+        here; MismatchError names two that do not.
         """
         self._children += 1
         try:
@@ -123,8 +127,8 @@ class Comm(PointToPoint):
             )
 
         # A member is its world rank; its place in `ranks` is its number in the new communicator.
-        name = f"{self.name}.{self._children}{label}"
-        return Comm(self.world, name, [self.members[r] for r in ranks], ranks.index(self.rank))
+        members = [self.members[r] for r in ranks]
+        return Comm(self.world, f"{self.name}.{self._children}", members, ranks.index(self.rank), f"{label}")
 
     def split(self, color: int, key: int = 0) -> "Comm":
         """Return the communicator of the ranks with the same color, ordered by (key, rank).

@@ -116,8 +116,11 @@ class World(Protocol):
         """World ranks that were killed, and when (SimWorld(on_failure="isolate") only)."""
         ...
 
-    def register(self, comm: "PointToPoint", log: CallLog) -> None:
-        """Note that a communicator was made on this rank. log: where its collective calls are noted."""
+    def register(self, comm: "PointToPoint", log: CallLog, origin: str, label: str) -> None:
+        """Note that a communicator was made on this rank; raise MismatchError when members make it unlike.
+
+        log: where its collective calls are noted. origin, label: see `claims`.
+        """
 
     def compare_roots(self, call: "PointToPoint", root: int) -> None:
         """Raise MismatchError when another rank has begun this collective call with another root, where that shows."""

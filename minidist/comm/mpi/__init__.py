@@ -3,6 +3,7 @@
 world.py        this process as a rank
 start.py        the start of MPI on all processes
 agreement.py    what must be equal on all processes is compared
+membership.py   the members of a communicator agree before MPI makes it
 stream.py       what is remembered of a message between its post and its wait
 staging.py      copies between a GPU and the host
 waits.py        what a rank waits in

@@ -8,9 +8,10 @@ Proved by: tests/comm/mpi/test_failures.py
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.comm.call_log import Call, unlike_calls
+from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.point_to_point import tag_text
 
 Message = Mapping[str, Any]  # a line of a trace file
@@ -29,21 +30,26 @@ def name_of(queue: Queue, operation: str) -> str:
     return f"call {tag_text(tag)}{where}, {operation}" if collective else f"tag {tag}{where}"
 
 
+class History(NamedTuple):
+    """What a rank has done: its last collective calls by communicator, and its communicators by origin."""
+
+    calls: dict[str, list[Call]]
+    made: dict[str, Claim]
+
+
 def hints(
-    states: Mapping[int, Mapping[str, Any]],
-    traces: Mapping[int, Sequence[Message]],
-    calls: Mapping[int, Mapping[str, Sequence[Call]]],
+    states: Mapping[int, Mapping[str, Any]], traces: Mapping[int, Sequence[Message]], histories: Mapping[int, History]
 ) -> list[str]:
     """Return at most six sentences.
 
-    states: what the watchdogs wrote, by rank; traces: each rank's messages so far; calls: its last collective calls, by
-    communicator.
+    states: what the watchdogs wrote, by rank; traces: each rank's messages so far; histories: its calls.
     """
-    # Collective calls that differ between the ranks are the cause of all else.
+    # Communicators and collective calls that differ between the ranks are the cause of all else.
     waiting = {rank: state for rank, state in states.items() if state["state"] == "waiting"}
     names = {state["message"]["communicator"]: None for state in waiting.values() if "message" in state}
-    logs = {name: {rank: of_rank[name] for rank, of_rank in calls.items() if name in of_rank} for name in names}
-    found = [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks))]
+    logs = {name: {rank: of.calls[name] for rank, of in histories.items() if name in of.calls} for name in names}
+    found = _unlike_communicators(waiting, histories)
+    found += [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks))]
 
     # A rank that has returned sends and receives nothing any more.
     for rank, state in waiting.items():
@@ -71,6 +77,17 @@ def hints(
     ):
         found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return found[:6]
+
+
+def _unlike_communicators(waiting: Mapping[int, Mapping[str, Any]], histories: Mapping[int, History]) -> list[str]:
+    """Return a sentence about the first communicator that a rank waits for and that another one made unlike."""
+    for rank, state in waiting.items():
+        mine = histories[rank].made.get(state.get("origin", ""))
+        for other in mine.members if mine else ():
+            theirs = histories[other].made.get(mine.origin) if mine and other in histories else None
+            if mine and theirs and not mine.agrees(theirs):
+                return [str(unlike_claims(mine, theirs))]
+    return []
 
 
 def sent_to(rank: int, theirs: Sequence[Message], ours: Sequence[Message]) -> dict[Queue, Message]:

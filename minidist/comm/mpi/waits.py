@@ -11,6 +11,7 @@ from greenlet import greenlet
 from minidist.base.trace import Trace
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import call_site
+from minidist.comm.claims import Claim
 from minidist.comm.mpi.stream import Stream
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 
@@ -18,7 +19,8 @@ from minidist.comm.point_to_point import PointToPoint, Request, Work
 class Entering:
     """A rank makes a communicator and waits for the other members."""
 
-    def __init__(self, comm: PointToPoint) -> None:
+    def __init__(self, comm: PointToPoint, origin: str = "") -> None:
+        self.origin = origin
         self.peers = [member for member in comm.members if member != comm.members[comm.rank]]
         site = call_site(sys._getframe(1))
         self.text = f"making the communicator {comm.name} of ranks {list(comm.members)}, at {site}"
@@ -64,4 +66,5 @@ class Watched(Protocol):
     active: list[Stream]
     trace: Trace
     logs: dict[str, CallLog]  # of the collective calls, by communicator
+    made: dict[str, Claim]  # communicators, also the one that is being made
     main: greenlet

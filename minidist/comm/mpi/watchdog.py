@@ -22,9 +22,9 @@ from operator import attrgetter
 from typing import Any
 
 from minidist.base.trace import MessageEvent
-from minidist.comm.call_log import Call
 from minidist.comm.call_site import CallSite, call_site_of_thread
-from minidist.comm.mpi.hints import hints
+from minidist.comm.claims import Claim
+from minidist.comm.mpi.hints import History, hints
 from minidist.comm.mpi.job_folder import JobFolder
 from minidist.comm.mpi.waits import Entering, Exchanging, Watched
 from minidist.comm.point_to_point import ANY, Request, Work
@@ -89,26 +89,32 @@ class Watchdog:
                 return
             self.folder.write_state(self.world.rank, self._state())
             if self.folder.is_asked():
-                self.folder.write_state(self.world.rank, self._calls(), ".calls")
+                self.folder.write_state(self.world.rank, self._history()._asdict(), ".calls")
             new = self.world.trace.messages[self.written :]
             if new and self.folder.append_messages(self.world.rank, map(_as_dict, new)):
                 self.written += len(new)
 
-    def _calls(self) -> dict[str, list[Call]]:
-        """Return this rank's last collective calls, by communicator."""
-        return {name: list(log.recent) for name, log in tuple(self.world.logs.items())}
+    def _history(self) -> History:
+        """Return this rank's last collective calls and its communicators."""
+        calls = {name: list(log.recent) for name, log in tuple(self.world.logs.items())}
+        made = {origin: claim._replace(members=list(claim.members)) for origin, claim in self.world.made.copy().items()}
+        return History(calls, made)
 
-    def calls_of(self, rank: int) -> dict[str, list[Call]]:
-        """Ask another rank for its last collective calls, and wait for them for at most 3 s; {} when none come."""
+    def ask(self, rank: int) -> History:
+        """Ask another rank for what it has done, and wait for it for at most 3 s; it is empty when nothing comes."""
         asked = self.folder.ask()
         while (self.folder.written_at(rank, ".calls") or 0.0) < asked and time.time() < asked + 3:
             time.sleep(self.interval / 50)
-        return self._written_calls(rank)
+        return self._written_history(rank)
 
-    def _written_calls(self, rank: int) -> dict[str, list[Call]]:
-        """Return the collective calls that a rank has written last."""
-        found = self.folder.state(rank, ".calls") or {}
-        return {name: [(number, key, CallSite(*site)) for number, key, site in of] for name, of in found.items()}
+    def _written_history(self, rank: int) -> History:
+        """Return the collective calls and the communicators that a rank has written last."""
+        found = self.folder.state(rank, ".calls") or {"calls": {}, "made": {}}
+        calls, made = found["calls"].items(), found["made"].items()
+        return History(
+            {name: [(number, key, CallSite(*site)) for number, key, site in of] for name, of in calls},
+            {origin: Claim._make([*claim, CallSite(*site)]) for origin, (*claim, site) in made},
+        )
 
     def _state(self) -> dict[str, object]:
         """Return what this rank does now: rank, state, peers, and what it waits in, with the line."""
@@ -140,6 +146,7 @@ class Watchdog:
             state["peers"] = [waiting.comm.members[waiting.source]]
         elif isinstance(waiting, Entering):
             state["peers"] = waiting.peers
+            state["origin"] = waiting.origin
 
         # What the operation itself does not know: the line of the wait, an exception before it, the other streams.
         site = self._site()
@@ -223,8 +230,8 @@ class Watchdog:
         if cycle:
             lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
         messages = {rank: self.folder.messages(rank) for rank in states}
-        calls = {rank: self._written_calls(rank) for rank in states} | {self.world.rank: self._calls()}
-        lines += [f"  hint: {hint}" for hint in hints(states, messages, calls)]
+        histories = {rank: self._written_history(rank) for rank in states} | {self.world.rank: self._history()}
+        lines += [f"  hint: {hint}" for hint in hints(states, messages, histories)]
         if any(messages.values()):
             path = self.folder.path
             lines.append(f"  traces so far: {path}/rank*.trace.jsonl; minidist report {path} draws them")

@@ -41,6 +41,7 @@ from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, cu
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.claims import Claim
 from minidist.comm.communicator import Comm
 from minidist.comm.header import (
     EQUAL_BYTES,
@@ -59,6 +60,7 @@ from minidist.comm.header import (
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
 from minidist.comm.mpi.interrupts import InterruptWatch
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
+from minidist.comm.mpi.membership import Membership
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
 from minidist.comm.mpi.start import Starting, abort, meet, start_limit
 from minidist.comm.mpi.stream import MPIRequest, Stream
@@ -135,6 +137,8 @@ class MPIWorld:
         self.open = OpenMessages()
         self.unwaited: dict[int, Request | Work] = {}
         self.logs: dict[str, CallLog] = {}  # of the collective calls, by communicator
+        self.membership = Membership(self.base, self.MPI.ANY_SOURCE)
+        self.made = self.membership.made
         self.expected: list[MPIRequest] = []  # receives whose header has not come, in the order of their posts
         self.sent, self.received = [0] * self.size, [0] * self.size  # messages to, and from, each rank
 
@@ -161,6 +165,9 @@ class MPIWorld:
             raise UnwaitedRequestError(
                 f"rank {self.rank}: its {item.describe()} was never waited for; call wait() on every request"
             )
+
+        # A communicator that another rank makes of other members than this rank did.
+        self.membership.take()
 
         # What travels: how many messages each rank has sent to each other; a receiver that counts fewer has left one.
         self.waiting = Returned()
@@ -224,7 +231,7 @@ class MPIWorld:
 
     # messages ---------------------------------------------------------------------------------------------------------
 
-    def register(self, comm: PointToPoint, log: CallLog) -> None:
+    def register(self, comm: PointToPoint, log: CallLog, origin: str, label: str) -> None:
         """Make one MPI communicator for messages and one for collectives. Blocks until all members are here."""
         if comm.name in self.handles:
             return
@@ -235,7 +242,10 @@ class MPIWorld:
             self.progress()
 
         # A collective call of MPI's, which blocks: the watchdog must know of it.
-        before, self.waiting = self.waiting, Entering(comm)
+        before, self.waiting = self.waiting, Entering(comm, origin)
+        claim = Claim(origin, comm.members[comm.rank], comm.members, label, call_site(sys._getframe(1)))
+        if comm.name != "world":
+            self.membership.compare(claim)
         if comm.size == self.size and list(comm.members) == list(range(self.size)):
             handle = self.base.Dup()
         else:
@@ -384,7 +394,7 @@ class MPIWorld:
         """
         if self.watchdog is None:
             return ""
-        theirs = self.watchdog.calls_of(other).get(comm.name, ())
+        theirs = self.watchdog.ask(other).calls.get(comm.name, ())
         return unlike_calls(comm.name, {self.rank: self.logs[comm.name].recent, other: theirs})
 
     def _came_from(self, request: MPIRequest, source: int) -> None:

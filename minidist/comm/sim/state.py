@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import greenlet as greenlets
 
@@ -18,7 +18,7 @@ from minidist.base.errors import RankDeadError
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
 from minidist.comm.call_log import Call, CallLog
-from minidist.comm.call_site import CallSite
+from minidist.comm.claims import Claim
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser
 from minidist.comm.sim.clock import LinkModel
@@ -60,14 +60,6 @@ class SimRequest(Request):
     arrival: float = field(default=0.0, init=False)
 
 
-class Claim(NamedTuple):
-    """Which rank made a communicator first, of which ranks, and where."""
-
-    rank: int
-    members: list[int]
-    site: CallSite
-
-
 @dataclass(eq=False)
 class SimState:
     """One run of a simulated world."""
@@ -90,7 +82,7 @@ class SimState:
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
     roots: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # of calls not all began, and ranks
     logs: dict[str, dict[int, CallLog]] = field(default_factory=lambda: defaultdict(dict))  # by communicator and rank
-    claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by communicator and world rank: see `register`
+    claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by origin and world rank: see `register`
     totals: bool = False  # keep the bytes by purpose, where no record is kept
     thread: int = field(default_factory=get_ident)  # that runs the ranks
     comms: list[PointToPoint] = field(default_factory=list)  # that this run has made

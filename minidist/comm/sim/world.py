@@ -31,12 +31,12 @@ from minidist.base.errors import (
     UnmatchedMessageError,
     UnwaitedRequestError,
     UsageError,
-    quoted,
 )
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace, check_record
 from minidist.comm.call_log import CallLog, unlike_calls
-from minidist.comm.call_site import call_site
+from minidist.comm.call_site import NOWHERE, call_site
+from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
@@ -46,7 +46,7 @@ from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.matching import Matching, second_thread
-from minidist.comm.sim.state import Claim, SimState, Stream
+from minidist.comm.sim.state import SimState, Stream
 
 
 class SimWorld:
@@ -390,31 +390,25 @@ class SimWorld:
 
     # what a world offers beside ---------------------------------------------------------------------------------------
 
-    def register(self, comm: PointToPoint, log: CallLog) -> None:
-        """Raise MismatchError when another member made this communicator of other ranks, or in another order.
+    def register(self, comm: PointToPoint, log: CallLog, origin: str, label: str) -> None:
+        """Raise MismatchError when another member made this communicator of other ranks, or with another label."""
+        state, claims = self.state, self.state.claims
+        rank, members = comm.members[comm.rank], comm.members
+        state.comms.append(comm)
+        state.logs[comm.name][rank] = log
+        mine = Claim(origin, rank, members, label, NOWHERE)
+        first = claims.get((origin, rank))
 
-        Its name says which call of the program made it; two ranks that number its members differently would both be
-        its rank 0, and take each other's messages for their own.
-        """
-        self.state.comms.append(comm)
-        self.state.logs[comm.name][comm.members[comm.rank]] = log
-        # The whole world has the same members everywhere, and so have its duplicates.
-        members, claims, dead = comm.members, self.state.claims, self.state.dead
-        if isinstance(members, range):
-            return
-        rank = members[comm.rank]
-        mine = claims.get((comm.name, rank))
-
-        # The first member that comes claims the name for all members; what a dead rank claimed counts no more.
-        if mine is None or mine.rank in dead:
-            mine = Claim(rank, list(members), call_site(sys._getframe(1)))
+        # The first member that comes claims the communicator for all members; what a dead rank claimed counts no more.
+        if first is None or first.rank in state.dead:
+            first = mine = mine._replace(site=call_site(sys._getframe(1)))
             for member in members:
-                other = claims.setdefault((comm.name, member), mine)
-                if other is not mine and other.rank not in dead:
-                    raise unlike_members(comm, mine, other)
-                claims[comm.name, member] = mine
-        elif mine.members != list(members):
-            raise unlike_members(comm, Claim(rank, list(members), call_site(sys._getframe(1))), mine)
+                other = claims.setdefault((origin, member), mine)
+                if other is not mine and other.rank not in state.dead:
+                    raise unlike_claims(mine, other)
+                claims[origin, member] = mine
+        elif not first.agrees(mine):
+            raise unlike_claims(mine._replace(site=call_site(sys._getframe(1))), first)
 
     def compare_roots(self, call: PointToPoint, root: int) -> None:
         """Raise MismatchError when another rank has begun this call with another root."""
@@ -434,13 +428,3 @@ class SimWorld:
     def exchange(self, *_: Any) -> bool:
         """Return False: a sendrecv has no shorter way here."""
         return False
-
-
-def unlike_members(comm: PointToPoint, mine: Claim, other: Claim) -> MismatchError:
-    """Return the error for a communicator that two ranks make of unlike members."""
-    lines = f"{mine.site}" if mine.site == other.site else f"{mine.site} and {other.site}"
-    return MismatchError(
-        f"rank {mine.rank} makes the communicator {comm.name} of the world's ranks {quoted(mine.members)}, but rank"
-        f" {other.rank} makes it of {quoted(other.members)}, at {lines}; every member must pass the same ranks in"
-        " the same order"
-    )

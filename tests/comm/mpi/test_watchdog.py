@@ -33,6 +33,7 @@ class FakeWorld:
         self.state, self.place, self.completed = "computing", "", 0
         self.waiting = self.handling = None
         self.active, self.trace, self.main, self.logs = [], Trace(rank, 2), getcurrent(), {}
+        self.made = {}
         self.aborted = threading.Event()
         self.MPI = SimpleNamespace(COMM_WORLD=SimpleNamespace(Abort=lambda code: self.aborted.set()))
 
