@@ -1,7 +1,8 @@
 """A DeepSpeed configuration file as settings of a job: a key that applies becomes a flag, every other key is listed.
 
 A file that was written for another program must not be half understood in silence. So each key of the file is in one of
-two lists, and which one depends on its value too: `overlap_comm: true` is what minidist does, `false` is not.
+two lists, and which one depends on its value too: `overlap_comm: true` is what minidist does, `false` is not. The keys
+and the reasons are tables in config/deepspeed_keys.py, and the page docs/deepspeed.md.
 
 A key that is absent means DeepSpeed's default. Where that is not minidist's it is applied too, and listed as
 `... (default)`; a flag on the command line takes precedence over it, but not over what the file says.
@@ -15,21 +16,24 @@ Source: DeepSpeed's documentation, "Configuration JSON".
 Proved by: tests/config/test_deepspeed.py
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import MIN_VALUE
 from minidist.base.read_file import read_json
+from minidist.config.deepspeed_keys import NVME, note_of, unknown
 from minidist.config.train_config import TrainConfig, flag
 
 Settings = dict[str, Any]
 # DeepSpeed's name of an optimizer, in lower case -> minidist's.
-OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adagrad": "adagrad"}
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop"}
 # The learning rate of these in DeepSpeed and PyTorch, where the file gives none.
-DEFAULT_LR = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1e-3, "adagrad": 1e-2}
-AUTO = "auto: another program was to fill it in"
+DEFAULT_LR = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
+AUTO = "auto: another program fills it in, and here the flags decide"
 # The batch triple, in the order global batch, micro-batch, accumulation.
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -57,9 +61,28 @@ class Translation:
         self.defaults.update(settings)
         self.applied.append((f"{key} (default)", value, _flags(settings)))
 
-    def ignore(self, key: str, why: str = "minidist has no such setting") -> None:
+    def ignore(self, key: str, why: str) -> None:
         """Record that the key does not apply, and why."""
         self.ignored.append((key, why))
+
+    def note(self, key: str, value: Any) -> None:
+        """Record a key without a flag, and every key below it: what minidist does anyway, or why it does not apply."""
+        if isinstance(value, dict) and value:
+            # The other keys of a section that is off mean nothing.
+            if value.get("enabled") is False:
+                self.apply(key, "off")
+                return
+            for name, inner in value.items():
+                self.note(f"{key}.{name}", inner)
+            return
+
+        noted = note_of(key)
+        if noted is None:
+            self.ignore(key, unknown(key))
+        elif any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in noted.values):
+            self.apply(key, value)
+        else:
+            self.ignore(key, AUTO if value == "auto" else noted.why)
 
     def warning(self) -> str:
         """Return one line that names every key that does not apply; "" when there is none."""
@@ -91,6 +114,8 @@ def translate(content: Mapping[str, Any]) -> Translation:
         "zero_optimization": _zero,
         "gradient_clipping": _clipping,
         "activation_checkpointing": _activations,
+        "tensor_parallel": _degree("tensor_parallel.autotp_size", "tp"),
+        "expert_parallel": _degree("expert_parallel.autoep_size", "ep"),
     }
 
     # A section knows its keys; a key without a section is listed, with every key below it.
@@ -100,24 +125,96 @@ def translate(content: Mapping[str, Any]) -> Translation:
         if value == "auto":
             result.ignore(key, AUTO)
         elif key in sections:
+            # An old form of the section says whether there is ZeRO, which then is stage 1.
+            if key == "zero_optimization" and isinstance(value, bool):
+                value = {"stage": int(value)}
             if key not in ("gradient_clipping",) and not isinstance(value, dict):
                 raise UsageError(f"DeepSpeed's {key} is a JSON object, not {quoted(value)}")
             sections[key](value, result)
         else:
-            _ignore_all(key, value, result)
-    _across_sections(result)
+            result.note(key, value)
+    _across_sections(content, result)
     return result
 
 
-def _across_sections(result: Translation) -> None:
+def _across_sections(content: Mapping[str, Any], result: Translation) -> None:
     """Apply what depends on two sections, in whichever order the file has them."""
     # WarmupLR's maximum replaces the optimizer's rate.
     for key, value, _ in result.applied:
         if key == "scheduler.params.warmup_max_lr":
             result.settings["lr"] = value
+    _warmup_minimum(content, result)
+    _secondary_shards(content, result)
     # ZeRO's optimizers stop at the first overflow at the smallest loss scale; the one without ZeRO never does.
-    if result.settings.get("precision") == "fp16" and result.settings.get("zero", 0) > 0:
+    dynamic = result.settings.get("precision") == "fp16" and not result.settings.get("static_loss_scale")
+    if dynamic and result.settings.get("zero", 0) > 0:
         result.default("fp16: overflows at min_loss_scale", 1, loss_scale_floor_limit=1)
+
+
+def _warmup_minimum(content: Mapping[str, Any], result: Translation) -> None:
+    """Apply where the warm-up begins: a learning rate in the file, a share of the learning rate in a job."""
+    kind = content.get("scheduler", {})
+    least = kind.get("params", {}).get("warmup_min_lr") if isinstance(kind, dict) else None
+    if least is None or kind.get("type") not in ("WarmupLR", "WarmupDecayLR"):
+        return
+    key = "scheduler.params.warmup_min_lr"
+    if least == "auto":
+        result.ignore(key, AUTO)
+        return
+    if isinstance(least, bool) or not isinstance(least, int | float) or not least >= 0:
+        raise UsageError(f"DeepSpeed's {key} is {quoted(least)}; it must be a number of at least 0")
+    rate = result.settings.get("lr", result.defaults.get("lr"))
+    if least == 0:
+        result.apply(key, least)
+    elif rate is None:
+        result.ignore(key, "it is a share of the learning rate here, and the file gives none: --warmup-start")
+    elif least > rate:
+        result.ignore(key, "it is above the learning rate, and a warm-up here rises")
+    else:
+        # WarmupDecayLR falls back to this rate at its end.
+        decays = {"final_lr": least / rate} if kind["type"] == "WarmupDecayLR" else {}
+        result.apply(key, least, warmup_start=least / rate, **decays)
+
+
+def _secondary_shards(content: Mapping[str, Any], result: Translation) -> None:
+    """Apply ZeRO++'s second partition, over neighbours from which backward gathers."""
+    section, key = content.get("zero_optimization"), "zero_optimization.zero_hpz_partition_size"
+    size = section.get("zero_hpz_partition_size", "auto") if isinstance(section, dict) else "auto"
+    if size == "auto":
+        return  # listed where the section was read
+    size = _whole(key, size)
+    if size == 1:
+        result.apply(key, size)
+    elif result.settings.get("zero") != 3:
+        result.ignore(key, STAGE_3)
+    elif result.settings.get("recompute", "none") != "none":
+        result.ignore(key, "recomputation gathers parameters for both of its forward passes, from all ranks")
+    else:
+        result.apply(key, size, reshard_after_forward=str(size))
+
+
+def _degree(key: str, field_name: str) -> Callable[[Any, Translation], None]:
+    """Return the reader of a section that gives the degree of an axis."""
+
+    def section(values: Mapping[str, Any], result: Translation) -> None:
+        name, own = key.partition(".")[0], key.rpartition(".")[2]
+        # Experts are parallel only where that is enabled.
+        if values.get("enabled", name == "tensor_parallel") is False:
+            result.apply(name, "off")
+            return
+        for inner, value in values.items():
+            if inner == own and value != "auto":
+                degree = _whole(key, value)
+                # 0 is how DeepSpeed says that there is no such axis.
+                result.apply(key, value, **({field_name: degree} if degree > 1 else {}))
+            elif inner == "enabled" and value is True:
+                result.apply(f"{name}.enabled", value)
+            elif value == "auto":
+                result.ignore(f"{name}.{inner}", AUTO)
+            else:
+                result.note(f"{name}.{inner}", value)
+
+    return section
 
 
 def _batch(content: Mapping[str, Any], result: Translation) -> None:
@@ -181,51 +278,52 @@ def _whole(key: str, value: Any) -> int:
 def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = str(section.get("type", "")), _params("optimizer", section)
     name = OPTIMIZERS.get(kind.lower())
+    if "max_grad_norm" in params:
+        raise UsageError(
+            "DeepSpeed refuses optimizer.params.max_grad_norm; write gradient_clipping beside the optimizer instead"
+        )
     if name is None:
-        _ignore_all("optimizer", section, result, "minidist has Adam, AdamW, SGD and Adagrad of these")
+        _ignore_all("optimizer", section, result, "minidist has Adam, AdamW, SGD, Adagrad and RMSprop of these")
         return
-    if kind.lower() == "adam" and (params.get("adam_w_mode", True) is False or params.get("torch_adam") is True):
-        # DeepSpeed's own "Adam" decays weights as AdamW does, unless told otherwise.
+    if kind.lower() == "adam" and params.get("adam_w_mode", True) is False:
+        # DeepSpeed's "Adam" decays weights as AdamW does, unless told otherwise; PyTorch's too, with `torch_adam`.
         name = "adam"
     result.apply("optimizer.type", kind, optimizer=name)
 
-    # Numbers that are settings here too. Only SGD has a momentum of its own.
-    fields = {"lr": "lr", "weight_decay": "weight_decay", **({"momentum": "momentum"} if name == "sgd" else {})}
+    # Numbers that are settings here too. Only SGD and RMSprop have a momentum of their own.
+    fields = {"lr": "lr", "weight_decay": "weight_decay"}
+    fields |= {"momentum": "momentum"} if name in ("sgd", "rmsprop") else {}
     _numbers("optimizer", params, result, fields)
     if "lr" not in params:
         result.default("optimizer.params.lr", DEFAULT_LR[name], lr=DEFAULT_LR[name])
+    # PyTorch's AdamW decays weights by default, DeepSpeed's does not.
+    if name == "adamw" and params.get("torch_adam") is True and "weight_decay" not in params:
+        result.default("optimizer.params.weight_decay", 0.01, weight_decay=0.01)
 
     # Adam's two averages, and the epsilon of all that divide. What is not two numbers is listed below.
-    if name in ("adam", "adamw") and _are_betas(params.get("betas")):
-        result.apply(
-            "optimizer.params.betas", params["betas"], betas=",".join(str(float(b)) for b in params.pop("betas"))
-        )
+    betas = params.get("betas")
+    if name in ("adam", "adamw") and betas is not None and betas != "auto":
+        if _are_betas(betas):
+            result.apply("optimizer.params.betas", betas, betas=",".join(str(float(b)) for b in betas))
+        else:
+            result.ignore("optimizer.params.betas", "betas are two numbers from 0 to below 1")
+        del params["betas"]
     if name != "sgd" and params.get("eps", "auto") != "auto":
         _numbers("optimizer", {"eps": params.pop("eps")}, result, {"eps": "eps"})
 
     # Other parameters apply only with the value that minidist trains with.
-    usual = {
-        "betas": [0.9, 0.999],
-        "eps": 1e-8,
-        "bias_correction": True,
-        "amsgrad": False,
-        "nesterov": False,
-        "dampening": 0,
-    }
     for key, value in params.items():
         if key in fields or value == "auto":
             continue
-        if (key in ("adam_w_mode", "torch_adam") and kind.lower() == "adam") or (key in usual and value == usual[key]):
+        if key in ("adam_w_mode", "torch_adam") and name in ("adam", "adamw") and isinstance(value, bool):
             result.apply(f"optimizer.params.{key}", value)
         else:
-            result.ignore(
-                f"optimizer.params.{key}",
-                f"minidist trains with {usual[key]}" if key in usual else "minidist has no such setting",
-            )
+            result.note(f"optimizer.params.{key}", value)
 
     # Keys beside type and params, such as legacy_fusion, concern DeepSpeed's kernels.
-    for key in set(section) - {"type", "params"}:
-        _ignore_all(f"optimizer.{key}", section[key], result)
+    for key in section:
+        if key not in ("type", "params"):
+            result.note(f"optimizer.{key}", section[key])
 
 
 def _are_betas(value: Any) -> bool:
@@ -244,6 +342,7 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     own = {"cos_min_ratio": "final_lr"} if cosine else {"warmup_max_lr": "lr"}
     if decays[kind] != "constant":
         own["total_num_steps"] = "steps"
+    own |= {"warmup_min_ratio": "warmup_start"} if cosine else {}
     fields = {"warmup_num_steps": "warmup", **own}
     _numbers("scheduler", params, result, fields)
 
@@ -269,15 +368,13 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
             " (its issue 7303): write it into the file",
         )
 
-    # The rest applies where it says what minidist does anyway.
+    # The rest applies where it says what minidist does anyway; the minimum's share of the rate is known at the end.
     for key, value in params.items():
-        name = f"scheduler.params.{key}"
-        if key in fields or value == "auto":
-            continue
-        if (key, value) in (("warmup_min_lr", 0), ("warmup_min_ratio", 0), ("last_batch_iteration", -1)):
-            result.apply(name, value)
-        else:
-            result.ignore(name)
+        if key not in fields and value != "auto" and (cosine or key != "warmup_min_lr"):
+            result.note(f"scheduler.params.{key}", value)
+    for key in section:
+        if key not in ("type", "params"):
+            result.note(f"scheduler.{key}", section[key])
 
 
 # DeepSpeed's key of the dynamic loss scale -> the field of TrainConfig.
@@ -286,6 +383,9 @@ LOSS_SCALE = {
     "hysteresis": "loss_scale_hysteresis",
     "min_loss_scale": "loss_scale_floor",
 }
+
+
+SMALLEST_SCALE = 2.0 ** math.ceil(math.log2(MIN_VALUE))
 
 
 def _half(precision: str) -> Callable[[Any, Translation], None]:
@@ -301,37 +401,60 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
             result.apply(f"{precision}.enabled", True, precision=precision)
-            if rest.get("loss_scale") == 0:
-                # 0 means dynamic.
-                result.apply(f"{precision}.loss_scale", rest.pop("loss_scale"))
             # Only fp16 scales its loss: bf16 has the exponents of fp32.
             if precision == "fp16":
-                if isinstance(rest.get("initial_scale_power"), int):
-                    power = rest.pop("initial_scale_power")
-                    if not 0 <= power <= 1000:
-                        raise UsageError(
-                            f"DeepSpeed's fp16.initial_scale_power is {quoted(power)}; it must be from 0 to 1000"
-                        )
-                    result.apply("fp16.initial_scale_power", power, loss_scale=2.0**power)
-                for key, setting in LOSS_SCALE.items():
-                    if key in rest:
-                        value = rest.pop(key)
-                        result.apply(f"fp16.{key}", value, **{setting: value})
-                if "loss_scale_window" not in values and "loss_scale" not in rest:
-                    result.default("fp16.loss_scale_window", 1000, loss_scale_interval=1000)
-                if rest.get("consecutive_hysteresis") is False:
-                    result.apply("fp16.consecutive_hysteresis", rest.pop("consecutive_hysteresis"))
+                _loss_scale(rest, result)
         elif values.get("enabled", False) == "auto":
             result.ignore(f"{precision}.enabled", AUTO)
+            # Whether these mean anything is not known.
+            for key, value in rest.items():
+                _ignore_all(
+                    f"{precision}.{key}", value, result, f"{precision}.enabled is auto: write true, or use the flags"
+                )
+            return
         else:
             result.apply(f"{precision}.enabled", False)
             return  # the other keys of a disabled section have no meaning
 
-        # The remaining keys have no counterpart here.
         for key, value in rest.items():
-            _ignore_all(f"{precision}.{key}", value, result)
+            result.note(f"{precision}.{key}", value)
 
     return section
+
+
+def _loss_scale(section: dict[str, Any], result: Translation) -> None:
+    """Translate the loss scale of fp16, and remove its keys from `section`: 0 means dynamic, any other value static."""
+    static = section.pop("loss_scale", 0)
+    if static == "auto":
+        result.ignore("fp16.loss_scale", AUTO)
+    elif isinstance(static, bool) or not isinstance(static, int | float) or not static >= 0:
+        raise UsageError(f"DeepSpeed's fp16.loss_scale is {quoted(static)}; it must be a number of at least 0")
+    elif static > 0:
+        result.apply("fp16.loss_scale", static, loss_scale=float(static), static_loss_scale=True)
+        for key in ("initial_scale_power", *LOSS_SCALE):
+            if key in section:
+                result.ignore(f"fp16.{key}", f"it belongs to a dynamic loss scale, and fp16.loss_scale is {static:g}")
+                del section[key]
+        return
+    else:
+        result.apply("fp16.loss_scale", static)
+
+    power = section.pop("initial_scale_power", "auto")
+    if power != "auto":
+        if _whole("fp16.initial_scale_power", power) not in range(1001):
+            raise UsageError(f"DeepSpeed's fp16.initial_scale_power is {quoted(power)}; it must be from 0 to 1000")
+        result.apply("fp16.initial_scale_power", power, loss_scale=2.0 ** int(power))
+    for key, setting in LOSS_SCALE.items():
+        value = section.pop(key, None)
+        if value == "auto":
+            result.ignore(f"fp16.{key}", AUTO)
+        elif key == "min_loss_scale" and value == 0:
+            # The scale has no floor: the smallest power of two that is a size.
+            result.apply(f"fp16.{key}", value, loss_scale_floor=SMALLEST_SCALE)
+        elif value is not None:
+            result.apply(f"fp16.{key}", value, **{setting: value})
+    if "loss_scale_interval" not in result.settings:
+        result.default("fp16.loss_scale_window", 1000, loss_scale_interval=1000)
 
 
 def _zero(section: Mapping[str, Any], result: Translation) -> None:
@@ -343,50 +466,71 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
     # Keys about buckets, offloading and small parameters apply; those about DeepSpeed's own memory do not.
     for key, value in section.items():
         name = f"zero_optimization.{key}"
-        if key == "stage":
+        if key == "stage" or (key == "zero_hpz_partition_size" and value != "auto"):
             continue
         if value == "auto":
             result.ignore(name, AUTO)
         elif key == "reduce_bucket_size":
-            result.apply(name, value, reduce_bucket_size=_whole(name, value))
-        elif key in OFFLOAD and isinstance(value, dict):
-            _offload(name, value, OFFLOAD[key], stage, result)
-        elif key == "stage3_param_persistence_threshold" and stage == 3:
-            result.apply(name, value, persistence_threshold=_whole(name, value))
-        elif key in ALWAYS and isinstance(value, bool):
-            if value:
-                result.apply(name, value)
+            size = _whole(name, value)
+            if stage in (1, 2):
+                result.apply(name, value, reduce_bucket_size=size)
             else:
-                result.ignore(name, ALWAYS[key])
+                result.ignore(name, BUCKETS[stage])
+        elif key in OFFLOAD and (isinstance(value, dict) or value is None):
+            _offload(name, value or {"device": None}, OFFLOAD[key], stage, result)
+        elif key in LEGACY_OFFLOAD and isinstance(value, bool):
+            _offload_device(name, value, "cpu" if value else None, LEGACY_OFFLOAD[key], stage, result)
+        elif key in STAGE_3_KEYS:
+            number = _whole(name, value)
+            if stage != 3:
+                result.ignore(name, STAGE_3)
+            elif key == "stage3_param_persistence_threshold":
+                result.apply(name, value, persistence_threshold=number)
+            elif number == 0:
+                result.apply(name, value, prefetch=0)
+            else:
+                result.ignore(name, "minidist gathers whole blocks ahead, and --prefetch is their number")
         else:
-            _ignore_all(name, value, result)
+            result.note(name, value)
 
     if stage == 3 and "stage3_param_persistence_threshold" not in section:
         result.default("zero_optimization.stage3_param_persistence_threshold", 100_000, persistence_threshold=100_000)
 
 
-# What minidist does in any case, so that only `true` says what happens.
-ALWAYS = {
-    "overlap_comm": "minidist always sends gradients while backward computes",
-    "contiguous_gradients": "minidist's gradients always lie in one flat buffer",
+STAGE_3 = "it applies at stage 3 only, in DeepSpeed too"
+STAGE_3_KEYS = ("stage3_param_persistence_threshold", "stage3_prefetch_bucket_size")
+# Why the size of a bucket does not apply at these stages.
+BUCKETS = {
+    0: "stage 0 reduces in buckets of --bucket-cap-mb, and so it does in DeepSpeed in buckets of its own",
+    3: "stage 3 reduces the gradients of a block when backward leaves it",
 }
 # DeepSpeed's key -> what --offload calls it.
 OFFLOAD = {"offload_optimizer": "optimizer", "offload_param": "parameters"}
+LEGACY_OFFLOAD = {"cpu_offload": "optimizer", "cpu_offload_params": "parameters"}
 
 
 def _offload(name: str, section: Mapping[str, Any], what: str, stage: int, result: Translation) -> None:
     """Translate an offload section. --offload parameters, which ZeRO 3 has, includes the optimizer."""
-    device = section.get("device", "cpu")
+    _offload_device(f"{name}.device", section.get("device", "cpu"), section.get("device", "cpu"), what, stage, result)
+    for inner in section:
+        if inner != "device":
+            result.note(f"{name}.{inner}", section[inner])
+
+
+def _offload_device(key: str, value: Any, device: Any, what: str, stage: int, result: Translation) -> None:
+    """Apply the device of an offload; value: how the file says it."""
     if device in ("none", None):
-        result.apply(f"{name}.device", device, **({} if "offload" in result.settings else {"offload": "none"}))
+        result.apply(key, value, **({} if "offload" in result.settings else {"offload": "none"}))
+    elif device == "auto":
+        result.ignore(key, AUTO)
     elif device != "cpu":
-        result.ignore(f"{name}.device", "minidist offloads to the host's memory")
+        result.ignore(key, NVME)
     elif what == "parameters" and stage != 3:
-        result.ignore(f"{name}.device", "parameters are offloaded at stage 3 only, in DeepSpeed too")
+        result.ignore(key, "parameters are offloaded at stage 3 only, in DeepSpeed too")
+    elif stage == 0:
+        result.ignore(key, "the optimizer is offloaded from stage 1 on, in DeepSpeed too")
     else:
-        _offload_to_host(f"{name}.device", device, what, result)
-    for inner in set(section) - {"device"}:
-        _ignore_all(f"{name}.{inner}", section[inner], result)
+        _offload_to_host(key, value, what, result)
 
 
 def _offload_to_host(key: str, value: Any, what: str, result: Translation) -> None:
@@ -410,16 +554,18 @@ def _activations(section: Mapping[str, Any], result: Translation) -> None:
     """Turn recomputation on; in DeepSpeed the model says what is recomputed, and this section says how."""
     result.apply("activation_checkpointing", "{...}", recompute="full")
     for key, value in section.items():
-        if key == "cpu_checkpointing" and value:
+        if value == "auto":
+            result.ignore(f"activation_checkpointing.{key}", AUTO)
+        elif key == "cpu_checkpointing" and value:
             _offload_to_host(f"activation_checkpointing.{key}", value, "activations", result)
-        elif value in (False, None):
+        elif key == "cpu_checkpointing":
             result.apply(f"activation_checkpointing.{key}", value)
         else:
-            _ignore_all(f"activation_checkpointing.{key}", value, result)
+            result.note(f"activation_checkpointing.{key}", value)
 
 
-def _ignore_all(key: str, value: Any, result: Translation, why: str = "minidist has no such setting") -> None:
-    """Ignore a key, or every key below it."""
+def _ignore_all(key: str, value: Any, result: Translation, why: str) -> None:
+    """Ignore a key, or every key below it, for one reason."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             _ignore_all(f"{key}.{name}", inner, result, why)

@@ -778,6 +778,7 @@ SYNCHRONIZE_EACH = (
     ),
 )
 
+DYNAMIC = "--precision fp16 without --static-loss-scale"
 # A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("heads", lambda j: j.model != "mlp", "--model gpt or llama"),
@@ -793,10 +794,12 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
     ("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
-    ("loss_scale_interval", lambda j: j.precision == "fp16", "--precision fp16"),
-    ("loss_scale_hysteresis", lambda j: j.precision == "fp16", "--precision fp16"),
-    ("loss_scale_floor", lambda j: j.precision == "fp16", "--precision fp16"),
-    ("loss_scale_floor_limit", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("loss_scale_interval", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("loss_scale_hysteresis", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("loss_scale_floor", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("loss_scale_floor_limit", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("static_loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 

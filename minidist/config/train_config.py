@@ -71,6 +71,9 @@ class TrainConfig(BaseModel):
     warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
         "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
     )
+    warmup_start: float = Field(
+        0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
+    )
     decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
     final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
@@ -173,6 +176,7 @@ class TrainConfig(BaseModel):
         "moving-average", description="int8: range of a layer's inputs, from the smallest and largest of each step"
     )
     loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
+    static_loss_scale: bool = Field(False, description="fp16: the loss scale stays; a step that overflows is skipped")
     loss_scale_interval: int = Field(
         2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
     )

@@ -24,7 +24,7 @@ from minidist.optim.clip import (
     norm_from_blocks,
     scale_gradients_,
 )
-from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError
+from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
 from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, is_bias_or_norm
 from minidist.optim.rmsprop import RMSProp
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
@@ -47,6 +47,7 @@ __all__ = [
     "Optimizer",
     "ParameterSlice",
     "RMSProp",
+    "StaticLossScaler",
     "Warmup",
     "WarmupCosine",
     "WarmupLinear",

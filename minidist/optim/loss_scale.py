@@ -147,4 +147,12 @@ class DynamicLossScaler:
             setattr(self, name, type(getattr(self, name))(state[name]))
 
 
+class StaticLossScaler(DynamicLossScaler):
+    """A loss scale that stays as it is: a step in which a gradient overflows is skipped, and nothing else happens."""
+
+    def update(self, overflow: bool) -> None:
+        """Count a step that is lost."""
+        self.skipped += overflow
+
+
 _STATE = ("scale", "good_steps", "patience", "overflows_at_floor", "skipped")

@@ -73,7 +73,8 @@ class DeepSpeedWarmup:
 
     DeepSpeed sets the rate after each step, and before the first one to the minimum, so that every factor comes a step
     later than in `Warmup`, and the first two are 0: "linear" gives 0, 0, 1/w, 2/w, ...; "log" 0, 0, log 2 / log w, ....
-    Fewer than 2 warm-up steps count as 2. A warm-up longer than the run is cut off, as there.
+    Fewer than 2 warm-up steps count as 2. A warm-up longer than the run is cut off, as there. start: the factor that
+    the warm-up begins with, in the place of 0.
     """
 
     warmup_steps: int
@@ -81,14 +82,16 @@ class DeepSpeedWarmup:
     total_steps: int | None = None
     final_factor: float = 0.0001
     linear: bool = False
+    start: float = 0.0
 
     def __call__(self, step: int) -> float:
         """Return the factor of step number `step`."""
         ended, warmup = step - 1, max(2, self.warmup_steps)  # the number of the step that has ended
         if ended < warmup:
             if ended < 1:
-                return 0.0
-            return ended / warmup if self.curve == "linear" else math.log(ended + 1) / math.log(warmup)
+                return self.start
+            done = ended / warmup if self.curve == "linear" else math.log(ended + 1) / math.log(warmup)
+            return self.start + (1 - self.start) * done
         if self.total_steps is None:
             return 1.0
         if self.linear:

@@ -29,7 +29,17 @@ from minidist.data import (
     microbatch_numbers,
 )
 from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
-from minidist.optim import SGD, Adagrad, Adam, AdamW, DynamicLossScaler, Optimizer, RMSProp, WarmupCosine
+from minidist.optim import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    DynamicLossScaler,
+    Optimizer,
+    RMSProp,
+    StaticLossScaler,
+    WarmupCosine,
+)
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, OffloadedOptimizer
 
@@ -183,6 +193,8 @@ def make_optimizer(job: Job, parameters: Any) -> Optimizer:
 def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
     if config.precision != "fp16":
         return None
+    if config.static_loss_scale:
+        return StaticLossScaler(config.loss_scale)
     return DynamicLossScaler(
         config.loss_scale,
         growth_interval=config.loss_scale_interval,
@@ -197,7 +209,12 @@ def _schedule(config: TrainConfig) -> Callable[[int], float]:
     if config.warmup_curve != "linear":
         curve = config.warmup_curve.removeprefix("deepspeed-")
         return DeepSpeedWarmup(
-            config.warmup, curve, config.steps if decays else None, config.final_lr, linear=config.decay == "linear"
+            config.warmup,
+            curve,
+            config.steps if decays else None,
+            config.final_lr,
+            linear=config.decay == "linear",
+            start=config.warmup_start,
         )
     if decays:
         kind = WarmupLinear if config.decay == "linear" else WarmupCosine

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.commands.runner import number_of_ranks
 from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
+from minidist.config.deepspeed_keys import APPLIED, NOTED, REFUSED, as_markdown
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
@@ -70,13 +73,14 @@ def test_every_key_that_matters_becomes_a_setting():
         "global_batch": 16,
         "micro_batch": 2,
         "accumulation": 2,
-        "optimizer": "adam",
+        "optimizer": "adamw",
         "lr": 0.001,
         "betas": "0.8,0.999",
         "eps": 1e-8,
         "weight_decay": 0.1,
         "decay": "cosine",
         "warmup": 3,
+        "warmup_start": 0.1,
         "warmup_curve": "deepspeed-linear",
         "steps": 30,
         "zero": 1,
@@ -86,15 +90,12 @@ def test_every_key_that_matters_becomes_a_setting():
         "recompute": "full",
     }
     assert [key for key, _ in said.ignored] == [
-        "scheduler.params.warmup_min_ratio",
         "zero_optimization.allgather_bucket_size",
-        "zero_optimization.offload_optimizer.pin_memory",
         "zero_optimization.offload_param.device",
         "activation_checkpointing.partition_activations",
         "steps_per_print",
         "flops_profiler.enabled",
         "flops_profiler.detailed",
-        "wall_clock_breakdown",
     ]
 
 
@@ -345,7 +346,7 @@ def test_parameters_are_offloaded_with_their_optimizer(order):
     assert zero(stage=3, offload_param=host) == ("parameters", [])
     assert zero(stage=3, offload_param={"device": "none"}, offload_optimizer=host) == ("optimizer", [])
     assert zero(stage=3, offload_optimizer=host, offload_param={"device": "none"}) == ("optimizer", [])
-    assert zero(stage=3, offload_param={"device": "nvme"})[1][0][1] == "minidist offloads to the host's memory"
+    assert "host's memory, not to a drive" in zero(stage=3, offload_param={"device": "nvme"})[1][0][1]
     assert "at stage 3 only" in zero(stage=2, offload_param=host)[1][0][1]
     said = translate(
         {
@@ -360,11 +361,176 @@ def test_parameters_are_offloaded_with_their_optimizer(order):
     ]
 
 
+# What must stand beside a key so that it means something.
+BESIDE = {
+    "optimizer": {"type": "Adam", "params": {}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01}},
+    "fp16": {"enabled": True},
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 3},
+    "expert_parallel": {"enabled": True},
+}
+SECTIONS_OF_OTHERS = ("tensor_parallel", "expert_parallel", "optimizer.params", "scheduler.params")
+OF_COSINE = ("warmup_min_ratio", "total_num_steps", "cos_min_ratio")
+
+
+def file_with(key, value):
+    """A file in which the key means something."""
+    section, *rest = key.split(".")
+    content = json.loads(json.dumps({**SMALL, **{name: BESIDE[name] for name in [section] if name in BESIDE}}))
+    place = content
+    for name in [section, *rest][:-1]:
+        place = place.setdefault(name, {})
+    place[key.rpartition(".")[2]] = value
+    if rest and rest[-1] in OF_COSINE:
+        content["scheduler"]["type"] = "WarmupCosineLR"
+    if rest and rest[-1] == "momentum":
+        content["optimizer"]["type"] = "SGD"
+    if rest == ["reduce_bucket_size"]:
+        content["zero_optimization"]["stage"] = 2
+    return content
+
+
+@pytest.mark.parametrize("key", APPLIED)
+def test_every_key_of_the_page_that_is_honoured_is(key):
+    said = translate(file_with(key, APPLIED[key].example))
+    becomes = {name: how for name, _, how in said.applied}[key]
+    assert key not in dict(said.ignored)
+    flags = re.findall(r"--[a-z-]+", APPLIED[key].becomes)
+    shown = becomes if becomes != "as it is" else " ".join(how for *_, how in said.applied)
+    assert not flags or any(flag in shown for flag in flags), (flags, shown)
+
+
+@pytest.mark.parametrize("key", NOTED)
+def test_every_key_of_the_page_that_is_noted_is(key):
+    # A value that is none of those that minidist has anyway.
+    inner = f"{key}.other" if key in SECTIONS_OF_OTHERS else key
+    said = translate(file_with(inner, "other"))
+    assert dict(said.ignored)[inner] == NOTED[key].why
+    for value in NOTED[key].values:
+        said = translate(file_with(key, value))
+        assert key in [name for name, *_ in said.applied]
+        assert key not in dict(said.ignored)
+
+
+@pytest.mark.parametrize(("key", "content", "why"), REFUSED)
+def test_every_key_of_the_page_that_is_refused_is(key, content, why):
+    content = content if key == "train_batch_size" else {**SMALL, **content}
+    with pytest.raises(UsageError):
+        translate(content)
+
+
+def test_the_page_of_keys_is_current():
+    """docs/deepspeed.md is written by `python -m minidist.config.deepspeed_keys > docs/deepspeed.md`."""
+    page = Path(__file__).parents[2] / "docs" / "deepspeed.md"
+    assert page.read_text(encoding="utf-8") == as_markdown()
+
+
+ADAMW = {"type": "AdamW", "params": {"lr": "auto", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": "auto"}}
+DECAY = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto", "total_num_steps": "auto"}
+AUTO_FP16 = {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2}
+AUTO_BATCH = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto"}
+HOST = {"device": "cpu", "pin_memory": True}
+# Forms of the files that trainers, tutorials and DeepSpeed's own pages show.
+PEOPLES = {
+    "stage 0": {**SMALL, "zero_optimization": {"stage": 0, "reduce_bucket_size": 5e7, "offload_optimizer": HOST}},
+    "a bool": {**SMALL, "zero_optimization": True, "zero_allow_untested_optimizer": True},
+    "a small bucket": {**SMALL, "zero_optimization": {"stage": 2, "reduce_bucket_size": 1, "allgather_bucket_size": 1}},
+    "filled in by a trainer": {
+        **AUTO_BATCH,
+        "fp16": AUTO_FP16,
+        "bf16": {"enabled": "auto"},
+        "optimizer": ADAMW,
+        "scheduler": {"type": "WarmupDecayLR", "params": DECAY},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": HOST,
+            "offload_param": HOST,
+            "overlap_comm": True,
+            "sub_group_size": 1e9,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_param_persistence_threshold": "auto",
+            "stage3_max_live_parameters": 1e9,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "steps_per_print": 2000,
+        "wall_clock_breakdown": False,
+    },
+    "fp16 with a static scale": {
+        **SMALL,
+        "fp16": {"enabled": True, "loss_scale": 1024, "loss_scale_window": 1000, "min_loss_scale": 1},
+        "zero_optimization": {"stage": 1, "reduce_bucket_size": 5e6},
+        "gradient_clipping": 0.3,
+    },
+    "fp16 without a floor": {**SMALL, "fp16": {"enabled": True, "loss_scale": 0, "min_loss_scale": 0.0}},
+    "stage 3 with a bucket and neighbours": {
+        "train_micro_batch_size_per_gpu": 2,
+        "bf16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},
+        "zero_optimization": {"stage": 3, "reduce_bucket_size": 1e6, "zero_hpz_partition_size": 2},
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 1e-5, "warmup_max_lr": 1e-3}},
+    },
+    "recomputation and neighbours": {
+        **SMALL,
+        "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "stage3_prefetch_bucket_size": 0},
+        "activation_checkpointing": {"partition_activations": False, "cpu_checkpointing": False, "profile": False},
+    },
+    "an optimizer that is not here": {**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1, "max_coeff": 10}}},
+    "a schedule that is not here": {**SMALL, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1}}},
+}
+
+
+@pytest.mark.parametrize("name", PEOPLES)
+def test_files_as_people_have_them_describe_a_job_that_can_run(name):
+    """No rule refuses the job, and every key of the file is in one of the two lists."""
+    said = translate(PEOPLES[name])
+    config = apply_deepspeed(TrainConfig.make(width=16, heads=2, context=8), said, set())
+    assert number_of_ranks(config.model_copy(update={"dp": 4}), 4) == 4
+    named = {key for key, *_ in said.applied} | dict(said.ignored).keys()
+    for key in keys_of(PEOPLES[name]):
+        section = key.partition(".")[0]
+        section = "zero_optimization.stage" if PEOPLES[name][section] is True else section  # its old form
+        assert key in named or section in named or key.rpartition(".")[0] in named, key
+
+
+def test_values_of_peoples_files():
+    def settings(name):
+        return translate(PEOPLES[name]).settings
+
+    assert settings("a bool")["zero"] == 1
+    assert "reduce_bucket_size" not in settings("stage 0")
+    assert "offload" not in settings("stage 0")
+    static = settings("fp16 with a static scale")
+    assert (static["loss_scale"], static["static_loss_scale"], static["precision"]) == (1024.0, True, "fp16")
+    assert translate(PEOPLES["fp16 with a static scale"]).defaults == {}
+    assert 0 < settings("fp16 without a floor")["loss_scale_floor"] < 1e-29
+    neighbours = settings("stage 3 with a bucket and neighbours")
+    assert neighbours["reshard_after_forward"] == "2"
+    assert neighbours["warmup_start"] == pytest.approx(0.01)
+    assert "reshard_after_forward" not in settings("recomputation and neighbours")
+    assert settings("recomputation and neighbours")["prefetch"] == 0
+    assert settings("filled in by a trainer")["offload"] == "parameters"
+    unknown = translate({**SMALL, "zero_optimization": {"stage": 1, "overlap_com": True}})
+    assert "did you mean 'zero_optimization.overlap_comm'" in dict(unknown.ignored)["zero_optimization.overlap_com"]
+
+
+def test_a_warmup_begins_with_the_minimum_and_torchs_adam_decays():
+    scheduler = {"type": "WarmupLR", "params": {"warmup_min_lr": 0.1, "warmup_max_lr": 0.5, "warmup_num_steps": 4}}
+    scheduler["params"]["warmup_type"] = "linear"
+    assert rates({"scheduler": scheduler}, 7) == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.5])
+    decay = {"type": "WarmupDecayLR", "params": {**scheduler["params"], "total_num_steps": 6}}
+    assert rates({"scheduler": decay}, 9) == pytest.approx([0.1, 0.1, 0.2, 0.3, 0.4, 0.5, 0.3, 0.1, 0.1])
+    said = translate({**SMALL, "optimizer": {"type": "Adam", "params": {"torch_adam": True, "lr": 0.1}}})
+    assert (said.settings["optimizer"], said.defaults) == ("adamw", {"weight_decay": 0.01})
+    plain = {"torch_adam": True, "adam_w_mode": False}
+    assert translate({**SMALL, "optimizer": {"type": "Adam", "params": plain}}).settings["optimizer"] == "adam"
+
+
 def test_what_minidist_always_does_is_not_called_unknown():
     assert zero(stage=2, contiguous_gradients=True, overlap_comm=True)[1] == []
     assert [why for _, why in zero(stage=2, contiguous_gradients=False, overlap_comm=False)[1]] == [
-        "minidist's gradients always lie in one flat buffer",
-        "minidist always sends gradients while backward computes",
+        "gradients always lie in one flat buffer",
+        "gradients are always sent while backward computes",
     ]
 
 
@@ -379,10 +545,7 @@ def test_precision_comes_from_the_section_that_is_enabled():
         "loss_scale_hysteresis": 3,
         "loss_scale_floor": 2,
     }
-    assert [key for key, _ in said.ignored] == ["fp16.auto_cast"]
-    fixed = translate({**SMALL, "fp16": {"enabled": True, "loss_scale": 128}})
-    assert "loss_scale" not in fixed.settings
-    assert [key for key, _ in fixed.ignored] == ["fp16.loss_scale"]
+    assert said.ignored == []
 
 
 def test_stage_3s_threshold():

@@ -260,6 +260,8 @@ CASES = {
     "loss-scale-hysteresis-without-effect": ({"loss_scale_hysteresis": 5}, "belongs to --precision fp16"),
     "loss-scale-floor-without-effect": ({"loss_scale_floor": 0.5}, "belongs to --precision fp16"),
     "loss-scale-floor-limit-without-effect": ({"loss_scale_floor_limit": 1}, "belongs to --precision fp16"),
+    "static-loss-scale-without-effect": ({"static_loss_scale": True}, "belongs to --precision fp16"),
+    "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
     "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
 }
 

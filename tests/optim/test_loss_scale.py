@@ -16,10 +16,21 @@ from minidist.optim import (
     LossScaleError,
     ParameterSlice,
     RMSProp,
+    StaticLossScaler,
     clip_grad_norm_,
 )
 
 FLOAT16 = np.dtype(np.float16)
+
+
+def test_a_static_scale_stays_and_counts_what_is_skipped():
+    scaler = StaticLossScaler(1024.0)
+    for overflow in [True] * 5 + [False] * 5000 + [True]:
+        scaler.update(overflow)
+    assert (scaler.scale, scaler.skipped) == (1024.0, 6)
+    other = StaticLossScaler(1024.0)
+    other.load_state_dict(scaler.state_dict())
+    assert other.skipped == 6
 
 
 def scales(overflows, interval, hysteresis, floor, initial):
