@@ -4,8 +4,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 MADE := .venv/made-by-$(subst /,_,$(PYTHON)).stamp
 
-# Nothing from outside .venv, and one BLAS thread: bits depend on the number of threads.
-unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+# Nothing from outside .venv, and one BLAS thread: bits depend on the number of threads. Compiled files are kept, or
+# every rank of every test would compile the package anew.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
