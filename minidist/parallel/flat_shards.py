@@ -16,7 +16,7 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.base.trace import purpose
@@ -154,7 +154,7 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
 
     skip: parameters that do not count, because another group of ranks counts them. Each rank sends the float64 sums of
     its own blocks (8 B each) to all others, under purpose `clip_norm`. Raises UsageError when blocks cross shard
-    boundaries.
+    boundaries, or the shards lie on other ranks than those of `comm`: blocks would count twice, or not at all.
     """
     # Each rank's sums of its own blocks, shard after shard.
     sums = []
@@ -163,6 +163,12 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
             raise UsageError(
                 f"clipping needs shards that begin at multiples of {NORM_BLOCK} elements, these begin at multiples of "
                 f"{shard.alignment}; build them with alignment={NORM_BLOCK}"
+            )
+        if shard.comm is not comm and list(shard.comm.members) != list(comm.members):
+            raise UsageError(
+                f"rank {comm.members[comm.rank]}: the norm is taken over ranks {quoted(list(comm.members))}, but the"
+                f" unit of {shard.flat.names[0]!r} has its shards on ranks {quoted(list(shard.comm.members))}; pass the"
+                " communicator over which it is sharded (of a mesh of two axes the second one)"
             )
         gradient = shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
         sums.append(block_square_sums(gradient, [place for p, place, _, _ in shard.ranges() if p in skip]))

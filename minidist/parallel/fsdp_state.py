@@ -54,7 +54,7 @@ class FSDPState(BackwardObserver):
         ignored: Collection[Parameter] = (),
     ) -> None:
         self.module, self.comm, self.groups, self.context = module, comm, groups, context
-        self.prefetch, self.policy = prefetch, policy
+        self.prefetch, self.policy, self.replicas = prefetch, policy, replicas
         self.forward_order: list[FSDPState] = []  # as forwards began in the last pass, and how they ended: reversed,
         self.ended_order: list[FSDPState] = []  # the order in which backward will reach them
         self.began: list[FSDPState] = []  # the same of the pass that is running

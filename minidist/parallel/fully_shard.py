@@ -18,7 +18,7 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_a
 from collections.abc import Collection
 
 from minidist.autograd import Parameter
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.comm import Comm, Mesh
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
@@ -52,7 +52,8 @@ def fully_shard(
         optimizer = AdamW(sharded_parameters(model), lr=3e-3)
 
     mesh: a communicator, or a mesh of one axis, or of two: (replicate, shard), hybrid sharding: shards over the second
-    axis, equal copies over the first, along which the reduced shards are summed with an all-reduce.
+    axis, equal copies over the first, along which the reduced shards are summed with an all-reduce. The same for all
+    modules of a model.
     reshard_after_forward: True releases the unit after its forward and gathers it again for backward. False keeps it in
     between: 2 Psi bytes instead of 3, and the memory of data parallelism. A number g keeps 1/g of it on each rank and
     gathers it for backward in groups of g neighbours (g divides the number of shards).
@@ -86,6 +87,7 @@ def fully_shard(
 
     # Who communicates: the ranks that share the shards, those with equal copies, and the stream of the gathers.
     comm, replicas = _axes(mesh)
+    _check_ranks(module, comm, replicas)
     subgroup = _subgroup(comm, reshard_after_forward)
     context = FSDPCommContext(comm)
 
@@ -148,6 +150,28 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
             f"{type(module).__name__} has no parameters{' but ignored ones' if ignored else ''}; set its layers as"
             " attributes (also in lists or dicts), or leave fully_shard out"
         )
+
+
+def _check_ranks(module: Module, comm: Comm, replicas: Comm | None) -> None:
+    """Raise UsageError when a module inside is sharded over other ranks: one stream gathers the units of a model."""
+    mine = _ranks(comm, replicas)
+    for state in states_of(module):
+        theirs = _ranks(state.comm, state.replicas)
+        if mine != theirs:
+            outer, inner = (m.name or type(m).__name__ for m in (module, state.module))
+            raise UsageError(
+                f"rank {comm.members[comm.rank]}: fully_shard of {outer!r} over {_in_words(mine)}, and of {inner!r}"
+                f" inside it over {_in_words(theirs)}; pass the same mesh= to every fully_shard of a model"
+            )
+
+
+def _ranks(*comms: Comm | None) -> list[list[int]]:
+    """Return the ranks over which a unit is sharded, then, if there are any, those with equal copies of this shard."""
+    return [list(comm.members) for comm in comms if comm is not None]
+
+
+def _in_words(ranks: list[list[int]]) -> str:
+    return " with equal copies on ".join(f"ranks {quoted(members)}" for members in ranks)
 
 
 def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:

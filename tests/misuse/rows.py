@@ -194,6 +194,56 @@ def fully_shard_twice(comm):
     fully_shard(fully_shard(mlp(), mesh=comm), mesh=comm)
 
 
+@refused(
+    r"rank \d: fully_shard of 'MLP' over ranks \[0, 1, 2, 3\], and of 'layers.0' inside it over ranks \[\d, \d\]; pass"
+    r" the same mesh= to every fully_shard of a model",
+    ranks=4,
+)
+def units_on_other_ranks(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=init_device_mesh(comm, (2, 2), ("row", "column"))["row"])
+    fully_shard(model, mesh=comm)
+
+
+@refused(r"over ranks \[\d, \d\], and of 'layers.0' inside it over ranks \[\d, \d\]; pass the same mesh=", ranks=4)
+def units_on_as_many_other_ranks(comm):
+    """The gathers would bring the same shard twice, without a word."""
+    mesh, model = init_device_mesh(comm, (2, 2), ("row", "column")), mlp()
+    fully_shard(model.layers[0], mesh=mesh["row"])
+    fully_shard(model, mesh=mesh["column"])
+
+
+@refused(r"of 'layers.0' inside it over ranks \[\d, \d\] with equal copies on ranks \[\d, \d\]; pass", ranks=4)
+def units_of_which_some_have_copies(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=init_device_mesh(comm, (2, 2), ("replicate", "shard")))
+    fully_shard(model, mesh=comm)
+
+
+@equal(ranks=2)
+def units_on_a_duplicate_of_the_communicator(comm):
+    model = mlp()
+    fully_shard(model.layers[0], mesh=comm.dup())
+    optimizer = SGD(sharded_parameters(fully_shard(model, mesh=comm)), lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, comm, step, divisor=False).backward()
+        optimizer.step()
+    yield whole(model, optimizer), one_device(comm.size)
+
+
+@refused(
+    r"the norm is taken over ranks \[0, 1, 2, 3\], but the unit of 'layers.0.weight' has its shards on ranks"
+    r" \[\d, \d\]; pass the communicator over which it is sharded",
+    ranks=4,
+)
+def a_norm_over_the_ranks_that_have_copies(comm):
+    """Every block would count twice."""
+    model = fully_shard(mlp(), mesh=init_device_mesh(comm, (2, 2), ("replicate", "shard")))
+    loss_of(model, comm, divisor=False).backward()
+    clip_shards_(comm, shards_of(model), 1.0)
+
+
 @refused(r"every parameter of 'layers.0' belongs to a module that is sharded already.*inner modules first")
 def the_outer_module_before_the_inner_one(comm):
     model = fully_shard(mlp(), mesh=comm)
