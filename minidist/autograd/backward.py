@@ -27,6 +27,7 @@ from minidist.autograd.node import Node
 from minidist.autograd.parameter import BackwardObserver, Parameter
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.errors import quoted
 from minidist.base.watchers import watchers
 
 _creation = attrgetter("index")
@@ -49,7 +50,7 @@ def backward(
     The graph is used up: a second backward through any node of it raises AutogradError.
     """
     if weight_gradients not in ("now", "deferred"):
-        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {weight_gradients!r}")
+        raise AutogradError(f"weight_gradients must be 'now' or 'deferred', not {quoted(weight_gradients)}")
     root = tensor.node
     if root is None:
         raise AutogradError(

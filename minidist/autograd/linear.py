@@ -11,6 +11,7 @@ from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.errors import quoted
 from minidist.base.half import downcast
 
 
@@ -29,7 +30,7 @@ def linear(
     if len(w_shape) != 2 or not shape or shape[-1] != w_shape[0 if weight_is_in_out else 1]:
         raise mismatch("linear", x, weight, "do not fit: the last dim of x must be the weight's in dim")
     if activation not in (None, "relu", "gelu"):
-        raise AutogradError(f"linear: unknown activation {activation!r}; one of None, 'relu', 'gelu'")
+        raise AutogradError(f"linear: unknown activation {quoted(activation)}; one of None, 'relu', 'gelu'")
 
     # The product goes straight into the result's array, and everything after it works there in place.
     kept_x, kept_w = x.saved(), weight.saved()

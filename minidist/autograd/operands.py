@@ -11,6 +11,7 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.precision import common_dtype
 from minidist.autograd.tensor import HalfOperand, Tensor
 from minidist.base import arrays as xp
+from minidist.base.errors import quoted
 from minidist.base.half import downcast, is_half, upcast
 
 
@@ -22,7 +23,7 @@ def as_tensor(value: Any, like: Tensor) -> Tensor:
         return Tensor(value)
     if like.dtype.kind in "biu" and getattr(value, "ndim", 0) == 0 and hasattr(value, "__mod__") and value % 1 != 0:
         raise DtypeError(
-            f"the scalar {value!r} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
+            f"the scalar {quoted(value)} does not fit a tensor of {like.dtype}; cast the tensor to a float dtype first"
         )
     return Tensor(xp.as_array(value, like.dtype))
 

@@ -10,6 +10,7 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.operands import summed_to
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.errors import quoted
 
 
 def reshape(x: Tensor, shape: Any) -> Tensor:
@@ -96,7 +97,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     try:
         data = x.data[index]
     except IndexError as error:
-        raise ShapeError(f"getitem: index {index!r} does not fit shape {x.shape} ({error})") from None
+        raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({error})") from None
     shape, kind = x.shape, x.dtype
     basic = all(
         isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 
 @contextmanager
@@ -19,4 +19,6 @@ def writing(what: str, path: str | Path, remedy: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{what} cannot be written to {path}: {error.strerror or error}; {remedy}") from None
+        raise UsageError(
+            f"{what} cannot be written to {quoted(str(path), marks=False)}: {error.strerror or error}; {remedy}"
+        ) from None

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.watchers import Watcher, watchers, watching
 
 MEMORY_PURPOSES = (
@@ -67,7 +67,7 @@ class MemoryAccount(Watcher):
     def track(self, array: xp.Array, purpose: str) -> xp.Array:
         """Count the buffer behind `array` under `purpose`, once, until it is freed. Returns `array`."""
         if purpose not in _KNOWN:
-            raise ValueError(f"unknown memory purpose {purpose!r}; one of {', '.join(MEMORY_PURPOSES)}")
+            raise ValueError(f"unknown memory purpose {quoted(purpose)}; one of {', '.join(MEMORY_PURPOSES)}")
         if isinstance(array, xp.generic):
             return array  # a NumPy scalar, which arithmetic on arrays of shape () gives
         buffer = array if getattr(array, "base", None) is None else xp.owner(array)

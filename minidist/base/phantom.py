@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 
 class _Flags(NamedTuple):
@@ -58,7 +58,9 @@ class Phantom(NDArrayOperatorsMixin):
         if index is Ellipsis:
             return self
         if not isinstance(index, slice):
-            raise UsageError(f"a phantom array has no elements, only slices of its first dim; got index {index!r}")
+            raise UsageError(
+                f"a phantom array has no elements, only slices of its first dim; got index {quoted(index)}"
+            )
         return Phantom((len(range(*index.indices(self.shape[0]))), *self.shape[1:]), self.dtype)
 
     def __setitem__(self, index: Any, value: Any) -> None:

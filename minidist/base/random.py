@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 
 @dataclass(frozen=True)
@@ -151,4 +151,6 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
         return (uniform(key, 0, prod(shape)).reshape(shape) * 2 - 1) * scale
     if law == "constant":
         return np.full(shape, scale, dtype=np.float64)
-    raise ValueError(f"unknown law {law!r} of the initial weight {name!r}; one of normal, uniform, constant")
+    raise ValueError(
+        f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
+    )

@@ -16,7 +16,7 @@ import pkgutil
 from collections.abc import Iterable
 from typing import TypeVar
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 
 Entry = TypeVar("Entry")
 
@@ -41,7 +41,7 @@ class Registry(dict[str, Entry]):
         known = self.aliases.get(name.lower())
         if known is None:
             hint = nearest(name.lower(), self.aliases)
-            raise UsageError(f"unknown {self.kind} {name!r}{hint}; there are {', '.join(sorted(self))}")
+            raise UsageError(f"unknown {self.kind} {quoted(name)}{hint}; there are {', '.join(sorted(self))}")
         return self[known]
 
 

@@ -72,7 +72,7 @@ def purpose(name: str, whole: bool = False) -> Iterator[None]:
     whole: also those of blocks inside that name another purpose: what a layer sends for an evaluation is evaluation's.
     """
     if name not in PURPOSES:
-        raise ValueError(f"unknown message purpose {name!r}; one of {', '.join(PURPOSES)}")
+        raise ValueError(f"unknown message purpose {quoted(name)}; one of {', '.join(PURPOSES)}")
     token, settled = _purpose.set(_purpose.get() if _settled.get() else name), _settled.set(whole or _settled.get())
     try:
         yield

@@ -112,6 +112,10 @@ def check_header(header: object) -> dict[str, Any]:
     for name, (check, words) in OF_HEADER.items():
         if header.get(name) is not None and not check(header[name]):
             raise BadLineError(f"{name} is {quoted(header[name])}, which is not {words}")
+
+    # The bytes of a command that are not UTF-8 are surrogates, which no picture can show.
+    if header.get("command"):
+        header["command"] = header["command"].encode("utf-8", "replace").decode("utf-8")
     return header
 
 
@@ -126,7 +130,7 @@ def event_of(kind: type, record: Mapping[str, Any], ranks: int) -> Any:
     absent = [name for name, field in known.items() if name not in record and field.default is MISSING]
     if unknown or absent:
         raise BadLineError(
-            f"there is no field {quoted(unknown[0])}" if unknown else f"the field {absent[0]!r} is missing"
+            f"there is no field {quoted(unknown[0])}" if unknown else f"the field {quoted(absent[0])} is missing"
         )
 
     # Each value by itself, then the ranks, which the header bounds.

@@ -9,12 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, nearest, text_of
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, text_of
 
 
 def is_user_function(source: str) -> bool:
     """Return whether `source` is written FILE.py:FUNCTION."""
     return ".py:" in source
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether the path names a file; False, too, for what no path can be."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # too long, or with a NUL character
+        return False
 
 
 def load_function(source: str) -> Callable[..., Any]:
@@ -23,8 +31,8 @@ def load_function(source: str) -> Callable[..., Any]:
     UsageError when the file or the function does not exist, and with the file's line when importing it raises.
     """
     path, _, name = source.rpartition(":")
-    if not is_user_function(source) or "\0" in path or not Path(path).is_file():
-        raise UsageError(f"file {path!r} does not exist; write FILE.py:FUNCTION")
+    if not is_user_function(source) or not is_file(path):
+        raise UsageError(f"file {quoted(path)} does not exist; write FILE.py:FUNCTION")
 
     # The module is known to Python while it runs, because dataclasses and pickle look their module up.
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
@@ -39,7 +47,8 @@ def load_function(source: str) -> Callable[..., Any]:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"{path} cannot be imported: {type(error).__name__}: {text_of(error)}; correct the file"
+            f"{quoted(path, marks=False)} cannot be imported: {type(error).__name__}: {text_of(error)}; correct the"
+            " file"
         ) from error
     finally:
         # A file that is called like a module of Python's must not take its place.
@@ -49,5 +58,7 @@ def load_function(source: str) -> Callable[..., Any]:
     function = getattr(module, name, None)
     if not callable(function):
         names = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
-        raise UsageError(f"{path} has no function {name!r}{nearest(name, names)}; write FILE.py:FUNCTION")
+        raise UsageError(
+            f"{quoted(path, marks=False)} has no function {quoted(name)}{nearest(name, names)}; write FILE.py:FUNCTION"
+        )
     return function  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MinidistError, UsageError, nearest
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
 from minidist.comm.launcher import run_under_mpiexec
@@ -84,7 +84,7 @@ def known_cases(names: Sequence[str], cases: Mapping[str, Any], bench: str) -> N
     """Raise UsageError for a name that is not one of the cases."""
     for name in names:
         if name not in cases:
-            raise UsageError(f"{bench}: no case {name!r}{nearest(name, cases)}; one of {', '.join(cases)}")
+            raise UsageError(f"{bench}: no case {quoted(name)}{nearest(name, cases)}; one of {', '.join(cases)}")
 
 
 # --- ranks under mpiexec ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.bench.harness import (
     Step,
     environment,
@@ -72,7 +72,7 @@ def bench_data_parallel(
     if any(stage not in (1, 2, 3) for stage in zero):
         raise UsageError(f"bench step --zero {', '.join(map(str, zero))}; the stages are 1, 2 and 3")
     if against not in ("torch", None):
-        raise UsageError(f"bench step --against {against!r}{nearest(str(against), ['torch'])}; it can be torch")
+        raise UsageError(f"bench step --against {quoted(against)}{nearest(str(against), ['torch'])}; it can be torch")
     return run_ranks("minidist.bench.parallel", ranks, case, rounds, ",".join(map(str, zero)), against or "")
 
 

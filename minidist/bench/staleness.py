@@ -15,7 +15,7 @@ from math import inf
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_SWEPT_RANKS, check_ranks
 from minidist.base.random import Key, uniform
 from minidist.comm import Comm, LinkModel, SimWorld
@@ -69,7 +69,7 @@ def staleness_runs(
             f" {MAX_GRADIENTS * GRADIENT_SECONDS / workers:g} seconds"
         )
     if who not in ("last", "anyone"):
-        raise UsageError(f"slow is {who!r}; it must be 'last' (worker) or 'anyone'")
+        raise UsageError(f"slow is {quoted(who)}; it must be 'last' (worker) or 'anyone'")
 
     def pace(worker: int, clock: int) -> float:
         late = worker == workers - 1 if who == "last" else uniform(Key(0, "pace", clock), worker, 1)[0] < 1 / workers

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.bench.harness import (
     Step,
     environment,
@@ -61,7 +61,7 @@ def bench_tensor_parallel(ranks: int = 2, rounds: int = 8, against: str | None =
         choices = ", ".join(str(n) for n in range(2, HEADS + 1) if HEADS % n == 0)
         raise UsageError(f"bench step --tp {ranks}: the blocks have {HEADS} heads; take one of {choices}")
     if against not in ("torch", None):
-        raise UsageError(f"bench step --against {against!r}{nearest(str(against), ['torch'])}; it can be torch")
+        raise UsageError(f"bench step --against {quoted(against)}{nearest(str(against), ['torch'])}; it can be torch")
     return run_ranks("minidist.bench.tensor_parallel", ranks, rounds, against or "")
 
 

@@ -24,7 +24,7 @@ def bench_virtual_collectives(
     """Return {environment, rows}: a row per size and algorithm, "auto" last; `ratio` is to the best fixed choice."""
     if operation not in ALGORITHMS:
         raise UsageError(
-            f"no collective {operation!r}{nearest(operation, ALGORITHMS)}; one of {', '.join(sorted(ALGORITHMS))}"
+            f"no collective {quoted(operation)}{nearest(operation, ALGORITHMS)}; one of {', '.join(sorted(ALGORITHMS))}"
         )
     check_ranks(ranks, most=MAX_SWEPT_RANKS)
     if min(sizes) < 0 or max(sizes) > MAX_COUNT:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.bench.harness import Step
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig, Module
 from minidist.optim import AdamW
@@ -45,7 +45,7 @@ GPT_CASES = [name for name, case in CASES.items() if case.config]
 def gpt_case(name: str, bench: str) -> StepCase:
     """Return the GPT case of this name; UsageError when there is none."""
     if name not in GPT_CASES:
-        raise UsageError(f"{bench}: no GPT case {name!r}; one of {', '.join(GPT_CASES)}")
+        raise UsageError(f"{bench}: no GPT case {quoted(name)}; one of {', '.join(GPT_CASES)}")
     return CASES[name]
 
 

@@ -33,7 +33,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
@@ -200,7 +200,8 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
             entry = tensors.setdefault(name, {"shape": shape, "dtype": dtype, "pieces": []})
             if (entry["shape"], entry["dtype"]) != (shape, dtype):
                 raise UsageError(
-                    f"checkpoint: tensor {name!r} is {dtype}{shape} on rank {rank} and {entry['dtype']}{entry['shape']}"
+                    f"checkpoint: tensor {quoted(name)} is {dtype}{shape} on rank {rank} and"
+                    f" {entry['dtype']}{entry['shape']}"
                     " on another; give every rank's CheckpointShard the dtype and the shape of the whole tensor"
                 )
             entry["pieces"].append(piece)
@@ -213,7 +214,8 @@ def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storag
         if not (covered == 1).all():
             wrong = int(np.flatnonzero(covered != 1)[0])
             raise UsageError(
-                f"checkpoint: element {wrong} of tensor {name!r} is in {covered[wrong]} shards; each must be in one:"
+                f"checkpoint: element {wrong} of tensor {quoted(name)} is in {covered[wrong]} shards; each must be"
+                " in one:"
                 " give the ranks that hold the same values CheckpointShard(..., replica=ReplicaId(number, size))"
             )
 
@@ -262,7 +264,7 @@ def _latest(root: Path) -> str:
             if there
             else "there is no complete checkpoint beside it, so start anew without --resume"
         )
-        raise UsageError(f"the file 'latest' in {str(root)!r} names no checkpoint ({name[:40]!r}); {remedy}")
+        raise UsageError(f"the file 'latest' in {quoted(str(root))} names no checkpoint ({name[:40]!r}); {remedy}")
     return name
 
 
@@ -359,7 +361,7 @@ class Checkpoint:
         if name is None:
             if not (root / "latest").exists():
                 raise UsageError(
-                    f"there is no checkpoint in {str(root)!r} (no file 'latest'); name one that train --save has"
+                    f"there is no checkpoint in {quoted(str(root))} (no file 'latest'); name one that train --save has"
                     " written, or train without --resume"
                 )
             name = _latest(root)
@@ -382,7 +384,7 @@ class Checkpoint:
             intact = False
         if why or not intact:
             raise UsageError(
-                f"checkpoint {str(self.path)!r}: its file 'metadata.json', which lists all tensors, is missing or"
+                f"checkpoint {quoted(str(self.path))}: its file 'metadata.json', which lists all tensors, is missing or"
                 f" damaged{why}; {self.remedy}"
             )
 
@@ -398,21 +400,22 @@ class Checkpoint:
         older = [name for name in complete_checkpoints(self.path.parent) if name < self.path.name]
         if not older:
             return "there is no older checkpoint beside it, so train anew in another --save directory"
-        return f"write {older[-1]} into {str(self.path.parent / 'latest')!r} to use that one"
+        return f"write {older[-1]} into {quoted(str(self.path.parent / 'latest'))} to use that one"
 
     def expect(self, name: str, shape: Sequence[int], dtype: str | None = None) -> None:
         """Raise UsageError unless tensor `name` is there with this shape, and with this dtype when one is given."""
         entry = self._entry(name)
         if (entry["shape"], entry["dtype"]) != (list(shape), dtype or entry["dtype"]):
             raise UsageError(
-                f"checkpoint {str(self.path)!r}: tensor {name!r} is {entry['dtype']}{entry['shape']}; the model has "
+                f"checkpoint {quoted(str(self.path))}: tensor {quoted(name)} is {entry['dtype']}{entry['shape']};"
+                " the model has "
                 f"{dtype or ''}{list(shape)}; use the model that was saved"
             )
 
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self.tensors:
             raise UsageError(
-                f"checkpoint {str(self.path)!r} has no tensor {name!r}{nearest(name, self.tensors)}; "
+                f"checkpoint {quoted(str(self.path))} has no tensor {quoted(name)}{nearest(name, self.tensors)}; "
                 "Checkpoint.tensors lists what it has"
             )
         return self.tensors[name]  # type: ignore[no-any-return]
@@ -424,7 +427,8 @@ class Checkpoint:
         stop = size if stop is None else stop
         if not 0 <= start <= stop <= size:
             raise UsageError(
-                f"checkpoint {str(self.path)!r}: tensor {name!r} has elements 0 to {size}, not {start} to {stop}"
+                f"checkpoint {quoted(str(self.path))}: tensor {quoted(name)} has elements 0 to {size}, not {start}"
+                f" to {stop}"
             )
 
         # The files have the bytes that the metadata promise: a tensor is never larger than what is on disk.
@@ -452,7 +456,8 @@ class Checkpoint:
         # As many elements as the tensor has, but some twice: the others would be whatever is in the memory.
         if missing.any():
             raise UsageError(
-                f"checkpoint {str(self.path)!r}: element {start + int(missing.argmax())} of tensor {name!r} is in no"
+                f"checkpoint {quoted(str(self.path))}: element {start + int(missing.argmax())} of tensor"
+                f" {quoted(name)} is in no"
                 f" shard; {self.remedy}"
             )
         return result
@@ -465,7 +470,7 @@ class Checkpoint:
     def _check_file(self, file: str, name: str) -> None:
         """Raise UsageError when a file is missing, or is not as long as the metadata say. name: a tensor in it."""
         path = self.path / file
-        where = f"checkpoint {str(self.path)!r}: file {file!r}, which holds tensor {name!r},"
+        where = f"checkpoint {quoted(str(self.path))}: file {quoted(file)}, which holds tensor {quoted(name)},"
         if not path.is_file():
             raise UsageError(f"{where} is missing; copy the whole directory, or {self.remedy}")
         if path.stat().st_size != self.files[file]:
@@ -478,7 +483,7 @@ class Checkpoint:
         from safetensors import SafetensorError, safe_open
 
         # The file's header, the tensor's size and dtype, and its checksum are checked, in this order.
-        where = f"checkpoint {str(self.path)!r}: file {piece['file']!r}, which holds tensor {name!r},"
+        where = f"checkpoint {quoted(str(self.path))}: file {quoted(piece['file'])}, which holds tensor {quoted(name)},"
         try:
             with safe_open(self.path / piece["file"], framework="numpy") as file:
                 array = file.get_tensor(piece["key"])

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard
 
 RULES = ("sum", "drained")
@@ -43,13 +43,14 @@ def rank_state_shards(rank: int, states: Iterable[RankState]) -> list[Checkpoint
     for state in states:
         if state.rule not in RULES:
             raise UsageError(
-                f"local state {state.name!r} has the rule {state.rule!r}; it must be one of {', '.join(RULES)}"
+                f"local state {quoted(state.name)} has the rule {quoted(state.rule)}; it must be one of"
+                f" {', '.join(RULES)}"
             )
         # Nothing of it is stored: it must be empty.
         if state.rule == "drained":
             if state.value:
                 raise UsageError(
-                    f"rank {rank}: {state.value} of {state.name!r} are in flight; save after the last backward"
+                    f"rank {rank}: {state.value} of {quoted(state.name)} are in flight; save after the last backward"
                     " pass of a step"
                 )
             continue
@@ -72,7 +73,8 @@ def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) ->
     kinds = {(tuple(checkpoint.tensors[key]["shape"]), checkpoint.tensors[key]["dtype"]) for key in stored}
     if len(kinds) > 1:
         raise UsageError(
-            f"checkpoint {str(checkpoint.path)!r}: local state {name!r} has several shapes, {sorted(map(str, kinds))};"
+            f"checkpoint {quoted(str(checkpoint.path))}: local state {quoted(name)} has several shapes,"
+            f" {sorted(map(str, kinds))};"
             f" resume on {len(stored)} ranks, as it was saved"
         )
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, complete_checkpoints, save
 from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
@@ -157,7 +157,8 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
     """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
     if "config" not in checkpoint.state:
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} is not one of minidist train: it does not say which job it is;"
+            f"the checkpoint {quoted(str(checkpoint.path))} is not one of minidist train: it does not say which job"
+            " it is;"
             " read its tensors with minidist.checkpoint.Checkpoint"
         )
     try:
@@ -170,7 +171,7 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
             first = error.errors()[0]
             why = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} does not describe a job ({why}); {checkpoint.remedy}"
+            f"the checkpoint {quoted(str(checkpoint.path))} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
     return state
 
@@ -273,27 +274,27 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
         then = state.config.get(name, TrainConfig.model_fields[name].default)
         if then != getattr(config, name):
             raise UsageError(
-                f"the checkpoint {path!r} was made with {flag(name)} {_short(then)}, this job has"
+                f"the checkpoint {quoted(path)} was made with {flag(name)} {_short(then)}, this job has"
                 f" {_short(getattr(config, name))}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
     if rank == 0 and state.data_digest not in (None, job.data_digest):
         name = _short(state.config.get("data"))
         raise UsageError(
-            f"the checkpoint {path!r} was made with --data {name}, whose content was not that of --data"
+            f"the checkpoint {quoted(path)} was made with --data {name}, whose content was not that of --data"
             f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
         )
 
     # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
     if state.global_batch != job.batches.global_batch:
         raise UsageError(
-            f"the checkpoint {path!r} was made with a global batch of {state.global_batch}, this job has"
+            f"the checkpoint {quoted(path)} was made with a global batch of {state.global_batch}, this job has"
             f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
             f" --global-batch {state.global_batch}"
         )
     if checkpoint.step >= config.steps:
         raise UsageError(
-            f"the checkpoint {path!r} has {checkpoint.step} steps already; raise --steps above {checkpoint.step}"
+            f"the checkpoint {quoted(path)} has {checkpoint.step} steps already; raise --steps above {checkpoint.step}"
         )
     return state
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 fcntl: Any
 try:
@@ -77,7 +77,7 @@ class Storage:
                 file.seek(0)
                 owner = file.read(200).decode(errors="replace").strip() or "another process"
                 raise UsageError(
-                    f"another job saves into {str(directory)!r} ({owner}); wait until it has ended, or save into"
+                    f"another job saves into {quoted(str(directory))} ({owner}); wait until it has ended, or save into"
                     " another directory (--save)"
                 ) from None
 

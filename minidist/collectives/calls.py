@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from minidist.base.errors import UsageError, check_divisible
+from minidist.base.errors import UsageError, check_divisible, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op
@@ -311,5 +311,5 @@ def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: in
 def _root(comm: PointToPoint, operation: str, root: int) -> int:
     """Return the root as a Python integer, in 0..size-1."""
     if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
-        raise UsageError(f"rank {comm.rank}: {operation} with root {root!r}; ranks are 0..{comm.size - 1}")
+        raise UsageError(f"rank {comm.rank}: {operation} with root {quoted(root)}; ranks are 0..{comm.size - 1}")
     return index(root)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.arrays import quiet_overflow
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.half import add_into, downcast, is_half, upcast
 
 _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
@@ -30,7 +30,7 @@ _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
 def check_op(op: str, dtype: np.dtype[Any]) -> None:
     """Raise a UsageError unless two values of `dtype` can be reduced by `op`."""
     if op not in _UFUNCS:
-        raise UsageError(f"unknown reduction {op!r}; one of {', '.join(_UFUNCS)}")
+        raise UsageError(f"unknown reduction {quoted(op)}; one of {', '.join(_UFUNCS)}")
     try:  # dates and records cannot; text can, since NumPy 2, but its sum is not a number
         if dtype.kind in "SUT":
             raise TypeError
@@ -39,7 +39,7 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
         # An empty array is enough for NumPy to say whether it has this operation for this dtype.
         _UFUNCS[op](nothing, nothing, out=nothing)
     except TypeError:
-        raise UsageError(f"{dtype} values have no {op!r}; reduce numbers, or send this array as bytes") from None
+        raise UsageError(f"{dtype} values have no {quoted(op)}; reduce numbers, or send this array as bytes") from None
     if op == "avg" and dtype.kind in "iub":
         raise UsageError(
             f"the average of {dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"

@@ -125,7 +125,7 @@ def _check_users(operation: str, name: str, function: Callable[..., Any]) -> Non
     """Refuse a user's function that cannot be called, and one that would replace an algorithm of minidist."""
     there = dict.get(ALGORITHMS[operation], name)
     if there is not None and not there.is_users:
-        raise UsageError(f"@algorithm: {operation} has an algorithm {name!r} in minidist; choose another name")
+        raise UsageError(f"@algorithm: {operation} has an algorithm {quoted(name)} in minidist; choose another name")
     parameters = ("comm", *PARAMETERS[operation])
     try:
         inspect.signature(function).bind(*parameters)

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperGroup
 
 from minidist import __version__
-from minidist.base.errors import MinidistError
+from minidist.base.errors import MAX_QUOTED, MinidistError, quoted
 from minidist.base.interrupts import EXIT_CODE, ignore_more
 from minidist.comm.call_site import lines_of
 from minidist.comm.launch import interrupted, tune
@@ -102,6 +102,15 @@ def leave_standard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def shortened(text: str, words: Sequence[str]) -> str:
+    """Return a message with at most 80 characters of each of the words that were typed, and of what follows a `=`."""
+    for word in words:
+        for part in (word, word.partition("=")[0], word.partition("=")[2]):
+            if len(part) > MAX_QUOTED:
+                text = text.replace(part, quoted(part, marks=False))
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `minidist` with these arguments (default: those of the process)."""
     if arguments is not None:
@@ -133,8 +142,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.filename is None:
             raise
         refuse(
-            f"minidist: cannot open {str(error.filename)!r} ({error.strerror}); give the path of a file, in a folder"
-            " that exists",
+            f"minidist: cannot open {quoted(str(error.filename))} ({error.strerror}); give the path of a file, in a"
+            " folder that exists",
             2,
         )
     except MinidistError as error:
@@ -148,5 +157,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         text = io.StringIO()
         error.show(file=text)
-        refuse(text.getvalue().rstrip("\n"), error.exit_code)
+        refuse(shortened(text.getvalue().rstrip("\n"), sys.argv[1:]), error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

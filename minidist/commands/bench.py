@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.commands.options import command_line, whole_numbers, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
@@ -124,7 +124,11 @@ def bench_step(
     from minidist.bench.tensor_parallel import bench_tensor_parallel
 
     if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
-        raise UsageError(f"--zero {zero!r}; write the stages with commas, such as 1,2,3")
+        raise UsageError(f"--zero {quoted(zero)}; write the stages with commas, such as 1,2,3")
+    if against not in ("torch", "none", None):
+        raise UsageError(
+            f"bench step --against {quoted(against)}{nearest(against, ['torch', 'none'])}; it can be torch or none"
+        )
     stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
 

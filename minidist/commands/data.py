@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_count
 from minidist.commands.options import Ranks, takes_config
 from minidist.config.train_config import TrainConfig
@@ -35,7 +35,7 @@ def data(
         try:
             numbers = [float(word) for word in weights.split(",")]
         except ValueError:
-            raise UsageError(f"--weights {weights!r}; write a number for each rank, as in 2,1,1") from None
+            raise UsageError(f"--weights {quoted(weights)}; write a number for each rank, as in 2,1,1") from None
         print(f"with weights {weights}, {batches.global_batch} rows:")
         for rank, (first, rows) in enumerate(weighted_shards(batches.global_batch, numbers)):
             print(f"  rank {rank}: " + (f"rows {first} to {first + rows - 1}" if rows else "no row"))

@@ -17,6 +17,7 @@ from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
 from minidist.base.trace import read_traces
+from minidist.comm.launch import writable
 from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
 from minidist.commands.runner import run_training
 from minidist.config.train_config import TrainConfig, flag, resolve_batches
@@ -73,6 +74,7 @@ def run_demo(
     say: prints a line of progress.
     """
     config = demo_config(steps, ranks)
+    writable(folder / "simulated.jsonl")  # before minutes of training
     text = pydoc_text().tokens
     entropy = bigram_entropy(text)
     say(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import no_grad
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.random import Key, uniform
 from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.resume import read_job_state
@@ -45,7 +45,8 @@ def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
     if not config.is_language_model:
         kind = "a classifier" if config.model == "mlp" else "a model of your own"
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} holds {kind} (--model {config.model}), which generates no text"
+            f"the checkpoint {quoted(str(checkpoint.path))} holds {kind} (--model {config.model}), which generates"
+            " no text"
             " here; train a gpt or llama"
         )
 
@@ -83,7 +84,7 @@ def _vocabulary(checkpoint: Checkpoint, config: TrainConfig) -> int:
     expected = parameter_count(counted, rows)
     if expected > 2 * stored or config.layers > len(shapes):
         raise UsageError(
-            f"the checkpoint {str(checkpoint.path)!r} describes a model of {config.layers} layers and about"
+            f"the checkpoint {quoted(str(checkpoint.path))} describes a model of {config.layers} layers and about"
             f" {expected:,} parameters, and holds {stored:,}; {checkpoint.remedy}"
         )
     return int(rows)
@@ -150,10 +151,11 @@ def as_tokens(prompt: str, vocabulary: int) -> np.ndarray:
         numbers = np.array([int(word) for word in prompt.split()], np.int64)
     except ValueError:
         raise UsageError(
-            f"--prompt {prompt!r}: this model's tokens are numbers below {vocabulary}; write them with spaces between"
+            f"--prompt {quoted(prompt)}: this model's tokens are numbers below {vocabulary}; write them with spaces"
+            " between"
         ) from None
     if numbers.size and not 0 <= numbers.min() <= numbers.max() < vocabulary:
-        raise UsageError(f"--prompt {prompt!r}: tokens of this model are numbers from 0 to {vocabulary - 1}")
+        raise UsageError(f"--prompt {quoted(prompt)}: tokens of this model are numbers from 0 to {vocabulary - 1}")
     return numbers
 
 

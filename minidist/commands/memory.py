@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.commands.options import command_line
 from minidist.commands.output import Result, json_or_table, say
 
@@ -41,7 +41,7 @@ def memory(
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
     if form not in ("text", "svg"):
-        raise UsageError(f"--format {form!r}; it must be text or svg")
+        raise UsageError(f"--format {quoted(form)}; it must be text or svg")
     title = f"{model or params}{{}} on {dp} rank{'s' * (dp != 1)}, {accounting} accounting"
 
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_size
 from minidist.commands.output import say, with_parameters
 from minidist.config.train_config import TrainConfig, flag
@@ -170,5 +170,5 @@ def whole_numbers(text: str, name: str) -> list[int]:
         return [int(word) for word in text.split(",")]
     except ValueError:
         raise UsageError(
-            f"{name} {text!r}; it must be whole numbers with commas between them, such as 4096,1048576"
+            f"{name} {quoted(text)}; it must be whole numbers with commas between them, such as 4096,1048576"
         ) from None

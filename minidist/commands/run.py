@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 
 
 def run(
@@ -19,7 +19,7 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
-        raise UsageError(f"there is no script {str(script)!r}; give the path of a Python file")
+        raise UsageError(f"there is no script {quoted(str(script))}; give the path of a Python file")
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     sys.argv = [str(script), *context.args]

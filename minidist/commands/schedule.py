@@ -77,7 +77,7 @@ def schedule(
 
     form = "json" if json_output else form
     if form not in FORMATS:
-        raise UsageError(f"--format {form!r}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
+        raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
     if not plans:
         for name, entry in schedules().items():
             print(f"{name:24} {entry.about()}")

@@ -36,6 +36,7 @@ DEFAULT_LR = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1e-3, "adagrad": 1e-2, "rmspro
 AUTO = "auto: another program fills it in, and here the flags decide"
 # The batch triple, in the order global batch, micro-batch, accumulation.
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+MAX_LISTED = 20  # keys that do not apply, in a warning
 
 
 @dataclass
@@ -86,7 +87,13 @@ class Translation:
 
     def warning(self) -> str:
         """Return one line that names every key that does not apply; "" when there is none."""
-        return f"not honoured: {', '.join(key for key, _ in self.ignored)}" if self.ignored else ""
+        if not self.ignored:
+            return ""
+        keys = [quoted(key, marks=False) for key, _ in self.ignored[:MAX_LISTED]]
+        more = len(self.ignored) - len(keys)
+        return f"not honoured: {', '.join(keys)}" + (
+            f" and {more:,} more, which minidist explain lists" if more else ""
+        )
 
 
 def _flags(settings: Settings) -> str:
@@ -334,7 +341,7 @@ def _are_betas(value: Any) -> bool:
 def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = section.get("type"), _params("scheduler", section)
     decays = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-    if kind not in decays:
+    if not isinstance(kind, str) or kind not in decays:
         _ignore_all("scheduler", section, result, "minidist has a warm-up, then a constant, a line or a cosine")
         return
     cosine = kind == "WarmupCosineLR"

@@ -86,8 +86,9 @@ def own_model(config: TrainConfig, dataset: Any) -> Module:
         parameter.name = name
         if parameter.dtype != named_dtype(DTYPES[config.precision]):
             raise UsageError(
-                f"--model {source} has a parameter {name!r} of {parameter.dtype}, and --precision is"
-                f" {config.precision}; make its layers with dtype={DTYPES[config.precision]!r}, or change --precision"
+                f"--model {source} has a parameter {quoted(name)} of {parameter.dtype}, and --precision is"
+                f" {config.precision}; make its layers with dtype={quoted(DTYPES[config.precision])}, or change"
+                " --precision"
             )
     return model
 

@@ -80,7 +80,7 @@ def replicas_of(config: TrainConfig) -> list[int] | None:
     try:
         return [int(text) for text in config.replicas.split(",")]
     except ValueError:
-        raise UsageError(f"--replicas {config.replicas!r}; write the ranks of each stage, such as 2,1") from None
+        raise UsageError(f"--replicas {quoted(config.replicas)}; write the ranks of each stage, such as 2,1") from None
 
 
 def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:

@@ -104,7 +104,7 @@ def token_file(path: str) -> TokenDataset:
         tokens = np.memmap(file, dtype, mode="r")
     else:
         raise UsageError(
-            f"--data {name}: the suffix {file.suffix!r} names no dtype; "
+            f"--data {name}: the suffix {quoted(file.suffix)} names no dtype; "
             f"rename it to one of {' '.join(TOKEN_DTYPES)} .npy"
         )
 

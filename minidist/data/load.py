@@ -6,7 +6,7 @@ Proved by: tests/data/test_loading.py
 from collections.abc import Callable
 from functools import cache
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.data.datasets import Dataset, TokenDataset
 from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
@@ -31,11 +31,16 @@ def load_dataset(spec: str) -> Dataset:
         return _generated(spec)
     if kind in FILES:
         if not path:
-            raise UsageError(f"--data {spec} names no file; write {kind}:{'DIR' if kind == 'idx' else 'FILE'}")
+            raise UsageError(
+                f"--data {quoted(spec, marks=False)} names no file; write {kind}:{'DIR' if kind == 'idx' else 'FILE'}"
+            )
         return FILES[kind](path)
     # Neither: name the nearest choice.
     choices = [*GENERATED, *(f"{name}:{'DIR' if name == 'idx' else 'FILE'}" for name in FILES)]
-    raise UsageError(f"--data {spec}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of {', '.join(choices)}")
+    raise UsageError(
+        f"--data {quoted(spec, marks=False)}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of"
+        f" {', '.join(choices)}"
+    )
 
 
 @cache

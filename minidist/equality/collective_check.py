@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
-from minidist.base.errors import CommunicationError, UsageError, text_of
+from minidist.base.errors import CommunicationError, UsageError, quoted, text_of
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.user_file import is_user_function
 from minidist.collectives import ALGORITHMS, load_algorithm, seconds, volume
@@ -226,11 +226,11 @@ def check_collective(source: str, operation: str | None = None, most_ranks: int 
     if not 1 <= most_ranks <= MAX_RANKS:
         raise UsageError(f"--ranks {most_ranks}; a check runs on 1 to at most {MAX_RANKS} ranks")
     if operation is not None and operation not in ALGORITHMS:
-        raise UsageError(f"--operation {operation!r}; it must be one of {', '.join(ALGORITHMS)}")
+        raise UsageError(f"--operation {quoted(operation)}; it must be one of {', '.join(ALGORITHMS)}")
     if is_user_function(source):
         operation, entry = load_algorithm(source, operation)
     elif operation is None:
-        raise UsageError(f"check-collective {source!r}: write FILE.py:FUNCTION, or a name with --operation")
+        raise UsageError(f"check-collective {quoted(source)}: write FILE.py:FUNCTION, or a name with --operation")
     else:
         entry = ALGORITHMS[operation][source]
 

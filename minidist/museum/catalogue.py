@@ -3,7 +3,7 @@
 Proved by: tests/museum/test_museum.py
 """
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.museum.exhibit import Exhibit
 
 
@@ -24,5 +24,7 @@ def find(text: str) -> list[Exhibit]:
     found = [e for e in exhibits() if text in (e.number, str(_number(e.number)))]
     if not found:
         numbers = [e.number for e in exhibits()]
-        raise UsageError(f"the museum has no exhibit {text!r}{nearest(text, numbers)}; it has {', '.join(numbers)}")
+        raise UsageError(
+            f"the museum has no exhibit {quoted(text)}{nearest(text, numbers)}; it has {', '.join(numbers)}"
+        )
     return found

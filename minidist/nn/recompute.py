@@ -85,12 +85,13 @@ def _sizes_within(
     what = f"budget:{budget}"
     if shape is None:
         raise UsageError(
-            f"recompute {what!r} needs the shape of a block's input to know what it keeps; pass shape=(rows, ...,"
+            f"recompute {quoted(what)} needs the shape of a block's input to know what it keeps; pass shape=(rows, ...,"
             " width)"
         )
     if isinstance(model, MLP):
         raise UsageError(
-            f"recompute {what!r} measures one block, and the layers of an MLP differ in size; use 'sqrt' or 'full'"
+            f"recompute {quoted(what)} measures one block, and the layers of an MLP differ in size; use 'sqrt' or"
+            " 'full'"
         )
 
     # One block stands for all, since they are equal in size.

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.optim.optimizer import Group, Optimizer, State, check_setting
 
 
@@ -37,7 +37,7 @@ class Adam(Optimizer):
         groups: Iterable[Group] = (),
     ) -> None:
         if len(betas) != 2:
-            raise UsageError(f"betas={betas!r}; give two numbers, (beta1, beta2)")
+            raise UsageError(f"betas={quoted(betas)}; give two numbers, (beta1, beta2)")
         check_setting("betas[0]", betas[0], 1)
         check_setting("betas[1]", betas[1], 1)
         check_setting("eps", eps)

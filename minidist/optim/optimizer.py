@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.half import downcast, is_half, upcast
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices
@@ -292,7 +292,7 @@ def check_setting(name: str, value: float, below: float = math.inf) -> None:
     """Raise UsageError unless 0 <= value < below."""
     if not isinstance(value, (int, float, xp.generic)) or not 0 <= value < below:
         limit = "a finite number of at least 0" if below == math.inf else f"at least 0 and below {below:g}"
-        raise UsageError(f"{name}={value!r}; it must be {limit}")
+        raise UsageError(f"{name}={quoted(value)}; it must be {limit}")
 
 
 def _computing(dtype: Any) -> Any:

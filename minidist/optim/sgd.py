@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.optim.optimizer import Group, Optimizer, State, check_setting
 
 
@@ -39,7 +39,7 @@ class SGD(Optimizer):
     ) -> None:
         check_setting("momentum", momentum)
         if not math.isfinite(dampening):
-            raise UsageError(f"dampening={dampening!r}; it must be a finite number")
+            raise UsageError(f"dampening={quoted(dampening)}; it must be a finite number")
         if nesterov and (momentum <= 0 or dampening != 0):
             raise UsageError(f"Nesterov needs momentum > 0 and no dampening, not {momentum:g} and {dampening:g}")
         self.momentum, self.dampening, self.nesterov = float(momentum), float(dampening), nesterov

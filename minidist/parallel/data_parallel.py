@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Parameter, backward_hooks
-from minidist.base.errors import MismatchError, UsageError
+from minidist.base.errors import MismatchError, UsageError, quoted
 from minidist.base.fingerprint import fingerprint
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
@@ -60,7 +60,7 @@ class DistributedDataParallel(Module):
         ignored_params: Collection[Parameter] = (),
     ) -> None:
         if reduction not in ("mean", "sum"):
-            raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
+            raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
         self.module, self.comm, ignored_params = module, comm, set(ignored_params)
         parameters = [parameter for parameter in module.parameters() if parameter not in ignored_params]
         if flat is None and not parameters:

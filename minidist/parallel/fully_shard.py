@@ -74,7 +74,7 @@ def fully_shard(
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
     """
     if reduction not in ("mean", "sum"):
-        raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
+        raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
     if prefetch < 0 or persistence_threshold < 0:
         raise UsageError(
             f"prefetch {prefetch} and persistence_threshold {persistence_threshold}; neither may be below 0"
@@ -137,7 +137,8 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
         if group.op != op:
             other = "mean" if group.op == "avg" else "sum"
             raise UsageError(
-                f"reduction={reduction!r} here and {other!r} for the unit of {group.flat.names[0]!r} inside; pass the"
+                f"reduction={quoted(reduction)} here and {other!r} for the unit of {group.flat.names[0]!r} inside;"
+                " pass the"
                 " same reduction= to every fully_shard of a model"
             )
     if not states and parameters and all(p.flat is not None for p in parameters.values()):

@@ -24,7 +24,7 @@ from typing import Any
 
 from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, current_pass
 from minidist.base.arrays import Array
-from minidist.base.errors import MinidistError, UsageError
+from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import Comm, Work
@@ -98,7 +98,7 @@ class GradientReducer(BackwardObserver):
         unused: str = "error",
     ) -> None:
         if unused not in ("error", "zeros"):
-            raise UsageError(f"unused={unused!r}; it must be 'error' or 'zeros'")
+            raise UsageError(f"unused={quoted(unused)}; it must be 'error' or 'zeros'")
         if bucket_cap_mb <= 0:
             raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
         if algorithm != "auto":

@@ -25,7 +25,7 @@ from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.base.trace import purpose
@@ -76,9 +76,9 @@ class ZeroOptimizer:
         **defaults: Any,
     ) -> None:
         if stage not in (1, 2):
-            raise UsageError(f"ZeroOptimizer(stage={stage!r}); the stage is 1 or 2, and stage 3 is fully_shard")
+            raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         if reduction not in ("mean", "sum"):
-            raise UsageError(f"reduction={reduction!r}; it must be 'mean' or 'sum'")
+            raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
 
         # Equal replicas, in a flat array with the padding that equal shards need.
         self.comm, self.stage = comm, stage

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import computations
 from minidist.pipeline.plan.action import (
     BACKWARD,
@@ -103,7 +103,7 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
             f"times are for {len(times.F)} stages and plan {plan.name!r} has {plan.stages}; give one per stage"
         )
     if receives not in ("latency", "blocking"):
-        raise UsageError(f"receives={receives!r}; it must be 'latency' or 'blocking'")
+        raise UsageError(f"receives={quoted(receives)}; it must be 'latency' or 'blocking'")
     if receives == "blocking" and not plan.is_lowered:
         raise UsageError(
             "blocking receives are a property of a lowered plan; lower it first"

@@ -50,7 +50,7 @@ def model_states(parameters: int, ranks: int, accounting: str = "zero", largest_
     check_count(ranks, "--dp")
     if accounting not in ACCOUNTINGS:
         raise UsageError(
-            f"there is no accounting {accounting!r}{nearest(accounting, ACCOUNTINGS)}; there are"
+            f"there is no accounting {quoted(accounting)}{nearest(accounting, ACCOUNTINGS)}; there are"
             f" {', '.join(ACCOUNTINGS)}"
         )
 
@@ -216,9 +216,9 @@ def model_peak(
     upper bound: the parts need not occur at one moment. With the accounting deepspeed also `offload`.
     """
     if name not in MODELS:
-        raise UsageError(f"there is no model {name!r}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
+        raise UsageError(f"there is no model {quoted(name)}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
     if recompute not in ("none", "selective", "full", "sqrt"):
-        raise UsageError(f"recompute {recompute!r}; it must be none, selective, full or sqrt")
+        raise UsageError(f"recompute {quoted(recompute)}; it must be none, selective, full or sqrt")
     model = MODELS[name]
     length = model.positions if length is None else length
     check_count(batch, "--batch", 1)
@@ -272,7 +272,8 @@ def whole_number(text: str) -> int:
         value = Decimal("nan")
     if not value.is_finite() or not 1 <= value < Decimal("1e30") or value != int(value):
         raise UsageError(
-            f"--params {text} is not a number of parameters; give a whole number such as 7.5e9 or 124439808"
+            f"--params {quoted(text, marks=False)} is not a number of parameters; give a whole number such as 7.5e9 or"
+            " 124439808"
         )
     return int(value)
 

@@ -6,7 +6,7 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.trace import Trace
 from minidist.report.bytes_by_purpose import bytes_by_purpose, table_of
 from minidist.report.bytes_matrix import bytes_matrix
@@ -66,7 +66,7 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
     """
     if kind not in KINDS:
-        raise UsageError(f"there is no picture {kind!r}{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")
+        raise UsageError(f"there is no picture {quoted(kind)}{nearest(kind, KINDS)}; there are {', '.join(KINDS)}")
 
     # A row for each rank, and a cell for each pair, is too much from here on; the others show the first ranks, or sums.
     if kind in ("space-time", "bytes-matrix") and len(traces) > MAX_RANKS:

@@ -13,7 +13,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.comm.launch import writable
 
@@ -118,7 +118,7 @@ def save(figure: "Figure", path: str | Path) -> Path:
     # Refused before anything is drawn or written.
     path = Path(path)
     if path.suffix not in SUFFIXES:
-        raise UsageError(f"cannot save a picture as {path.name!r}; end the name in one of {', '.join(SUFFIXES)}")
+        raise UsageError(f"cannot save a picture as {quoted(path.name)}; end the name in one of {', '.join(SUFFIXES)}")
     writable(path, "--output", "")
 
     # No date and no random ids, so that the same figure gives the same bytes.

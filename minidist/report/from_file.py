@@ -37,17 +37,22 @@ def draw_report(
     elif path.is_file():
         traces, header = read_traces(path)
     else:
-        raise UsageError(f"there is no trace {str(path)!r}; `minidist train --trace {path}` writes one")
+        raise UsageError(f"there is no trace {quoted(str(path))}; `minidist train --trace {path}` writes one")
 
     if header.get("incomplete"):
         say(f"{quoted(str(path), marks=False)}: {incomplete_sentence(header)}; the picture shows what is there")
+
+    # In captions, a byte of the name that is not UTF-8 is a question mark.
+    shown = str(path).encode("utf-8", "replace").decode("utf-8")
 
     # The picture: the one that is named, or the one that the output's suffix asks for.
     names = (*KINDS, "perfetto", "page")
     html = output is not None and output.suffix in (".html", ".htm")
     picture = picture or ("page" if html else "space-time")
     if picture not in names:
-        raise UsageError(f"there is no picture {picture!r}{nearest(picture, names)}; there are {', '.join(names)}")
+        raise UsageError(
+            f"there is no picture {quoted(picture)}{nearest(picture, names)}; there are {', '.join(names)}"
+        )
     if html and picture != "page":
         raise UsageError(
             f"a page has all pictures: leave out --picture {picture}, or end the name in .svg, .pdf or .png"
@@ -63,8 +68,8 @@ def draw_report(
     if picture == "page":
         output = output or path.with_suffix(".html")
         if output.suffix not in (".html", ".htm"):
-            raise UsageError(f"a page cannot be saved as {output.name!r}; end the name in .html")
-        return write_page(output, traces, header, str(path))
+            raise UsageError(f"a page cannot be saved as {quoted(output.name)}; end the name in .html")
+        return write_page(output, traces, header, shown)
     if picture == "perfetto":
         output = output or path.with_suffix(".perfetto.json")
         write_perfetto(output, traces, incomplete_sentence(header))
@@ -74,7 +79,7 @@ def draw_report(
     output = output or path.with_name(f"{path.stem}-{picture}.svg")
     made_by = f"{header['command']}; " if header.get("command") else ""
     part = f" --steps {steps}" if steps else ""
-    command = f"{made_by}minidist report {path} --picture {picture}{part}"
+    command = f"{made_by}minidist report {shown} --picture {picture}{part}"
     save(draw(picture, traces, {**header, "command": command}), output)
     return output
 
@@ -89,5 +94,5 @@ def _readable_steps(traces: list[Trace]) -> str | None:
 def _range(steps: str) -> tuple[int, int]:
     first, colon, stop = steps.partition(":")
     if not first.isdigit() or (colon and not stop.isdigit()):
-        raise UsageError(f"--steps {steps!r}; write a:b for the steps a, a + 1, ..., b - 1, or one number")
+        raise UsageError(f"--steps {quoted(steps)}; write a:b for the steps a, a + 1, ..., b - 1, or one number")
     return int(first), int(stop) if colon else int(first) + 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import lower_blocking
 from minidist.pipeline.plan import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
@@ -71,7 +71,7 @@ def evaluate(
 def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: int) -> Iterator[str]:
     """Yield the pieces of the output in the format `form`."""
     if form not in FORMATS:
-        raise UsageError(f"--format {form!r}; it must be one of {', '.join(FORMATS)}")
+        raise UsageError(f"--format {quoted(form)}; it must be one of {', '.join(FORMATS)}")
 
     # Piece by piece, because a plan may have millions of actions.
     if form == "json":

@@ -92,7 +92,7 @@ def model_tiles(
     """Return the tiles of a one-layer GPT or Llama of these sizes, tp ranks per layer and ep ranks for its experts."""
     # [1] Sizes that cannot be, and flags that do not belong to the model.
     if model not in ("gpt", "llama"):
-        raise UsageError(f"--model {model!r}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
+        raise UsageError(f"--model {quoted(model)}{nearest(model, ('gpt', 'llama'))}; it must be gpt or llama")
     for flag, size, least in (
         ("tp", tp, 1),
         ("width", width, 1),

@@ -11,7 +11,7 @@ Proved by: tests/commands/test_schedule.py
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.timing import Timing
 from minidist.report.frame import finish, line, new_figure, patch, tidy
@@ -27,7 +27,7 @@ def versions_seen(plan: Plan) -> list[list[tuple[Action, int]]]:
     """Return for each rank its actions with the version of the weights that each sees, by the update rules."""
     if plan.updates in ("flush", "none"):
         raise UsageError(
-            f"plan {plan.name!r} has one version of the weights; draw an asynchronous one, such as pipedream"
+            f"plan {quoted(plan.name)} has one version of the weights; draw an asynchronous one, such as pipedream"
         )
     result = []
     for rank in range(plan.ranks):

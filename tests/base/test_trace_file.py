@@ -191,6 +191,16 @@ def test_a_dollar_in_a_file_s_name_is_drawn(file, tmp_path):
     assert "$x^$.jsonl" in text
 
 
+@pytest.mark.parametrize("suffix", ["svg", "html"])
+def test_bytes_that_are_not_utf_8_are_drawn_as_question_marks(suffix, file, tmp_path):
+    """In the name of the file, and in the command that made it: a page and a picture are UTF-8."""
+    odd = file.rename(tmp_path / "caf\udce9.jsonl")
+    edited(odd, 0, command="minidist train --data text:\udce9 \ud800")
+    text = draw_report(odd, output=tmp_path / f"out.{suffix}").read_text(encoding="utf-8")
+    assert "caf?.jsonl" in text
+    assert "text:? ?" in text
+
+
 def steps_file(path):
     """Two ranks, of which the second one's steps end later; events lie on the borders of the steps."""
 

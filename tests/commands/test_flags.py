@@ -1,9 +1,12 @@
 """Every flag and every setting, found by enumeration: what is out of range or endless is one short sentence."""
 
 import inspect
+import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
+import typer
 
 import minidist.commands.app as program
 from minidist.base.errors import UsageError
@@ -118,3 +121,103 @@ def test_numbers_in_texts_and_of_counts(words, capsys, monkeypatch, tmp_path):
     assert said.startswith("minidist: "), said
     assert said.count("\n") == 1
     assert len(said) < 400
+
+
+# --- long texts -------------------------------------------------------------------------------------------------------
+
+LONG = "x" * 10_000
+MODEL = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--steps", "1"]
+# What a command needs beside the flag, so that it is right without it, and quick.
+NEEDED = {
+    "train": [*MODEL, "--trace", "t.jsonl"],
+    "compare": MODEL,
+    "data": MODEL,
+    "profile": [*MODEL, "--rounds", "1"],
+    "explain": ["ds.json", *MODEL],
+    "memory": ["--model", "gpt2"],
+    "check-collective": ["none.py:f"],
+    "tiles": ["--tp", "2"],
+    "generate": ["none"],
+    "staleness": ["asp", "--seconds", "0.01"],
+    "partition": ["none.json", "--machines", "2"],
+    "schedule": ["1f1b", "--stages", "2", "--microbatches", "2"],
+    "report": ["none.jsonl"],
+    "bench collectives": ["--simulated", "--ranks", "2", "--sizes", "4"],
+}
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch, capsys):
+    """Run the program, whose commands are made once; return what it says on standard error, without progress."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 4}')
+    monkeypatch.setattr(program, "app", PROGRAM)
+
+    def run(*words):
+        with pytest.raises(SystemExit) as end:
+            program.main(list(words))
+        text = capsys.readouterr().err
+        text = "\n".join(line for line in text.splitlines() if not line.startswith("training: "))
+        assert "Traceback" not in text
+        assert end.value.code in (0, 1, 2)
+        return text
+
+    return run
+
+
+PROGRAM = typer.main.get_command(program.app)
+VALUES = [
+    (" ".join(words), name, info)
+    for words, function in commands()
+    for name, kind, info in options(function)
+    if kind is not bool and (words == ["train"] or name not in TrainConfig.model_fields)
+]
+FORMS = (LONG, f"{LONG}:{LONG}", f"{LONG}.py:{LONG}", f"text:{LONG}", f"{LONG}.json", f"{LONG}.csv", f"{LONG}=1")
+
+
+def with_value(command, name, info, value):
+    """The words of a command that is right but for one flag or argument."""
+    needed = NEEDED.get(command, [])
+    if isinstance(info, typer.models.ArgumentInfo):
+        return [*command.split(), value, *needed[bool(needed) and not needed[0].startswith("--") :]]
+    flag = next((text for text in info.param_decls or () if text.startswith("--")), f"--{name.replace('_', '-')}")
+    return [*command.split(), *needed, flag, value]
+
+
+@pytest.mark.parametrize("command", sorted({command for command, *_ in VALUES}))
+def test_a_text_of_ten_thousand_characters_is_not_repeated(command, said):
+    for name, info in [rest for first, *rest in VALUES if first == command]:
+        for value in FORMS:
+            text = said(*with_value(command, name, info, value))
+            assert LONG[:100] not in text, (name, value[-10:], text[:300])
+            assert len(text) < 1_000, (name, value[-10:], text[:300])
+
+
+def test_an_unknown_flag_or_command_of_ten_thousand_characters(said):
+    for words in ([LONG], [f"--{LONG}"], ["train", f"--{LONG}"], ["train", f"--{LONG}=1"], ["doctor", LONG]):
+        text = said(*words)
+        assert text
+        assert LONG[:100] not in text
+        assert len(text) < 1_000
+
+
+def test_a_long_text_in_a_file_is_not_repeated(said, tmp_path):
+    """As a key, as a value of every setting, and as a cell of a plan."""
+    jobs = [{name: LONG} for name in (*TrainConfig.model_fields, LONG)]
+    deepspeed = json.loads((Path(__file__).parents[2] / "mpi_examples" / "ds_config.json").read_text())
+    sections = [key for key, value in deepspeed.items() if isinstance(value, dict)]
+    translated = [
+        *({**deepspeed, key: LONG} for key in (*deepspeed, LONG)),
+        *({**deepspeed, key: {**deepspeed[key], name: LONG}} for key in sections for name in (*deepspeed[key], LONG)),
+    ]
+    for flag, contents in (("--config", jobs), ("--deepspeed", translated)):
+        for content in contents:
+            (tmp_path / "a.json").write_text(json.dumps(content))
+            text = said("train", *NEEDED["train"], flag, "a.json")
+            assert LONG[:100] not in text, text[:300]
+            assert len(text) < 1_000, text[:300]
+    for cell in (LONG, f"0F{'1' * 10_000}", f"{'1' * 10_000}F0"):
+        (tmp_path / "a.csv").write_text(f"0F0,{cell},0B0")
+        text = said("schedule", "a.csv")
+        assert text
+        assert len(text) < 600

@@ -619,3 +619,31 @@ def test_the_commands(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["train", "--deepspeed", str(tmp_path / "none.json")])
     assert end.value.code == 2
+
+
+def test_a_value_of_any_kind_in_any_place_is_taken_or_one_sentence():
+    """Also a list or an object where a word belongs, which has no hash."""
+    places = [(key,) for key in FULL]
+    places += [
+        (*place, key) for place in places for key in (FULL[place[0]] if isinstance(FULL[place[0]], dict) else ())
+    ]
+    places += [("optimizer", "params", key) for key in FULL["optimizer"]["params"]]
+    places += [("scheduler", "params", key) for key in FULL["scheduler"]["params"]]
+    for *outer, key in places:
+        for value in ([], [1], {}, {"a": 1}, None, True, "x", -1, 0.5, 1e30, 10**30):
+            content = json.loads(json.dumps(FULL))
+            section = content
+            for name in outer:
+                section = section[name]
+            section[key] = value
+            try:
+                said = translate(content).warning()
+            except UsageError as error:
+                said = str(error)
+            assert len(said) < 600
+
+
+def test_the_keys_of_a_warning_are_few_and_short():
+    warning = translate({**SMALL, **{f"{'k' * 1000}{number}": 1 for number in range(100)}}).warning()
+    assert len(warning) < 3_000
+    assert warning.endswith(" and 80 more, which minidist explain lists")

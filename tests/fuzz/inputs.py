@@ -6,6 +6,8 @@ import json
 
 import numpy as np
 
+from minidist.config.train_config import TrainConfig
+
 NUMBERS = (0, 1, 2, 3, 7, -1, 10**6, 10**9, 10**18, 10**30, 10**400, 0.5, 1e-308, 1e308, 1e30, -0.0)
 WORDS = (
     "",
@@ -23,54 +25,8 @@ WORDS = (
     "../x",
     "9" * 5_000,
 )
-SETTINGS = [
-    "model",
-    "layers",
-    "width",
-    "heads",
-    "kv_heads",
-    "context",
-    "dropout",
-    "experts",
-    "top_k",
-    "data",
-    "optimizer",
-    "lr",
-    "momentum",
-    "clip",
-    "seed",
-    "global_batch",
-    "micro_batch",
-    "accumulation",
-    "microbatches",
-    "dp",
-    "pp",
-    "schedule",
-    "chunks",
-    "replicas",
-    "partition",
-    "cp",
-    "attention",
-    "tp",
-    "sequence_parallel",
-    "ep",
-    "strategy",
-    "servers",
-    "consistency",
-    "zero",
-    "reduction",
-    "compression",
-    "local_steps",
-    "bucket_cap_mb",
-    "prefetch",
-    "reshard_after_forward",
-    "precision",
-    "quantize",
-    "loss_scale",
-    "recompute",
-    "offload",
-    "evaluate_every",
-]
+# All settings of a job but its length, which MODEL gives, and the files that it would read and write.
+SETTINGS = [name for name in TrainConfig.model_fields if name not in ("steps", "save", "every", "resume", "overwrite")]
 MODEL = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--steps", "1", "--trace", "t.jsonl"]
 
 
@@ -143,8 +99,8 @@ def flags(rng, folder):
     text = str(each).replace("\0", "").replace("\ud800", "\udcff")
     if rng.random() < 0.3:
         return ["train", *MODEL, "--set", f"{name}={text}"]
-    if name == "sequence_parallel":
-        return ["train", *MODEL, "--sequence-parallel"]
+    if TrainConfig.model_fields[name].annotation is bool:
+        return ["train", *MODEL, f"--{name.replace('_', '-')}"]
     return [rng.choice(("train", "data")), *MODEL[:10], f"--{name.replace('_', '-')}", text]
 
 
@@ -182,7 +138,7 @@ def commands(rng, folder):
 
 
 def deepspeed(rng, folder):
-    """A DeepSpeed file."""
+    """A DeepSpeed file. As in `setting`, none has a batch of a million samples."""
     content = {
         "train_batch_size": 4,
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.999]}},
@@ -198,6 +154,7 @@ def deepspeed(rng, folder):
             inner[rng.choice(sorted(inner))] = value(rng)
         else:
             content[section] = value(rng)
+    content["train_batch_size"] = 10**9 if content["train_batch_size"] == 10**6 else content["train_batch_size"]
     _write(rng, folder / "ds.json", _dumps(content))
     return ["train", *MODEL, "--deepspeed", "ds.json"]
 

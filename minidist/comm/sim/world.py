@@ -31,6 +31,7 @@ from minidist.base.errors import (
     UnmatchedMessageError,
     UnwaitedRequestError,
     UsageError,
+    quoted,
 )
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace, check_record
@@ -86,7 +87,7 @@ class SimWorld:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         if on_failure not in ("end", "isolate"):
-            raise UsageError(f'on_failure={on_failure!r}; it must be "end" or "isolate"')
+            raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.on_failure = on_failure

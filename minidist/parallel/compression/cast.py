@@ -5,7 +5,7 @@ Proved by: tests/parallel/test_compression.py
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, PointToPoint
 from minidist.parallel.compression.compressor import Compressor, ring_bytes
@@ -21,7 +21,7 @@ class Cast(Compressor):
     def __init__(self, comm: Comm, dtype: str = "bfloat16", op: str = "mean") -> None:
         super().__init__(comm, op)
         if dtype not in ("float16", "bfloat16"):
-            raise UsageError(f"rank {comm.rank}: a cast to {dtype!r}; use float16 or bfloat16")
+            raise UsageError(f"rank {comm.rank}: a cast to {quoted(dtype)}; use float16 or bfloat16")
         import ml_dtypes
 
         self.dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)

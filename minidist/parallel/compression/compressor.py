@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.memory import track
 from minidist.collectives import volume
 from minidist.comm import Comm, PointToPoint, Work
@@ -33,7 +33,7 @@ class Compressor:
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
         if op not in ("mean", "sum"):
-            raise UsageError(f"rank {comm.rank}: compression with op {op!r}; it must be 'mean' or 'sum'")
+            raise UsageError(f"rank {comm.rank}: compression with op {quoted(op)}; it must be 'mean' or 'sum'")
         self.comm, self.op = comm, op
         self.residuals: dict[int, np.ndarray] = {}  # bucket index -> what this rank has not sent yet
 

@@ -14,7 +14,7 @@ Proved by: tests/parallel/test_context.py
 """
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.layout import chunk_sizes, offsets
 
 ORDERS = ("zigzag", "contiguous")
@@ -43,7 +43,7 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
     if order == "contiguous":
         starts = offsets(chunk_sizes(length, ranks))
         return xp.arange(starts[rank], starts[rank + 1])
-    raise UsageError(f"unknown order {order!r} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
+    raise UsageError(f"unknown order {quoted(order)} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
 
 
 def part_order(attention: str) -> str:

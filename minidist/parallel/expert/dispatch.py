@@ -21,7 +21,7 @@ from typing import Any
 
 from minidist.autograd import Function, Parameter, Tensor
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, check_divisible
+from minidist.base.errors import UsageError, check_divisible, quoted
 from minidist.base.trace import purpose
 from minidist.collectives import all_to_all, broadcast
 from minidist.comm import Comm, Mesh
@@ -109,7 +109,9 @@ class ExpertDataParallel(Module):
 
     def __init__(self, module: Module, mesh: Mesh, algorithm: str = "ring") -> None:
         if "ep" not in mesh.axis_names:
-            raise UsageError(f"{mesh!r} has no axis 'ep'; make one with init_device_mesh(comm, (dp, ep), ('dp', 'ep'))")
+            raise UsageError(
+                f"{quoted(mesh)} has no axis 'ep'; make one with init_device_mesh(comm, (dp, ep), ('dp', 'ep'))"
+            )
         self.module = module
 
         # Replicated parameters, and those of this rank's experts, because they are summed over different ranks.

@@ -16,7 +16,7 @@ import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.tensor.shard_context import ShardContext
@@ -47,7 +47,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         known = [name for name, _ in module.named_modules()]
         names = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
         if not names:
-            raise UsageError(f"the plan names {pattern!r}, which is not a module{nearest(pattern, known)}")
+            raise UsageError(f"the plan names {quoted(pattern)}, which is not a module{nearest(pattern, known)}")
         for name in names:
             # A style may return another module, which takes the place of this one in the tree (or of the whole model).
             for style in styles if isinstance(styles, list) else [styles]:

@@ -3,15 +3,14 @@
 Proved by: tests/commands/test_schedule.py
 """
 
-import importlib.util
 import inspect
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from operator import index
-from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted, text_of
+from minidist.base.user_file import is_user_function, load_function
 from minidist.pipeline.plan.action import Item, show
 from minidist.pipeline.plan.plan import UPDATES, Plan, from_cells, read_csv
 from minidist.pipeline.plan.registry import get_schedule
@@ -34,10 +33,10 @@ def load_plan(
         ):
             if given is not None:
                 raise UsageError(
-                    f"{name} {given} has no effect on the plan {source!r}, which is written down; leave it out"
+                    f"{name} {given} has no effect on the plan {quoted(source)}, which is written down; leave it out"
                 )
         plan = read_csv(source)
-    elif ".py:" in source:
+    elif is_user_function(source):
         check_sizes(source, stages, microbatches)
         plan = _call(source, stages or 1, microbatches or 1, chunks, options)
     else:
@@ -47,7 +46,7 @@ def load_plan(
     for name, given, has in (("--stages", stages, plan.ranks), ("--microbatches", microbatches, plan.microbatches)):
         if given is not None and given != has:
             raise UsageError(
-                f"{name} is {given} and the plan {source!r} has {has}; leave {name} out or change the plan"
+                f"{name} is {given} and the plan {quoted(source)} has {has}; leave {name} out or change the plan"
             )
     return plan
 
@@ -56,46 +55,35 @@ def check_sizes(source: str, stages: int | None, microbatches: int | None) -> No
     """Raise UsageError when a size that the source needs is missing or not positive."""
     for name, value in (("--stages", stages), ("--microbatches", microbatches)):
         if value is None:
-            raise UsageError(f"schedule {source!r} needs {name}; give a number of at least 1")
+            raise UsageError(f"schedule {quoted(source)} needs {name}; give a number of at least 1")
         if value < 1:
             raise UsageError(f"{name} is {value}; it must be at least 1")
 
 
 def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -> Plan:
-    path, _, name = source.rpartition(":")
-    if not Path(path).is_file():
-        raise UsageError(f"file {path!r} does not exist; write FILE.py:FUNCTION")
-
-    # Import the file and find the function.
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{path} cannot be imported: {type(error).__name__}: {error}; correct the file") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise UsageError(f"{path} has no function {name!r}; write FILE.py:FUNCTION")
+    # The name in sentences is short, however long the path is.
+    function, shown = load_function(source), quoted(source, marks=False)
 
     # What the function returns is read as the cells of a file are, so that every item is checked.
     try:
         takes_v = "v" in inspect.signature(function).parameters
         result = function(p, m, **({"v": v or 2} if takes_v else {}), **options)
         plan = result if isinstance(result, Plan) else None
-        cells = [[_cell(item) for item in row] for row in _rows(plan.orders if plan else result, source)]
+        cells = [[_cell(item) for item in row] for row in _rows(plan.orders if plan else result, shown)]
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{source}({p}, {m}) raised {type(error).__name__}: {error}; correct the function") from error
-    found = from_cells(cells, name, source)
+        raise UsageError(
+            f"{shown}({p}, {m}) raised {type(error).__name__}: {text_of(error)}; correct the function"
+        ) from error
+    found = from_cells(cells, source.rpartition(":")[2], shown)
     if plan is None:
         return found
     numbers = (plan.stages, plan.microbatches, plan.batch)
     if plan.updates not in UPDATES or not all(isinstance(number, int) and number >= 1 for number in numbers):
         raise UsageError(
-            f"{source} returned {plan!r}; its stages, microbatches and batch must be whole numbers of at least 1, and"
+            f"{shown} returned {quoted(plan)}; its stages, microbatches and batch must be whole numbers of at least"
+            " 1, and"
             f" updates one of {', '.join(UPDATES)}"
         )
     return plan.with_orders(found.orders)
@@ -103,7 +91,7 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
 
 def is_name(source: str) -> bool:
     """Whether `source` is a schedule's name, not a user's own plan."""
-    return not source.endswith(".csv") and ".py:" not in source
+    return not source.endswith(".csv") and not is_user_function(source)
 
 
 def _rows(result: Any, source: str) -> Iterator[list[Any]]:
@@ -114,7 +102,7 @@ def _rows(result: Any, source: str) -> Iterator[list[Any]]:
     left = MAX_CELLS
     for rank, row in enumerate(result):
         if isinstance(row, str | dict) or not isinstance(row, Iterable):
-            raise UsageError(f"{source} returned {row!r} for rank {rank}; {wanted}")
+            raise UsageError(f"{source} returned {quoted(row)} for rank {rank}; {wanted}")
         items = list(islice(row, left + 1))
         left -= len(items) + 1
         if left < 0:

@@ -20,7 +20,7 @@ Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.plan.action import STEP, Action
 from minidist.pipeline.plan.one_f_one_b import stage_order
 from minidist.pipeline.plan.registry import Orders, schedule
@@ -50,10 +50,10 @@ def read_replicas(replicas: Any, p: int, m: int) -> list[int]:
         given = replicas.split(",") if isinstance(replicas, str) else replicas
         counts = [int(x) for x in ([given] if isinstance(given, int) else given)]
     except (TypeError, ValueError):
-        raise UsageError(f"replicas={replicas!r}; write the ranks of each stage, such as 2,1") from None
+        raise UsageError(f"replicas={quoted(replicas)}; write the ranks of each stage, such as 2,1") from None
     if min(counts, default=0) < 1 or sum(counts) != p:
         raise UsageError(
-            f"replicas={replicas!r} make {sum(counts)} ranks and there are {p}; give each stage at least one, {p}"
+            f"replicas={quoted(replicas)} make {sum(counts)} ranks and there are {p}; give each stage at least one, {p}"
             " together"
         )
     if m < max(counts):

@@ -102,7 +102,7 @@ class Plan:
         additions = self.additions()
         if any(len(ranks) > 1 for ranks in additions.values()):
             raise UsageError(
-                f"plan {self.name!r} computes a stage on several ranks; read its order from Plan.additions()"
+                f"plan {quoted(self.name)} computes a stage on several ranks; read its order from Plan.additions()"
             )
         return GradientOrder(1, tuple(tuple(additions.get(stage, [[]])[0]) for stage in range(self.stages)))
 

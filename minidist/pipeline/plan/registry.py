@@ -55,7 +55,7 @@ class Schedule:
                 raise UsageError(f"{name} is {value}; it must be at least 1")
         if self.chunks is not None and chunks not in (None, self.chunks):
             raise UsageError(
-                f"schedule {self.name!r} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} per rank, not"
+                f"schedule {quoted(self.name)} has {self.chunks} chunk{'s' if self.chunks > 1 else ''} per rank, not"
                 f" {chunks}; leave --chunks out, or take interleaved or looped-bfs"
             )
         v = self.chunks or chunks or 2
@@ -71,13 +71,13 @@ class Schedule:
             if option in ("p", "m", "v") or option not in known:
                 allowed = [name for name in known if name not in ("p", "m", "v")]
                 raise UsageError(
-                    f"schedule {self.name!r} has no option {option!r}{nearest(option, allowed)}; it has"
+                    f"schedule {quoted(self.name)} has no option {quoted(option)}{nearest(option, allowed)}; it has"
                     f" {', '.join(allowed) or 'none'}"
                 )
             kind = type(known[option].default)
             if kind in (bool, int) and not isinstance(value, int):
                 raise UsageError(
-                    f"{option}={value!r} of schedule {self.name!r}; it must be"
+                    f"{option}={quoted(value)} of schedule {quoted(self.name)}; it must be"
                     f" {'true or false' if kind is bool else 'a whole number'}"
                 )
 
@@ -87,7 +87,7 @@ class Schedule:
         problem = self.takes(stages, microbatches, v, **given) if self.takes else None
         if problem:
             raise UsageError(
-                f"schedule {self.name!r} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
+                f"schedule {quoted(self.name)} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
             )
         arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
         orders = self.function(**arguments, **options)
