@@ -41,6 +41,10 @@ def load_function(source: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module
+    # Its neighbours can be imported, as under `python FILE.py`; last, so that none takes the place of another module.
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except MinidistError:

@@ -4,12 +4,15 @@ Proved by: tests/commands/test_cli.py, tests/equality/test_layout_sweep.py
 """
 
 import time
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minidist.base.errors import UsageError
+from minidist.comm.launched import launched_rank
 from minidist.commands.options import (
     DeepSpeed,
     EagerBytes,
@@ -25,11 +28,21 @@ from minidist.commands.options import (
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig, flag
 
+CALL = "minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"
+
 
 @takes_config
 @json_or_table
 def compare(
     config: TrainConfig,
+    functions: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FILE.py:RANK [FILE.py:ALONE]]",
+            help="your own program: RANK(comm) is what a rank of --ranks does, ALONE() the same on one device (default:"
+            " RANK on one rank); what they return is compared",
+        ),
+    ] = None,
     ranks: Ranks = None,
     timeout: Timeout = 60.0,
     trace: TraceFile = None,
@@ -40,6 +53,9 @@ def compare(
     ] = False,
     sample: Annotated[int | None, typer.Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
     processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
+    tolerance: Annotated[
+        float, typer.Option(help="of your own functions: largest difference, as a share of a tensor's largest entry")
+    ] = 0.0,
 ) -> Result | None:
     """Run the job in parallel and on one device, and compare every tensor of every step.
 
@@ -47,6 +63,12 @@ def compare(
     """
     from minidist.commands.runner import run_comparison
 
+    if functions:
+        return _own_functions(functions, ranks, timeout, trace, eager_bytes, tolerance)
+    if "tolerance" in given_flags():
+        raise UsageError(
+            "--tolerance is of functions of your own; give them, FILE.py:RANK FILE.py:ALONE, or leave it out"
+        )
     if matrix:
         for name in ("trace", "timeout", "eager_bytes", "deepspeed"):
             if name in given_flags():
@@ -64,6 +86,41 @@ def compare(
     verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
     if verdict is None:
         return None
+    return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)
+
+
+def _own_functions(
+    functions: list[str], ranks: int | None, timeout: float, trace: Path | None, eager_bytes: int, tolerance: float
+) -> Result | None:
+    """Compare what the user's function of a rank returns on every rank with what one device returns."""
+    from minidist.base.trace import write_traces
+    from minidist.comm.launch import execute, under_mpiexec, writable
+    from minidist.equality.own_functions import alone_function, compare_returned, rank_function
+    from minidist.train.progress import Clock
+
+    if len(functions) > 2:
+        raise UsageError(f"{len(functions)} functions; give that of a rank, and that of one device: {CALL}")
+    job = sorted((given_settings() & set(TrainConfig.model_fields)) | (given_flags() & {"matrix", "deepspeed"}))
+    if job:
+        raise UsageError(f"{flag(job[0])} is of minidist's own training loop, and your functions have theirs: {CALL}")
+    if not 0 <= tolerance < 1:
+        raise UsageError(f"--tolerance {tolerance:g}; it must be 0 (bit for bit) or a share below 1")
+    if ranks is None and not under_mpiexec():
+        raise UsageError(f"how many ranks? {CALL}")
+
+    # Both are found before any rank starts. One device runs last: under mpiexec the other processes have ended then.
+    rank, alone = rank_function(functions[0]), alone_function(functions[-1])
+    if trace is not None:
+        writable(trace)
+    with Clock("compare: the ranks") if launched_rank() == 0 else nullcontext():
+        outcome = execute(rank, ranks=ranks, timeout=timeout, eager_bytes=eager_bytes)
+    if not outcome.is_root:
+        return None
+    if trace is not None:
+        write_traces(trace, outcome.traces, world=outcome.world, command=command_line())
+    with Clock("compare: one device"):
+        expected = alone()
+    verdict = compare_returned(expected, outcome.results, tolerance)
     return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)
 
 

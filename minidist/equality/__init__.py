@@ -7,5 +7,6 @@ snapshot.py         all tensors of a step by name   expected.py         those th
 compare.py          every tensor of every step of every rank beside the reference's
 served.py           the same for a parameter server
 layout_sweep.py     the same for all layouts of some ranks
+own_functions.py    what a user's own functions return, on ranks and on one device
 collective_check.py a collective of one's own beside NumPy
 """

@@ -1,4 +1,4 @@
-"""Progress of a job: a bar on a terminal, and elsewhere a line every few seconds.
+"""Progress of a job: a bar on a terminal, and elsewhere a line every few seconds; of other work, the seconds so far.
 
 A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive at once. One
 rank prints.
@@ -7,6 +7,7 @@ Proved by: tests/commands/test_cli.py
 """
 
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -62,3 +63,25 @@ class Progress:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self.bar is not None:
             self.bar.stop()
+
+
+class Clock:
+    """Prints a line with the seconds so far every few seconds, while a block runs whose steps are not known."""
+
+    def __init__(self, title: str, seconds: float = SECONDS_BETWEEN_LINES) -> None:
+        self.title, self.seconds = title, seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="minidist progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def _work(self) -> None:
+        began = time.monotonic()
+        while not self._ended.wait(self.seconds):
+            print(f"{self.title}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()

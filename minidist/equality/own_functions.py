@@ -1,0 +1,205 @@
+"""Does a user's own parallel program equal the user's own one-device program? Compares what the two functions return.
+
+    minidist compare FILE.py:train FILE.py:alone --ranks 4
+
+    def train(comm): ...        # what one rank does; returns what it holds, whole: {"loss": ..., "weights": {...}}
+    def alone(): ...            # the same on one device; returns the same names
+
+What a function returns is a number, a text, an array, a tensor, or a list or dict of these; a list of steps is a list.
+Every tensor that a rank returns is compared with the one of the same name on one device, in the order in which it was
+returned. A rank need not return all of them (a stage of a pipeline has its own weights), but some rank has to.
+
+Proved by: tests/equality/test_own_functions.py
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.base.arrays import Array
+from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.user_file import load_function
+from minidist.comm import Comm, SimWorld
+
+WHAT_TO_RETURN = (
+    "return arrays, numbers or texts, or lists or dicts of them, such as {'loss': loss, 'weights': {name: p.data.copy()"
+    " for name, p in model.named_parameters()}}"
+)
+
+
+@dataclass
+class ReturnedComparison:
+    """The verdict. tolerance: largest difference allowed, as a share of a tensor's largest entry; 0: bit for bit.
+
+    max_difference: the largest of all, as such a share (infinite where a value is not finite, or not a number at all).
+    first_difference: the first tensor beyond the tolerance, or None.
+    """
+
+    tolerance: float
+    ranks: int
+    tensors: int = 0
+    max_difference: float = 0.0
+    first_difference: str | None = None
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing is beyond the tolerance."""
+        return self.first_difference is None
+
+    def as_dict(self) -> dict[str, object]:
+        """Return the dictionary that `--json` prints."""
+        return {"equal": self.equal, **asdict(self)}
+
+    def sentence(self) -> str:
+        """Return the verdict as a sentence, with the largest difference on a line of its own."""
+        how = "bit for bit" if self.tolerance == 0 else f"within {self.tolerance:g} of a tensor's largest entry"
+        ranks = f"{self.ranks} ranks" if self.ranks > 1 else "one rank"
+        largest = f"\nlargest difference {self.max_difference:.3g} of a tensor's largest entry"
+        if self.equal:
+            return (
+                f"equal: {ranks} and one device return the same {how}, in {self.tensors} tensors"
+                f"{largest if self.max_difference else ''}"
+            )
+
+        # A small difference may be rounding, which another order of additions explains.
+        hint = ""
+        if self.tolerance == 0 and 0 < self.max_difference < 1e-2:
+            hint = "; if that is rounding (ranks add in another order), allow it: --tolerance 1e-3"
+        return f"NOT equal {how}: {self.first_difference}{largest if self.max_difference else ''}{hint}"
+
+
+def compare_returned(
+    alone: Mapping[str, Array], ranks: Sequence[Mapping[str, Array]], tolerance: float = 0.0
+) -> ReturnedComparison:
+    """Compare the `returned_tensors` of every rank, in rank order, with those of one device."""
+    verdict = ReturnedComparison(tolerance, len(ranks))
+    for rank, tensors in enumerate(ranks):
+        for name, actual in tensors.items():
+            if name in alone:
+                wrong = _difference(verdict, actual, alone[name])
+            else:
+                wrong = f"is not returned on one device{nearest(name, alone)}; give both the same names"
+            if wrong and verdict.first_difference is None:
+                verdict.first_difference = f"{name or 'the result'} of rank {rank} {wrong}"
+
+    # What no rank returns has not been compared.
+    missing = [name for name in alone if not any(name in tensors for tensors in ranks)]
+    if missing and verdict.first_difference is None:
+        verdict.first_difference = f"{missing[0]} of one device is returned by no rank"
+    return verdict
+
+
+def _difference(verdict: ReturnedComparison, actual: Array, expected: Array) -> str:
+    """Count a tensor, and return what is wrong with it, or ""."""
+    verdict.tensors += 1
+    if actual.shape != expected.shape:
+        return (
+            f"has shape {list(actual.shape)}, and {list(expected.shape)} on one device; return whole tensors (gather"
+            " shards first)"
+        )
+    # NaN equals NaN; texts have no difference in numbers.
+    numeric = actual.dtype.kind in "biufc" and expected.dtype.kind in "biufc"
+    if np.array_equal(actual, expected, equal_nan=numeric):
+        return "" if actual.dtype == expected.dtype else f"is {actual.dtype}, and {expected.dtype} on one device"
+    if not numeric:
+        verdict.max_difference = float("inf")
+        return f"is {quoted(actual.tolist())}, and {quoted(expected.tolist())} on one device"
+
+    # In float64 or complex128, so that the difference of integers and booleans is one of numbers.
+    wide = np.complex128 if "c" in (actual.dtype.kind, expected.dtype.kind) else np.float64
+    gap = np.asarray(np.abs(actual.astype(wide) - expected.astype(wide)))
+    gap[np.isnan(actual) & np.isnan(expected)] = 0.0
+    gap[np.isnan(gap)] = np.inf
+    place = np.unravel_index(int(np.argmax(gap)), gap.shape)
+
+    # As a share of the tensor's largest entry on one device: gradients and weights have other sizes.
+    largest = float(np.max(np.abs(expected.astype(wide)), initial=0.0, where=np.isfinite(expected)))
+    share = float(gap[place]) / largest if largest else float("inf")
+    verdict.max_difference = max(verdict.max_difference, share)
+    if share <= verdict.tolerance:
+        return ""
+    where = f"[{', '.join(map(str, place))}]" if place else ""
+    return f"is {actual[place]!s}{' at ' + where if where else ''}, and {expected[place]!s} on one device"
+
+
+def returned_tensors(who: str, value: Any) -> dict[str, Array]:
+    """Return what a function returned, by name, such as `[3].weights.layers.0.bias`.
+
+    UsageError for a value that cannot be compared, and for one array that stands for several steps.
+    """
+    result = dict(_named(who, value))
+    if not result:
+        raise UsageError(f"{who} returns {quoted(value)}, in which there is nothing to compare; {WHAT_TO_RETURN}")
+
+    # An array that training goes on to change would have its last value in every step.
+    places: dict[tuple[str, int], str] = {}
+    for name, array in result.items():
+        key = re.sub(r"\[\d+\]", "[]", name), array.__array_interface__["data"][0]
+        if array.size and places.setdefault(key, name) != name:
+            raise UsageError(
+                f"{who} returns one array as {places[key]} and as {name}, so that both have its last values; return"
+                " copies: p.data.copy()"
+            )
+    return {name: array.copy() for name, array in result.items()}
+
+
+def _named(who: str, value: Any, name: str = "") -> Iterator[tuple[str, Array]]:
+    """Yield the arrays in a value, by their places."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _named(who, inner, f"{name}.{key}" if name else str(key))
+        return
+    if isinstance(value, (list, tuple)):
+        for i, inner in enumerate(value):
+            yield from _named(who, inner, f"{name}[{i}]")
+        return
+
+    array = np.asarray(value.data if isinstance(value, Tensor) else value)
+    if array.dtype.kind not in "biufcU" and array.dtype.name != "bfloat16":
+        place = f" as {name}" if name else ""
+        raise UsageError(f"{who} returns {quoted(value)}{place}, which cannot be compared; {WHAT_TO_RETURN}")
+    yield name, array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+
+
+def rank_function(source: str) -> Callable[[Comm], dict[str, Array]]:
+    """Return the function of a rank, FILE.py:FUNCTION(comm), as one that returns its tensors by name."""
+    function = load_function(source)
+    if not _takes_comm(function, source):
+        raise UsageError(
+            f"{quoted(source, marks=False)} takes no communicator; write what a rank does as FUNCTION(comm), and give"
+            " the one-device function after it"
+        )
+
+    def run(comm: Comm) -> dict[str, Array]:
+        return returned_tensors(f"rank {comm.rank}", function(comm))
+
+    return run
+
+
+def alone_function(source: str) -> Callable[[], dict[str, Array]]:
+    """Return the function of one device, FUNCTION() or FUNCTION(comm) with one rank, as one that returns tensors."""
+    function = load_function(source)
+    takes_comm = _takes_comm(function, source)
+
+    def run() -> dict[str, Array]:
+        value = SimWorld(1, timeout=0, record=False).run(function)[0] if takes_comm else function()
+        return returned_tensors("one device", value)
+
+    return run
+
+
+def _takes_comm(function: Callable[..., Any], source: str) -> bool:
+    """Return whether a function takes a communicator; UsageError when it needs more than that."""
+    needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    needed = [p for p in needed if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1:
+        raise UsageError(
+            f"{quoted(source, marks=False)} takes {len(needed)} arguments; a rank's function takes one, the"
+            " communicator, and one device's none"
+        )
+    return bool(needed)

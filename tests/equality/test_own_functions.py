@@ -1,0 +1,172 @@
+"""`minidist compare FILE.py:RANK FILE.py:ALONE`: what two functions of the user's return is compared."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
+from minidist.train.progress import Clock
+
+FILE = """
+import numpy as np
+from neighbour import START
+from minidist.collectives import all_reduce
+
+def steps(comm):
+    weight, history = np.full(3, START), []
+    for step in range(4):
+        gradient = all_reduce(comm, np.full(3, 2.0 ** -comm.rank)) / comm.size
+        history.append({"loss": float(weight.sum()), "weight": weight.copy()})
+        weight -= gradient
+    return history
+
+def alone():
+    weight, history = np.full(3, START), []
+    for step in range(4):
+        history.append({"loss": float(weight.sum()), "weight": weight.copy()})
+        weight -= 0.75
+    return history
+
+def wrong_from_step_2():
+    history = alone()
+    for state in history[2:]:
+        state["weight"][1] += 1e-9
+    return history
+
+def two(comm, more):
+    return 0
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "neighbour.py").write_text("START = 5.0\n")
+    (tmp_path / "mine.py").write_text(FILE)
+    return lambda name: f"{tmp_path / 'mine.py'}:{name}"
+
+
+def compare(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        main(["compare", *words])
+    out, err = capsys.readouterr()
+    return end.value.code or 0, out, err
+
+
+def test_two_functions_are_compared_step_by_step(mine, capsys):
+    code, out, _ = compare(capsys, mine("steps"), mine("alone"), "--ranks", "2")
+    assert (code, out) == (0, "equal: 2 ranks and one device return the same bit for bit, in 16 tensors\n")
+
+
+def test_the_first_step_that_differs_is_named_and_a_tolerance_allows_it(mine, capsys):
+    code, out, _ = compare(capsys, mine("steps"), mine("wrong_from_step_2"), "--ranks", "2")
+    assert code == 1
+    assert "NOT equal bit for bit: [2].weight of rank 0 is 3.5 at [1], and 3.500000001" in out
+    assert "allow it: --tolerance 1e-3" in out
+    words = [mine("steps"), mine("wrong_from_step_2"), "--ranks", "2", "--tolerance", "1e-6", "--json"]
+    code, out, _ = compare(capsys, *words)
+    verdict = json.loads(out)
+    assert (code, verdict["equal"], verdict["tensors"]) == (0, True, 16)
+    assert verdict["max_difference"] == pytest.approx(1e-9 / 2.75, rel=1e-3)
+
+
+def test_without_a_second_function_one_device_is_one_rank(mine, capsys):
+    code, out, _ = compare(capsys, mine("steps"), "--ranks", "2")
+    assert code == 1  # the mean of 1 and 1/2 is not 1
+    assert "[1].loss of rank 0 is 12.75, and 12.0 on one device" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["steps"], "how many ranks? minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"),
+        (["alone", "--ranks", "2"], "takes no communicator; write what a rank does as FUNCTION(comm)"),
+        (["two", "--ranks", "2"], "takes 2 arguments; a rank's function takes one, the communicator"),
+        (["steps", "--ranks", "2", "--zero", "1"], "--zero is of minidist's own training loop"),
+        (["steps", "--ranks", "2", "--matrix"], "--matrix is of minidist's own training loop"),
+        (["steps", "--ranks", "2", "--tolerance", "2"], "--tolerance 2; it must be 0 (bit for bit) or a share below 1"),
+        (["stebs", "--ranks", "2"], "has no function 'stebs' (did you mean 'steps'?)"),
+    ],
+)
+def test_what_is_wrong_with_the_call_is_one_sentence(mine, capsys, words, sentence):
+    code, _, err = compare(capsys, mine(words[0]), *words[1:])
+    assert code == 2
+    assert sentence in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_tolerance_needs_functions(capsys):
+    code, _, err = compare(capsys, "--tolerance", "1e-3")
+    assert code == 2
+    assert "--tolerance is of functions of your own" in err
+
+
+@pytest.mark.parametrize(
+    ("ranks", "alone", "sentence"),
+    [
+        ([{"a": np.ones(2)}], {"a": np.ones((1, 2))}, r"a of rank 0 has shape \[2\], and \[1, 2\] on one device"),
+        ([{"a": np.ones(2)}], {"a": np.ones(2, "f4")}, "a of rank 0 is float64, and float32 on one device"),
+        ([{"a": 1.0}, {"b": 1.0}], {"a": 1.0}, "b of rank 1 is not returned on one device.*the same names"),
+        ([{"a": 1.0}], {"a": 1.0, "b": 2.0}, "b of one device is returned by no rank"),
+        ([{"a": np.nan}], {"a": 1.0}, "a of rank 0 is nan, and 1.0 on one device"),
+        ([{"a": np.inf}], {"a": 1.0}, "a of rank 0 is inf, and 1.0 on one device"),
+        ([{"a": 1e-300}], {"a": 0.0}, "a of rank 0 is 1e-300, and 0.0 on one device"),
+        ([{"a": "x"}], {"a": "y"}, "a of rank 0 is 'x', and 'y' on one device"),
+        ([[1.0, 2.0], [1.0, 3.0]], [1.0, 2.0], r"\[1\] of rank 1 is 3.0, and 2.0 on one device"),
+        ([2.0], 1.0, "the result of rank 0 is 2.0, and 1.0 on one device"),
+    ],
+)
+def test_a_difference_of_any_kind_is_found(ranks, alone, sentence):
+    returned = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(ranks)]
+    verdict = compare_returned(returned_tensors("one device", alone), returned, 0.25)
+    assert not verdict.equal
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(verdict.sentence())
+
+
+def test_nan_equals_nan_and_a_stage_returns_its_own_weights():
+    alone = returned_tensors("one device", {"a": np.nan, "b": Tensor(np.ones(3)), "c": np.arange(3), "d": [True, "x"]})
+    ranks = [{"a": alone["a"]}, {name: alone[name] for name in ("b", "c", "d[0]", "d[1]")}]
+    assert compare_returned(alone, ranks).equal
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (None, "rank 1 returns None, which cannot be compared; return arrays"),
+        ({"a": {"b": object}}, "as a.b, which cannot be compared"),
+        ({}, r"rank 1 returns \{\}, in which there is nothing to compare"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_sentence(value, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        returned_tensors("rank 1", value)
+
+
+def test_one_array_for_all_steps_would_compare_the_last_one_only():
+    weight = np.ones(3)
+    with pytest.raises(UsageError, match=r"one array as \[0\].w and as \[1\].w, .* return copies: p.data.copy\(\)"):
+        returned_tensors("rank 0", [{"w": weight}, {"w": weight}])
+    returned_tensors("rank 0", {"embedding": weight, "head": weight})
+
+
+@pytest.mark.mpi(2)
+def test_under_mpi_a_function_returns_the_same(comm, tmp_path):
+    (tmp_path / "neighbour.py").write_text("START = 5.0\n")
+    (tmp_path / "mine.py").write_text(FILE)
+    rank, alone = (
+        make(f"{tmp_path / 'mine.py'}:{name}") for make, name in ((rank_function, "steps"), (alone_function, "alone"))
+    )
+    assert compare_returned(alone(), [rank(comm)]).equal
+
+
+def test_a_long_run_shows_the_seconds_so_far(capsys):
+    with Clock("compare: the ranks", 0.02):
+        time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 2
+    assert set(lines) == {"compare: the ranks: 0 s"}
