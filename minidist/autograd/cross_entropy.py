@@ -6,13 +6,15 @@ micro-batches is the loss of the whole batch, also when shards or masks are unev
 Proved by: tests/autograd/test_fused.py
 """
 
+from math import inf
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.operands import operand
 from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import check_number
 
 
 def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ignore_index: int = -100) -> Tensor:
@@ -48,10 +50,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         divisor = count if count else float("nan")
-    else:
-        divisor = float(divisor)  # a NumPy float64 would promote the loss
-        if not divisor > 0:
-            raise bad_divisor("cross_entropy", divisor)
+    elif divisor.__class__ is not float or not 0 < divisor < inf:
+        divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
@@ -110,14 +110,16 @@ def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> T
     total = (difference * difference).sum()
     if divisor is None:
         return named_mean(total * (1 / float(prediction.size or "nan")))
-    if not float(divisor) > 0:
-        raise bad_divisor("mse_loss", float(divisor))
-    return total * (1 / float(divisor))
+    return total * (1 / checked_divisor("mse_loss", divisor))
 
 
-def bad_divisor(name: str, divisor: float) -> UsageError:
-    """Return the error of a loss whose divisor is 0, negative or NaN."""
-    return UsageError(
-        f"{name}: divisor={divisor:g}; give the number of rows (tokens) that all ranks and micro-batches count in this"
-        " step, above 0"
-    )
+def checked_divisor(name: str, divisor: Any) -> float:
+    """Return a loss's divisor as a float; raise UsageError for 0, a negative, infinite or NaN one, and for True."""
+    try:
+        number = divisor.item() if xp.is_array(divisor) and divisor.size == 1 else divisor
+        return check_number("divisor", number, above=0)
+    except UsageError:
+        raise UsageError(
+            f"{name}: divisor={quoted(divisor)}; give the number of rows (tokens) that all ranks and micro-batches"
+            " count in this step, a finite number above 0"
+        ) from None

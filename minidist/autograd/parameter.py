@@ -246,12 +246,15 @@ class Parameter(Tensor):
         """Number of updates of the values now bound."""
         return self._version if self.flat is None else self.flat.version
 
-    def updated(self) -> None:
-        """Say that the values changed: nodes recorded before may no longer run their backward."""
+    def updated(self, by: str = "") -> None:
+        """Say that the values changed: nodes recorded before may no longer run their backward.
+
+        by: what an optimizer's step says of itself, see `FlatParameters.updated`.
+        """
         if self.flat is None:
             self._version += 1
         else:
-            self.flat.updated()
+            self.flat.updated(by)
 
     def saved(self) -> SavedTensor:
         """What a node keeps: the parameter, the version and a sample of the values, never the array."""

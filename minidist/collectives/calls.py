@@ -26,15 +26,24 @@ from minidist.comm.point_to_point import PointToPoint
 
 
 def all_reduce(
-    comm: PointToPoint, array: np.ndarray, op: str = "sum", *, algorithm: str = "ring", async_op: bool = False
+    comm: PointToPoint,
+    array: np.ndarray,
+    op: str = "sum",
+    *,
+    algorithm: str = "ring",
+    async_op: bool = False,
+    equal: str = "",
 ) -> Any:
-    """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it."""
+    """Replace every rank's `array` by the sum (`op`) of all ranks' arrays, in place; returns it.
+
+    equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
+    """
     _check(comm, "all_reduce", array, op)
     if not array.flags.writeable:
         raise UsageError(
             f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
         )
-    return _call(comm, "all_reduce", algorithm, async_op, array, op, reduction=op)
+    return _call(comm, "all_reduce", algorithm, async_op, array, op, reduction=op, equal=equal)
 
 
 def reduce_scatter(
@@ -46,11 +55,12 @@ def reduce_scatter(
     out: np.ndarray | None = None,
     algorithm: str = "ring",
     async_op: bool = False,
+    equal: str = "",
 ) -> Any:
     """Give rank r chunk r of the sum of all ranks' arrays (flattened); `array` itself is left as it was.
 
     counts: elements of each rank's chunk; default `chunk_sizes(array.size, comm.size)`. out: where the chunk goes, in
-    memory of its own.
+    memory of its own. equal: as in `all_reduce`.
     """
     _check(comm, "reduce_scatter", array, op)
     sizes = _chunks_of(comm, "reduce_scatter", array.size, counts)
@@ -59,7 +69,7 @@ def reduce_scatter(
         raise UsageError(
             f"rank {comm.rank}: reduce_scatter into its own input, which other ranks still need; pass an out elsewhere"
         )
-    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, reduction=op)
+    return _call(comm, "reduce_scatter", algorithm, async_op, array, sizes, out, op, reduction=op, equal=equal)
 
 
 def all_gather(
@@ -75,7 +85,7 @@ def all_gather(
     """Give every rank all ranks' shards (flattened), one after the other in rank order.
 
     counts: elements of each rank's shard; default: all as large as this one. out: where the whole goes; a shard that
-    already lies at its place in `out` is not copied. equal: what every rank must pass equal (whose values travel).
+    already lies at its place in `out` is not copied. equal: as in `all_reduce`.
     """
     _check(comm, "all_gather", shard)
     sizes = _shards_like(comm, "all_gather", shard.size, counts)
@@ -232,14 +242,17 @@ def _call(
     name = f"{operation}/{algorithm}" if reduction == "sum" else f"{operation}/{algorithm} {reduction}"
     shape = equal
     if array is not None and array.ndim != 1 and operation in ("all_reduce", "reduce_scatter", "reduce", "broadcast"):
-        shape = str(list(array.shape))
+        shape = f"{equal} {list(array.shape)}" if equal else str(list(array.shape))
 
     # One number for the whole call; all its messages carry it as their tag.
     call = comm.collective(name, shape, root, chosen.is_users)
 
     if not async_op:
         return function(call, array, *arguments)
-    used = [a for a in (array, *arguments) if isinstance(a, np.ndarray)]  # the caller leaves them alone until the wait
+    used = []  # what the caller leaves alone until the wait
+    for argument in (array, *arguments):
+        if isinstance(argument, np.ndarray):
+            used.append(argument)
     return call.run_async(partial(function, call, array, *arguments), used)
 
 

@@ -108,6 +108,10 @@ def unpack(data: bytes | bytearray) -> Header:
     return Header(operation.rstrip(b"\0").decode(), dtype.rstrip(b"\0").decode(), low + 2**32 * high, shape)
 
 
+# What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPParamGroup`, `ZeroOptimizer.gather`.
+_REPLICA = re.compile(r"(?:model|\S+ of fully_shard) \d+ after \d+ updates?.*")
+
+
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
     """Raise MismatchError naming both sides when the headers differ.
 
@@ -125,6 +129,15 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
         theirs = ours
     if their_arguments == _fit_operation(expected.operation).decode().partition(" ")[2]:
         their_arguments = our_arguments
+
+    # Two replicas that are not alike say themselves what they are: "model 1 after 3 updates with lr 0.1, ...".
+    mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
+    if theirs == ours and their_arguments != our_arguments and mine and (other is None or other[0] != mine[0]):
+        raise MismatchError(
+            f"ranks differ in {ours}: rank {destination} has {mine[0]}, and rank {source}"
+            f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
+            " step their optimizers as often and with the same settings, and give the same values to the weights"
+        )
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
     if theirs != ours or their_arguments != our_arguments:

@@ -15,7 +15,9 @@ from typing import Any
 from minidist.autograd import Parameter, Tensor, is_grad_enabled
 from minidist.autograd.batch_norm import batch_norm, channel_statistics
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
 from minidist.base.half import upcast
+from minidist.base.limits import check_number
 from minidist.base.random import current_coordinates
 from minidist.nn.module import Module
 
@@ -43,7 +45,9 @@ class BatchNorm(Module):
     def __init__(
         self, channels: int, momentum: float = 0.1, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0
     ) -> None:
-        self.eps, self.momentum = eps, momentum
+        self.eps, self.momentum = check_number("eps", eps, above=0), check_number("momentum", momentum)
+        if momentum > 1:
+            raise UsageError(f"momentum={momentum}; the share of the new statistics must be at most 1")
         self.weight = Parameter(xp.ones(channels, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(channels, dtype), init=("constant", 0.0))
 

@@ -13,6 +13,7 @@ from typing import Any
 from minidist.autograd import Tensor, dropout
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_number
 from minidist.base.random import BatchCoordinates, Key, current_coordinates, uniform, uniform_rows
 from minidist.nn.module import Module
 
@@ -26,9 +27,7 @@ class Dropout(Module):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p < 1:
-            raise UsageError(f"dropout probability {p} is not in [0, 1)")
-        self.p = p
+        self.p = check_number("p", p, below=1)
 
     def extra_repr(self) -> str:
         """The probability."""

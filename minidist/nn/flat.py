@@ -54,6 +54,7 @@ class FlatParameters:
         self.padded_numel = -(-self.numel // pad_to) * pad_to
         self.version = 0
         self.version_is_given = False  # has the owner said which version it bound?
+        self.updates = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
         self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
         self.shard: Any = None
         self.load_checks: list[Callable[[], None]] = []  # called after a `load_state_dict` of these parameters
@@ -133,9 +134,10 @@ class FlatParameters:
             parameter.release()
         return data
 
-    def updated(self) -> None:
-        """Note that the values changed (an optimizer's step): one more version."""
+    def updated(self, by: str = "") -> None:
+        """Note that the values changed: one more version. by: what an optimizer's step says of itself."""
         self.version += 1
+        self.updates = by or self.updates
 
     def set_dtype(self, dtype: Any) -> None:
         """Set the dtype of the arrays bound, and of the gradients made, from now on; the data must be released."""

@@ -18,6 +18,7 @@ from minidist.optim.clip import (
     NORM_BLOCK,
     add_blocks,
     block_square_sums,
+    check_max_norm,
     clip_by_norm_,
     clip_coefficient,
     clip_grad_norm_,
@@ -25,7 +26,7 @@ from minidist.optim.clip import (
     scale_gradients_,
 )
 from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
-from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, is_bias_or_norm
+from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, OptimizerWrapper, is_bias_or_norm
 from minidist.optim.rmsprop import RMSProp
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
 from minidist.optim.sgd import SGD
@@ -45,6 +46,7 @@ __all__ = [
     "Group",
     "LossScaleError",
     "Optimizer",
+    "OptimizerWrapper",
     "ParameterSlice",
     "RMSProp",
     "StaticLossScaler",
@@ -53,6 +55,7 @@ __all__ = [
     "WarmupLinear",
     "add_blocks",
     "block_square_sums",
+    "check_max_norm",
     "clip_by_norm_",
     "clip_coefficient",
     "clip_grad_norm_",

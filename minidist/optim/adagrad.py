@@ -7,10 +7,12 @@ Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.optim.optimizer import Group, Optimizer, State, check_setting
+from minidist.base.limits import check_number
+from minidist.optim.optimizer import Group, Optimizer, State
 
 
 class Adagrad(Optimizer):
@@ -20,6 +22,11 @@ class Adagrad(Optimizer):
     """
 
     temporaries = 2
+    settings = Optimizer.settings | {
+        "lr_decay": check_number,
+        "initial_accumulator_value": check_number,
+        "eps": partial(check_number, above=0),
+    }
 
     def __init__(
         self,
@@ -31,11 +38,8 @@ class Adagrad(Optimizer):
         eps: float = 1e-10,
         groups: Iterable[Group] = (),
     ) -> None:
-        check_setting("lr_decay", lr_decay)
-        check_setting("eps", eps)
-        check_setting("initial_accumulator_value", initial_accumulator_value)
-        self.lr_decay, self.eps = float(lr_decay), float(eps)
-        self.initial_accumulator_value = float(initial_accumulator_value)
+        self.lr_decay, self.eps = lr_decay, eps
+        self.initial_accumulator_value = initial_accumulator_value
         super().__init__(parameters, lr, weight_decay, groups)
 
     def initial_state(self) -> dict[str, float]:

@@ -10,11 +10,21 @@ Proved by: tests/optim/test_optimizers.py
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
-from minidist.optim.optimizer import Group, Optimizer, State, check_setting
+from minidist.base.limits import check_number
+from minidist.optim.optimizer import Group, Optimizer, State
+
+
+def check_betas(name: str, betas: Any) -> tuple[float, float]:
+    """Return (beta1, beta2) as floats; raise UsageError unless they are two numbers of at least 0 and below 1."""
+    pair = tuple(betas) if isinstance(betas, Iterable) else ()
+    if len(pair) != 2:
+        raise UsageError(f"{name}={quoted(betas)}; give two numbers, (beta1, beta2)")
+    return check_number(f"{name}[0]", pair[0], below=1), check_number(f"{name}[1]", pair[1], below=1)
 
 
 class Adam(Optimizer):
@@ -26,6 +36,7 @@ class Adam(Optimizer):
     """
 
     temporaries = 2
+    settings = Optimizer.settings | {"betas": check_betas, "eps": partial(check_number, above=0)}
 
     def __init__(
         self,
@@ -36,12 +47,7 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         groups: Iterable[Group] = (),
     ) -> None:
-        if len(betas) != 2:
-            raise UsageError(f"betas={quoted(betas)}; give two numbers, (beta1, beta2)")
-        check_setting("betas[0]", betas[0], 1)
-        check_setting("betas[1]", betas[1], 1)
-        check_setting("eps", eps)
-        self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
+        self.betas, self.eps = betas, eps
         super().__init__(parameters, lr, weight_decay, groups)
 
     def initial_state(self) -> dict[str, float]:

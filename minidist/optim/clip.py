@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
+from minidist.base.limits import check_number
 from minidist.optim.slices import gradients
 
 NORM_BLOCK = 1024  # elements
@@ -68,8 +70,21 @@ def norm_from_blocks(blocks: xp.Array) -> float:
 
 
 def clip_coefficient(norm: float, max_norm: float) -> float:
-    """Return min(1, max_norm / (norm + 1e-6)). An infinite norm gives 0 and a NaN gives NaN, as in PyTorch."""
+    """Return min(1, max_norm / (norm + 1e-6)). An infinite norm gives 0 and a NaN gives NaN, as in PyTorch.
+
+    max_norm: a number above 0; an infinite one leaves the gradients as they are. Raises UsageError for others.
+    """
+    check_max_norm(max_norm)
     return 1.0 if norm + 1e-6 <= max_norm else max_norm / (norm + 1e-6)
+
+
+def check_max_norm(max_norm: Any) -> None:
+    """Raise UsageError unless gradients can be clipped to this norm: with 0 (DeepSpeed's "off") all would become 0."""
+    if max_norm != math.inf:
+        try:
+            check_number("max_norm", max_norm, above=0)
+        except UsageError as error:
+            raise UsageError(f"{error}, or infinite to compute the norm alone") from None
 
 
 def scale_gradients_(parameters: Any, coefficient: float) -> None:
@@ -86,6 +101,7 @@ def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> 
     begins a new block, so a reference that must equal units or stages bit for bit passes one slice for each of them.
     optimizer: as for `clip_by_norm_`.
     """
+    check_max_norm(max_norm)
     # The same blocks in the same order as on any number of ranks, so the same norm to the last bit.
     sums = [block_square_sums(grad) for grad in gradients(parameters)]
     norm = norm_from_blocks(xp.concatenate(sums)) if sums else 0.0

@@ -21,6 +21,7 @@ import math
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError
+from minidist.base.limits import check_number, check_whole
 
 
 class LossScaleError(MinidistError):
@@ -52,35 +53,27 @@ class DynamicLossScaler:
         floor_limit: int = 3,
     ) -> None:
         # Settings that cannot work are refused here, not at the first overflow.
-        if not (growth_factor > 1 and 0 < backoff_factor < 1):
-            raise UsageError(
-                f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1"
-            )
-        # frexp returns a mantissa of 0.5 for powers of two only.
+        check_whole("growth_interval", growth_interval, 1)
+        check_whole("hysteresis", hysteresis, 1)
+        check_whole("floor_limit", floor_limit, 1)
         for name, value in (
             ("initial_scale", initial_scale),
             ("growth_factor", growth_factor),
             ("backoff_factor", backoff_factor),
+            ("floor", floor),
         ):
-            if not 0 < value < math.inf or math.frexp(value)[0] != 0.5:
+            # frexp returns a mantissa of 0.5 for powers of two only.
+            if math.frexp(check_number(name, value, above=0))[0] != 0.5:
                 raise UsageError(
                     f"{name} {value:g} is not a power of two, so unscaling would lose bits; use"
-                    f" {2.0 ** round(math.log2(value)) if 0 < value < math.inf else 2:.17g}"
+                    f" {2.0 ** round(math.log2(value)):.17g}"
                 )
-        if min(growth_interval, hysteresis, floor_limit) < 1:
+        if not (growth_factor > 1 and backoff_factor < 1):
             raise UsageError(
-                f"growth_interval {growth_interval}, hysteresis {hysteresis} and floor_limit {floor_limit} must be at"
-                " least 1"
+                f"growth_factor {growth_factor} must be above 1, and backoff_factor {backoff_factor} between 0 and 1"
             )
-        if floor > 0 and math.frexp(floor)[0] != 0.5:  # the scale stops there
-            raise UsageError(
-                f"floor {floor:g} is not a power of two, so unscaling would lose bits; use"
-                f" {2.0 ** round(math.log2(floor)) if floor < math.inf else 1:.17g}"
-            )
-        if not 0 < floor <= initial_scale:
-            raise UsageError(
-                f"initial_scale {initial_scale:g} must not be below the floor {floor:g}, which must be above 0"
-            )
+        if floor > initial_scale:
+            raise UsageError(f"initial_scale {initial_scale:g} must not be below the floor {floor:g}")
 
         # What changes during training is the state of a checkpoint (_STATE, below); the rest are settings.
         self.scale = float(initial_scale)

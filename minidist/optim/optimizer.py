@@ -12,15 +12,16 @@ section 3.1; Rajbhandari et al., "ZeRO", 2020, section 3.1). The first master is
 Proved by: tests/optim/test_optimizers.py
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
+from zlib import crc32
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.half import downcast, is_half, upcast
+from minidist.base.limits import check_number
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices
 
@@ -37,6 +38,13 @@ class Group:
     matches: Callable[[str], bool]
     lr_scale: float = 1.0
     weight_decay: float | None = None  # None: the optimizer's
+
+    def __post_init__(self) -> None:
+        if not callable(self.matches):
+            raise UsageError(f"matches={quoted(self.matches)}; it must be a function of a parameter's name")
+        check_number("lr_scale", self.lr_scale)
+        if self.weight_decay is not None:
+            check_number("weight_decay", self.weight_decay)
 
 
 def is_bias_or_norm(name: str) -> bool:
@@ -68,20 +76,26 @@ class Optimizer:
     clip coefficient, for half-precision gradients, which would lose bits if they were scaled in place.
     step_count: the number of steps taken, one counter for all parameters. (PyTorch counts for each parameter; the two
     differ only for a parameter that had no gradient in some step.)
+    settings: name -> check(name, value), which returns the value to keep. A setting is checked whenever it is set, here
+    or later, and all ranks must have the same: see `Bucket.equal` of parallel/gradients.py.
     Raises UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
     """
 
     temporaries = 1
+    settings: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
+        "lr": check_number,
+        "lr_factor": check_number,
+        "weight_decay": check_number,
+    }
 
     def __init__(self, parameters: Any, lr: float, weight_decay: float = 0.0, groups: Iterable[Group] = ()) -> None:
-        check_setting("lr", lr)
-        check_setting("weight_decay", weight_decay)
         self.lr = lr
         self.lr_factor = 1.0
         self.grad_scale = 1.0
         self.weight_decay = weight_decay
         self.groups = [*groups, _DEFAULT]
         self.step_count = 0
+        self.last_step = ""  # what the last step says of itself to the owners of the values
         self._runs: list[_Run] = []
         self._work: dict[Any, list[xp.Array]] = {}
 
@@ -99,6 +113,10 @@ class Optimizer:
             self._add(piece, name)
         if not names:
             raise UsageError("the optimizer got no trainable parameter; it needs at least one")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        check = self.settings.get(name)
+        super().__setattr__(name, value if check is None else check(name, value))
 
     def _add(self, piece: Any, name: str) -> None:
         """Append a slice; one that continues the last run joins it, so that both are updated as one array."""
@@ -156,6 +174,12 @@ class Optimizer:
             data, grad = data.reshape(-1), grad.reshape(-1)
             first = run.state is None
             state = self._make_state(run, data) if run.state is None else run.state
+            missing = next((key for key in self.state_names(data.dtype) if key not in state), None)
+            if missing is not None:
+                raise UsageError(
+                    f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
+                    " state, such as momentum, are set before the first step"
+                )
             work = self._workspace(data)
             lr = float(self.lr * self.lr_factor * run.group.lr_scale)  # a NumPy scalar would promote
             decay = float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
@@ -177,15 +201,26 @@ class Optimizer:
 
             owners[id(source)] = source
 
+        # What ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
+        self.last_step = self._describe_step()
+
         # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has.
         self.grad_scale = 1.0
         for owner in owners.values():
             if hasattr(owner, "updated"):
-                owner.updated()
+                owner.updated(self.last_step)
+
+    def _describe_step(self) -> str:
+        """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""
+        values = [type(self).__name__, *(getattr(self, name) for name in self.settings), float(self.grad_scale)]
+        groups = [(float(g.lr_scale), None if (w := g.weight_decay) is None else float(w)) for g in self.groups]
+        checksum, count = crc32(repr((values, groups)).encode()), self.step_count
+        lr = self.lr * self.lr_factor
+        return f"{count} update{'s' * (count != 1)} with lr {lr:.6g}, checksum of the settings {checksum:08x}"
 
     def _check_reduced(self, run: _Run) -> None:
         """Raise UsageError when a slice's gradients are this rank's alone, or live in a shard that it does not know."""
-        source = run.slice.source if isinstance(run.slice, FlatSlice) else run.slice
+        source = getattr(run.slice, "source", run.slice)
         unit = getattr(source, "flat", source)
         if getattr(unit, "unsynchronized", False):
             raise UsageError(
@@ -288,11 +323,25 @@ class Optimizer:
         self.step_count = int(saved["step"])
 
 
-def check_setting(name: str, value: float, below: float = math.inf) -> None:
-    """Raise UsageError unless 0 <= value < below."""
-    if not isinstance(value, (int, float, xp.generic)) or not 0 <= value < below:
-        limit = "a finite number of at least 0" if below == math.inf else f"at least 0 and below {below:g}"
-        raise UsageError(f"{name}={quoted(value)}; it must be {limit}")
+class OptimizerWrapper:
+    """Base class of what has an optimizer and steps it: `optimizer`, whose attributes are found here, too.
+
+    A setting (`lr`, `lr_factor`, ...) or `grad_scale` that is set here is set there; it would be ignored otherwise.
+    """
+
+    optimizer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if "optimizer" not in self.__dict__:  # it is being made
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(self.optimizer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        inside = self.__dict__.get("optimizer")
+        if inside is not None and (name == "grad_scale" or name in inside.settings):
+            setattr(inside, name, value)
+        else:
+            super().__setattr__(name, value)
 
 
 def _computing(dtype: Any) -> Any:

@@ -8,10 +8,12 @@ Proved by: tests/optim/test_optimizers.py
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.optim.optimizer import Group, Optimizer, State, check_setting
+from minidist.base.limits import check_flag, check_number
+from minidist.optim.optimizer import Group, Optimizer, State
 
 
 class RMSProp(Optimizer):
@@ -22,6 +24,12 @@ class RMSProp(Optimizer):
     """
 
     temporaries = 2
+    settings = Optimizer.settings | {
+        "alpha": partial(check_number, below=1),
+        "eps": partial(check_number, above=0),
+        "momentum": partial(check_number, below=1),
+        "centered": check_flag,
+    }
 
     def __init__(
         self,
@@ -34,10 +42,7 @@ class RMSProp(Optimizer):
         centered: bool = False,
         groups: Iterable[Group] = (),
     ) -> None:
-        check_setting("alpha", alpha, 1)
-        check_setting("eps", eps)
-        check_setting("momentum", momentum)
-        self.alpha, self.eps, self.momentum, self.centered = float(alpha), float(eps), float(momentum), centered
+        self.alpha, self.eps, self.momentum, self.centered = alpha, eps, momentum, centered
         super().__init__(parameters, lr, weight_decay, groups)
 
     def initial_state(self) -> dict[str, float]:

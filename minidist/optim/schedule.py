@@ -15,7 +15,8 @@ Proved by: tests/optim/test_schedule.py
 import math
 from dataclasses import dataclass
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import check_flag, check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,9 @@ class Warmup:
     """The factors 1/w, 2/w, ... up to 1 in step w - 1 (never 0: a step with rate 0 is lost), then 1."""
 
     warmup_steps: int
+
+    def __post_init__(self) -> None:
+        check_whole("warmup_steps", self.warmup_steps)
 
     def __call__(self, step: int) -> float:
         """Return the factor of step number `step`."""
@@ -38,6 +42,9 @@ class WarmupLinear:
     final_factor: float = 0.0
 
     def __post_init__(self) -> None:
+        check_whole("warmup_steps", self.warmup_steps)
+        check_whole("total_steps", self.total_steps)
+        check_number("final_factor", self.final_factor)
         if not 0 <= self.warmup_steps < self.total_steps:
             raise UsageError(
                 f"{self.warmup_steps} warm-up steps of {self.total_steps}; the warm-up must end before the last step"
@@ -83,6 +90,16 @@ class DeepSpeedWarmup:
     final_factor: float = 0.0001
     linear: bool = False
     start: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_whole("warmup_steps", self.warmup_steps)
+        if self.curve not in ("log", "linear"):
+            raise UsageError(f"curve={quoted(self.curve)}; it must be 'log' or 'linear'")
+        if self.total_steps is not None:
+            check_whole("total_steps", self.total_steps)
+        check_number("final_factor", self.final_factor)
+        check_number("start", self.start)
+        check_flag("linear", self.linear)
 
     def __call__(self, step: int) -> float:
         """Return the factor of step number `step`."""

@@ -12,11 +12,13 @@ Proved by: tests/optim/test_optimizers.py
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, quoted
-from minidist.optim.optimizer import Group, Optimizer, State, check_setting
+from minidist.base.errors import UsageError
+from minidist.base.limits import check_flag, check_number
+from minidist.optim.optimizer import Group, Optimizer, State
 
 
 class SGD(Optimizer):
@@ -26,6 +28,11 @@ class SGD(Optimizer):
     """
 
     temporaries = 2
+    settings = Optimizer.settings | {
+        "momentum": partial(check_number, below=1),
+        "dampening": partial(check_number, least=-math.inf),
+        "nesterov": check_flag,
+    }
 
     def __init__(
         self,
@@ -37,12 +44,9 @@ class SGD(Optimizer):
         nesterov: bool = False,
         groups: Iterable[Group] = (),
     ) -> None:
-        check_setting("momentum", momentum)
-        if not math.isfinite(dampening):
-            raise UsageError(f"dampening={quoted(dampening)}; it must be a finite number")
+        self.momentum, self.dampening, self.nesterov = momentum, dampening, nesterov
         if nesterov and (momentum <= 0 or dampening != 0):
             raise UsageError(f"Nesterov needs momentum > 0 and no dampening, not {momentum:g} and {dampening:g}")
-        self.momentum, self.dampening, self.nesterov = float(momentum), float(dampening), nesterov
         super().__init__(parameters, lr, weight_decay, groups)
 
     def initial_state(self) -> dict[str, float]:

@@ -11,13 +11,16 @@ Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from minidist.autograd import Parameter
+from minidist.autograd.node import ELEMENTS
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half
+from minidist.base.limits import check_whole
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
@@ -28,6 +31,7 @@ from minidist.optim import (
     FlatSlice,
     Optimizer,
     block_square_sums,
+    check_max_norm,
     clip_by_norm_,
     flat_slices,
     norm_from_blocks,
@@ -37,8 +41,7 @@ from minidist.parallel.host_pool import HostPool
 
 def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) -> FlatParameters:
     """Return flat parameters with the padding that `comm.size` shards at multiples of `alignment` elements need."""
-    if alignment < 1:
-        raise UsageError(f"alignment is {alignment}; shards begin at multiples of it, so it must be at least 1")
+    check_whole("alignment", alignment, 1)
     return FlatParameters(parameters, pad_to=comm.size * alignment)
 
 
@@ -98,9 +101,14 @@ class Shard:
         if self.filled:
             self.grad_buffer()[self.place(self.flat.slice_of(parameter))] = 0
 
-    def updated(self) -> None:
+    def updated(self, by: str = "") -> None:
         """An optimizer's step changed the values."""
-        self.flat.updated()
+        self.flat.updated(by)
+
+    def checksum(self) -> str:
+        """Return a checksum of a sample of the values in words, for ranks with copies of the shard to compare."""
+        sample = self.data[:: max(1, self.size // ELEMENTS)] if type(self.data) is np.ndarray else np.zeros(0)
+        return f"checksum of the weights {crc32(sample.tobytes()):08x}"
 
     def place(self, piece: slice) -> slice:
         """Return where elements `piece` of the unit lie in this shard; the slice may be empty."""
@@ -149,10 +157,13 @@ class Shard:
         return slices
 
 
-def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = ()) -> xp.Array:
+def shard_square_sums(
+    comm: Comm, shards: Sequence[Shard], skip: Collection[Parameter] = (), equal: str = ""
+) -> xp.Array:
     """Return the sums of squares of the whole gradient by blocks of 1,024 elements, in global order, on every rank.
 
-    skip: parameters that do not count, because another group of ranks counts them. Each rank sends the float64 sums of
+    skip: parameters that do not count, because another group of ranks counts them. equal: what every rank must pass
+    equal. Each rank sends the float64 sums of
     its own blocks (8 B each) to all others, under purpose `clip_norm`. Raises UsageError when blocks cross shard
     boundaries, or the shards lie on other ranks than those of `comm`: blocks would count twice, or not at all.
     """
@@ -175,7 +186,7 @@ def shard_square_sums(comm: Comm, shards: Sequence[Shard], skip: Collection[Para
 
     # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
     with purpose("clip_norm"):
-        gathered = all_gather(comm, np.concatenate(sums)).reshape(comm.size, -1)
+        gathered = all_gather(comm, np.concatenate(sums), equal=equal).reshape(comm.size, -1)
 
     # (ranks, blocks of all shards) -> unit by unit, rank by rank: the order of the blocks on one device.
     blocks, start = [], 0
@@ -191,7 +202,9 @@ def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer
     See `shard_square_sums`; every rank adds the sums in the global order, unit by unit. optimizer: as for
     `optim.clip_by_norm_`, for gradients in half precision.
     """
-    return clip_by_norm_(list(shards), norm_from_blocks(shard_square_sums(comm, shards)), max_norm, optimizer)
+    check_max_norm(max_norm)
+    sums = shard_square_sums(comm, shards, equal=f"max_norm {float(max_norm):g}")
+    return clip_by_norm_(list(shards), norm_from_blocks(sums), max_norm, optimizer)
 
 
 def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, dict[str, xp.Array]]:

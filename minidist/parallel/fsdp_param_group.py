@@ -12,6 +12,7 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precisi
 """
 
 from typing import NoReturn
+from weakref import WeakKeyDictionary
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
@@ -23,20 +24,27 @@ from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatt
 from minidist.comm import Comm, Work
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.flat_shards import Shard
-from minidist.parallel.gradients import UnusedParameterError
+from minidist.parallel.gradients import UnusedParameterError, next_model
 from minidist.parallel.host_pool import HostPool, Transfer
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
+
+_gathers: "WeakKeyDictionary[Comm, Comm]" = WeakKeyDictionary()  # communicator -> see `FSDPCommContext`
 
 
 class FSDPCommContext:
     """The communication in flight that the parameter groups of one model share.
 
-    gathers: a stream of its own for all-gathers, so that they do not queue behind reductions. At most one reduction,
-    and at most one transfer of a reduced gradient to the host, is in flight: more would hold more memory.
+    gathers: a stream for all-gathers, so that they do not queue behind reductions; all models that are sharded over the
+    same ranks have one, so that ranks that run two models in different orders meet, and are told. number: of the
+    `fully_shard` among those on one communicator. At most one reduction, and at most one transfer of a reduced gradient
+    to the host, is in flight: more would hold more memory.
     """
 
     def __init__(self, comm: Comm) -> None:
-        self.gathers = comm.dup()
+        if comm not in _gathers:
+            _gathers[comm] = comm.dup()
+        self.gathers = _gathers[comm]
+        self.number = next_model(comm)
         self.reducing: FSDPParamGroup | None = None
         self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
 
@@ -67,10 +75,11 @@ class FSDPCommContext:
 class FSDPParamGroup:
     """Parameters in one flat array that are gathered and released together, and reduced as one message.
 
-    shard: this rank's part. replicas: the ranks that hold equal copies of it (hybrid sharding). subgroup: the
-    neighbours among which the group stays split between forward and backward. keep: it stays whole from forward to
-    backward. persistent: it stays whole always, and is gathered anew only after an update. op, algorithm: of the
-    reduction. pool: the host memory in which the shard lives, if any. find_unused: missing gradients are zeros.
+    shard: this rank's part. number: that of the context, by which models are told apart. replicas: the ranks that hold
+    equal copies of the shard (hybrid sharding). subgroup: the neighbours among which the group stays split between
+    forward and backward. keep: it stays whole from forward to backward. persistent: it stays whole always, and is
+    gathered anew only after an update. op, algorithm: of the reduction. pool: the host memory in which the shard lives,
+    if any. find_unused: missing gradients are zeros.
     """
 
     def __init__(
@@ -78,6 +87,7 @@ class FSDPParamGroup:
         shard: Shard,
         policy: MixedPrecisionPolicy,
         *,
+        number: int,
         replicas: Comm | None,
         subgroup: Comm | None,
         keep: bool,
@@ -87,10 +97,7 @@ class FSDPParamGroup:
         pool: HostPool | None = None,
         find_unused: bool = False,
     ) -> None:
-        self.shard, self.flat = shard, shard.flat
-        self.unit = shard.flat.names[
-            0
-        ]  # compared with each message: ranks that run modules in other orders are refused
+        self.shard, self.flat, self.number = shard, shard.flat, number
         self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
         self.op, self.algorithm, self.pool, self.find_unused = op, algorithm, pool, find_unused
 
@@ -140,7 +147,7 @@ class FSDPParamGroup:
             # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
             if self.subgroup is not None and self.part is not None:
                 self.gather = all_gather(
-                    self.subgroup, self._cast(self.part), out=self.arriving, async_op=True, equal=self.unit
+                    self.subgroup, self._cast(self.part), out=self.arriving, async_op=True, equal=self._equal()
                 )
                 return
 
@@ -149,17 +156,21 @@ class FSDPParamGroup:
                 mine = self._cast(self.shard.data)
             # A shard in host memory is fetched first; the gather waits for it in its own stream, not the caller.
             if self.pool is None:
-                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True, equal=self.unit)
+                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True, equal=self._equal())
             else:
                 fetch = self.pool.start_fetch(mine, "communication", like=self.device)
                 self.gather = self._gather_after(fetch, context)
+
+    def _equal(self) -> str:
+        """What every rank must have alike when the group is gathered or reduced: compared with each message."""
+        return f"{self.flat.names[0]} of fully_shard {self.number} after {self.flat.updates}"
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")
 
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
         """Return a gather that begins in its stream when the shard has come from the host, and frees the copy."""
-        call, out = context.gathers.collective("all_gather", self.unit), self.arriving
+        call, out = context.gathers.collective("all_gather", self._equal()), self.arriving
         return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
@@ -253,7 +264,7 @@ class FSDPParamGroup:
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
             self.reduction = reduce_scatter(
-                shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True
+                shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True, equal=self._equal()
             )
         self.flat.release_grad()
         context.reducing, self.reduced = self, True
@@ -267,7 +278,8 @@ class FSDPParamGroup:
         # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
         if self.replicas is not None:
             with purpose("gradient_reduce"):
-                all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm)
+                equal = f"{self._equal()}, {self.shard.checksum()}"
+                all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm, equal=equal)
 
         # Shards in device memory: done. Otherwise the sum leaves for the host, in a stream of its own, after the one
         # before.

@@ -19,6 +19,7 @@ from collections.abc import Collection
 
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import check_number, check_whole
 from minidist.comm import Comm, Mesh
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
@@ -75,10 +76,8 @@ def fully_shard(
     """
     if reduction not in ("mean", "sum"):
         raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
-    if prefetch < 0 or persistence_threshold < 0:
-        raise UsageError(
-            f"prefetch {prefetch} and persistence_threshold {persistence_threshold}; neither may be below 0"
-        )
+    check_whole("prefetch", prefetch)
+    check_number("persistence_threshold", persistence_threshold)
     if any(state.module is module for state in states_of(module)):
         raise UsageError(f"{module.name or type(module).__name__!r} is sharded already; call fully_shard once a module")
 
@@ -100,6 +99,7 @@ def fully_shard(
             group = FSDPParamGroup(
                 Shard(sharded_flat(chosen, comm, alignment), comm, alignment),
                 mp_policy,
+                number=context.number,
                 replicas=replicas,
                 subgroup=None if persistent else subgroup,
                 keep=reshard_after_forward is False,
@@ -219,6 +219,7 @@ def _subgroup(comm: Comm, reshard: bool | int) -> Comm | None:
     """Return the neighbours among which a unit stays split between forward and backward, when `reshard` is a number."""
     if isinstance(reshard, bool):
         return None
+    check_whole("reshard_after_forward", reshard)
     if not 1 < reshard < comm.size or comm.size % reshard:
         raise UsageError(
             f"reshard_after_forward={reshard} with {comm.size} shards; a number must divide them and lie between 1 and "

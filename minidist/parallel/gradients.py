@@ -17,14 +17,21 @@ Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
 Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py
 """
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+import numpy as np
 
 from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, current_pass
+from minidist.autograd.node import distance
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import Comm, Work
@@ -40,20 +47,42 @@ class UnusedParameterError(MinidistError):
 
 @dataclass(frozen=True)
 class Bucket:
-    """A stretch of the flat gradient that is reduced as one message. Bucket 0 lies at the end and is ready first."""
+    """A stretch of the flat gradient that is reduced as one message. Bucket 0 lies at the end and is ready first.
+
+    model: see `next_model`. samples: of each parameter the places of about 60 values, spread over rows and columns.
+    """
 
     index: int
     slice: slice
     parameters: tuple[Parameter, ...]
     flat: FlatParameters
+    model: int = 1
+    samples: tuple[Any, ...] = ()  # slices
 
     @property
     def buffer(self) -> Array:
         """The gradients, 1-D, as a view."""
         return self.flat.grad_buffer[self.slice]
 
+    @property
+    def equal(self) -> str:
+        """What the replicas must have alike when they reduce it, for `equal=` of a collective: it costs no message.
 
-def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
+        Which model it is, what its optimizer's last step says of itself, and a checksum of a sample of the weights (a
+        microsecond per parameter; all values would be read once more in each step). A stashed version has none, because
+        replicas may be at other micro-batches, and arrays on a device have none, because the copy would wait for them.
+        """
+        flat = self.flat
+        text = f"model {self.model} after {flat.updates}"
+        if flat.version_is_given or type(flat.data) is not np.ndarray:
+            return text
+        data, checksum = flat.data, 0
+        for sample in self.samples:
+            checksum = crc32(data[sample].tobytes(), checksum)
+        return f"{text}, checksum of the weights {checksum:08x}"
+
+
+def make_buckets(flat: FlatParameters, cap_bytes: float, model: int = 1) -> list[Bucket]:
     """Cut the trainable parameters, from the end, into buckets of at most `cap_bytes` (a larger parameter is alone)."""
     groups: list[list[Parameter]] = []
     filled, previous = 0, -1
@@ -70,10 +99,25 @@ def make_buckets(flat: FlatParameters, cap_bytes: float) -> list[Bucket]:
         filled, previous = filled + nbytes, index
 
     # Within a group the parameters run backward, so the last one has the slice's start and the first one its stop.
-    return [
-        Bucket(i, slice(flat.slice_of(group[-1]).start, flat.slice_of(group[0]).stop), tuple(group), flat)
-        for i, group in enumerate(groups)
-    ]
+    buckets = []
+    for i, group in enumerate(groups):
+        places = [flat.slice_of(parameter) for parameter in group]
+        samples = [slice(at.start, at.stop, distance(p.shape)) for p, at in zip(group, places, strict=True)]
+        whole = slice(places[-1].start, places[0].stop)
+        buckets.append(Bucket(i, whole, tuple(group), flat, model, tuple(samples)))
+    return buckets
+
+
+_models: "WeakKeyDictionary[Comm, int]" = WeakKeyDictionary()  # communicator -> see `next_model`
+
+
+def next_model(comm: Comm) -> int:
+    """Return the number of the model that is wrapped now, among those on one communicator: 1, 2, ...
+
+    Every rank wraps its models in one order, so equal numbers mean the same model, with no message sent.
+    """
+    number = _models[comm] = _models.get(comm, 0) + 1
+    return number
 
 
 class GradientReducer(BackwardObserver):
@@ -99,14 +143,15 @@ class GradientReducer(BackwardObserver):
     ) -> None:
         if unused not in ("error", "zeros"):
             raise UsageError(f"unused={quoted(unused)}; it must be 'error' or 'zeros'")
-        if bucket_cap_mb <= 0:
-            raise UsageError(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
+        if bucket_cap_mb != math.inf:  # one bucket
+            check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
             ALGORITHMS["all_reduce"][algorithm]  # an unknown name is an error now, not in the first backward pass
         self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
 
         # The plan of the messages, which is the same on every rank.
-        self.buckets = make_buckets(flat, bucket_cap_mb * 1e6)
+        self.number = next_model(comm)
+        self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self._communicate: Callable[[Bucket], Work] = self._all_reduce
 
@@ -275,7 +320,9 @@ class GradientReducer(BackwardObserver):
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""
-        work: Work = all_reduce(self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True)
+        work: Work = all_reduce(
+            self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
+        )
         return work
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from minidist.autograd import is_in_backward
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError
+from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount, track
 from minidist.base.watchers import watching
 from minidist.comm import Comm, Work
@@ -59,10 +59,9 @@ class HostPool:
     """
 
     def __init__(self, comm: Comm, bandwidth: float = 16e9, host_bandwidth: float = 0.0, prefetch: int = 1) -> None:
-        if bandwidth <= 0:
-            raise UsageError(f"the link to the host has {bandwidth:g} bytes per second; it must be above 0")
-        if host_bandwidth < 0 or prefetch < 0:
-            raise UsageError(f"host_bandwidth {host_bandwidth:g} and prefetch {prefetch}; neither may be below 0")
+        check_number("bandwidth", bandwidth, above=0)
+        check_number("host_bandwidth", host_bandwidth)
+        check_whole("prefetch", prefetch)
         self.comm, self.bandwidth, self.host_bandwidth, self.prefetch = comm, bandwidth, host_bandwidth, prefetch
 
         # What lives on the host, and what has crossed the link in each direction.

@@ -11,7 +11,7 @@ Source: Stich, Local SGD converges fast and communicates little, ICLR 2019.
 Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
 """
 
-from minidist.base.errors import UsageError
+from minidist.base.limits import check_whole
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
@@ -31,8 +31,7 @@ class PeriodicModelAverager:
     """
 
     def __init__(self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring") -> None:
-        if every < 1:
-            raise UsageError(f"rank {comm.rank}: averaging every {every} steps; it must be at least 1")
+        check_whole(f"rank {comm.rank}: every", every, 1)
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
         self.steps = 0
         # All ranks start from the same weights; between averages they differ.

@@ -22,6 +22,7 @@ import numpy as np
 
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
@@ -49,9 +50,7 @@ class NoiseScale:
     """An exponential moving average of the estimates: at each step the older ones count `decay` times as much."""
 
     def __init__(self, decay: float = 0.95) -> None:
-        if not 0 <= decay < 1:
-            raise UsageError(f"decay {decay} of the noise scale's average; it must be at least 0 and below 1")
-        self.decay = decay
+        self.decay = check_number("decay", decay, below=1)
         self.weight = self._gradient = self._noise = 0.0
 
     def add(self, step: Estimate) -> None:

@@ -19,12 +19,12 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
-from minidist.optim import Optimizer
+from minidist.optim import Optimizer, OptimizerWrapper
 from minidist.optim.slices import as_slices
 from minidist.parallel.host_pool import HostPool, Transfer
 
 
-class HostOptimizer:
+class HostOptimizer(OptimizerWrapper):
     """An optimizer of slices that live in `pool` already (see `CPUOffloadPolicy`): its state is counted there, too.
 
     `state`, `step_count`, `lr_factor`, `grad_scale` and every other attribute are the wrapped optimizer's.
@@ -46,33 +46,18 @@ class HostOptimizer:
         with self.pool.on_host():
             self.optimizer.load_state_dict(saved)
 
-    @property
-    def lr_factor(self) -> float:
-        """What multiplies the learning rate."""
-        return self.optimizer.lr_factor
-
-    @lr_factor.setter
-    def lr_factor(self, value: float) -> None:
-        self.optimizer.lr_factor = value
-
-    @property
-    def grad_scale(self) -> float:
-        """What the next step multiplies the gradients by."""
-        return self.optimizer.grad_scale
-
-    @grad_scale.setter
-    def grad_scale(self, value: float) -> None:
-        self.optimizer.grad_scale = value
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["optimizer"], name)
-
 
 class HostSlice:
     """A slice's copy on the host, as an optimizer sees it. Reading `grad` waits for this gradient and for no later."""
 
     def __init__(self, owner: "OffloadedOptimizer", index: int, data: xp.Array, name: str) -> None:
         self._owner, self._index, self.data, self.name = owner, index, data, name
+
+    @property
+    def source(self) -> Any:
+        """The owner of the slice on the device, which knows whether its gradients are those of all ranks."""
+        near = self._owner.device[self._index]
+        return getattr(near, "source", near)
 
     @property
     def grad(self) -> xp.Array | None:
@@ -134,7 +119,7 @@ class OffloadedOptimizer(HostOptimizer):
             owners[id(owner)] = owner
         for owner in owners.values():
             if hasattr(owner, "updated"):
-                owner.updated()
+                owner.updated(self.optimizer.last_step)
 
     def gradient_of(self, index: int) -> xp.Array | None:
         """Return a gradient that the optimizer asks for; it is done with the slice before, whose values may leave."""

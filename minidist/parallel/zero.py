@@ -27,12 +27,13 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half
+from minidist.base.limits import check_number
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.nn.module import Module
-from minidist.optim import NORM_BLOCK, Optimizer
+from minidist.optim import NORM_BLOCK, OptimizerWrapper
 from minidist.parallel.data_parallel import check_same_model, check_same_values, not_copied
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
@@ -40,7 +41,7 @@ from minidist.parallel.gradients import Bucket, GradientReducer
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
 
-class ZeroOptimizer:
+class ZeroOptimizer(OptimizerWrapper):
     """Wraps an optimizer class so that each rank of `comm` holds the state, and steps the elements, of one shard.
 
         zero = ZeroOptimizer(model, AdamW, comm=comm, stage=2, lr=3e-3)
@@ -92,7 +93,7 @@ class ZeroOptimizer:
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.shard = Shard(self.flat, comm, alignment)
-        self.optimizer: Optimizer = optimizer_class(self.shard.slices(), **defaults)
+        self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.
         self.reducer = ShardReducer(
@@ -129,15 +130,6 @@ class ZeroOptimizer:
         """
         return clip_shards_(self.comm, [self.shard], max_norm, self.optimizer if is_half(self.flat.dtype) else None)
 
-    @property
-    def grad_scale(self) -> float:
-        """What the next step multiplies the gradients by; see `Optimizer`."""
-        return self.optimizer.grad_scale
-
-    @grad_scale.setter
-    def grad_scale(self, value: float) -> None:
-        self.optimizer.grad_scale = value
-
     def step(self) -> None:
         """Step this rank's shard, then gather the parameters: (n-1)/n of them leave each rank."""
         # [2] Update this rank's elements.
@@ -150,7 +142,8 @@ class ZeroOptimizer:
     def gather(self) -> None:
         """Gather every shard on every rank, in place."""
         with purpose("parameter_gather"):
-            all_gather(self.comm, self.shard.data, out=self.flat.data)
+            equal = f"model {self.reducer.number} after {self.flat.updates}"
+            all_gather(self.comm, self.shard.data, out=self.flat.data, equal=equal)
 
     def tensors(self) -> dict[str, dict[str, xp.Array]]:
         """Return whole gradients, weights and optimizer state by name, on every rank; see `gather_tensors`."""
@@ -176,8 +169,7 @@ class ShardReducer(GradientReducer):
     def __init__(
         self, shard: Shard, *, op: str, algorithm: str, bucket_size: int, keep_whole: bool, unused: str = "error"
     ) -> None:
-        if bucket_size < 1:
-            raise UsageError(f"reduce_bucket_size is {bucket_size}; it must be at least 1 element")
+        check_number("reduce_bucket_size", bucket_size, least=1)  # DeepSpeed's files write 5e8
         flat = shard.flat
         super().__init__(
             flat,
@@ -235,6 +227,7 @@ class ShardReducer(GradientReducer):
             counts=shard.counts(bucket.slice),
             algorithm=self.algorithm,
             async_op=True,
+            equal=bucket.equal,
             out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
         )
 

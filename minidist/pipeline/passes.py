@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_whole
 from minidist.pipeline.plan.action import COMPUTE, Action, Item, actions_of, show
 from minidist.pipeline.plan.plan import Plan
 from minidist.pipeline.simulate import Dependencies, Simulation, partner
@@ -30,8 +31,7 @@ Orders = list[list[Item]]
 
 def lower(plan: Plan, prefetch: int = 1) -> Plan:
     """Add sends, posted receives and gradient reductions to a plan of computations. The plan must be valid."""
-    if prefetch < 1:
-        raise UsageError(f"prefetch is {prefetch}; a stage must post at least 1 receive ahead")
+    check_whole("prefetch", prefetch, 1)
     _check_not_lowered(plan)
     rank_of = plan.rank_of_stage()
     orders = [_lower_rank(plan, rank, prefetch, rank_of) for rank in range(plan.ranks)]

@@ -87,6 +87,27 @@ def test_arguments_that_differ_are_not_called_another_operation(algorithm, sent,
             compare(other, headers[1], 0, 1, "here.py:1", names[1])
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "recursive_halving"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_replicas_that_differ_say_what_they_are(algorithm, packed):
+    """Under MPI the sender's text comes shortened; the sender is told of its own by the rank that it receives from."""
+    texts = ["model 1 after 3 updates with lr 0.1", "model 1 after 3 updates with lr 0.2", "model 2 after 0 updates"]
+    for sent, expected in [(0, 1), (1, 0), (0, 2)]:
+        names = [f"all_reduce/{algorithm} avg {texts[i]}" for i in (sent, expected)]
+        headers = [Header(name, "float64", 24, (3,)) for name in names]
+        if packed:
+            headers = [unpack(pack(header)) for header in headers]
+        theirs = "something else" if packed else texts[sent]
+        words = (
+            f"^ranks differ in all_reduce/{algorithm}: rank 1 has {texts[expected]}, and rank 0 {theirs}, at here.py:1;"
+        )
+        with pytest.raises(MismatchError, match=words):
+            compare(*headers, 0, 1, "here.py:1", names[1])
+    headers = [Header(f"all_reduce/ring{op} {texts[0]}", "float64", 24, (3,)) for op in (" avg", "")]
+    with pytest.raises(MismatchError, match=r"^argument mismatch: .*same arguments"):
+        compare(*headers, 0, 1, "here.py:1")
+
+
 @pytest.mark.parametrize("checksum", [0, 1, 2**32 - 1])
 def test_a_header_may_have_the_checksum_of_its_payload(checksum):
     packed = pack(Header("message", "float32", 2**40, (2**20, 2**18)))

@@ -20,9 +20,11 @@ from minidist.base.random import batch_coordinates
 from minidist.collectives import all_reduce
 from minidist.comm import init_device_mesh
 from minidist.nn import GPT, MLP, BatchNorm, Dropout, FlatParameters, GPTConfig, Linear, Module, ModuleDict, Sequential
-from minidist.optim import SGD, Adam, AdamW
+from minidist.optim import SGD, Adam, AdamW, clip_grad_norm_
 from minidist.parallel import (
     DistributedDataParallel,
+    HostPool,
+    OffloadedOptimizer,
     ZeroOptimizer,
     clip_shards_,
     fully_shard,
@@ -407,6 +409,162 @@ def a_negative_weight_decay(comm):
     AdamW(mlp().parameters(), weight_decay=-0.1)
 
 
+# --- what is not the same on all ranks ---
+
+
+UNLIKE = r"ranks differ in {}.*every rank must run its models in the same order, step their optimizers as often"
+
+
+def train_twice(wrap, comm, rate=0.1, after=lambda model: None):
+    model = mlp()
+    wrapped, optimizer = wrapping(wrap, model, comm)
+    getattr(optimizer, "optimizer", optimizer).lr = rate
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(wrapped, comm, step, divisor=False).backward()
+        optimizer.step()
+        after(model)
+
+
+@refused(UNLIKE.format(r"all_reduce.* with lr 0\.\d"))
+def another_learning_rate_on_one_rank(comm):
+    train_twice("ddp", comm, 0.1 * (1 + comm.rank))
+
+
+@refused(UNLIKE.format(r"all_gather.* model 1 after 1 update with lr 0\.\d"))
+def another_learning_rate_on_one_rank_of_zero(comm):
+    train_twice("zero", comm, 0.1 * (1 + comm.rank))
+
+
+@refused(UNLIKE.format(r"all_gather.* layers.0.weight of fully_shard 1 after 1 update with lr 0\.\d"))
+def another_learning_rate_on_one_rank_of_fully_shard(comm):
+    train_twice("fsdp", comm, 0.1 * (1 + comm.rank))
+
+
+@refused(UNLIKE.format(r"all_reduce.*0 updates"))
+def an_optimizer_that_steps_on_one_rank(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.flat, lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, comm, step, divisor=False).backward()
+        if comm.rank == 0:
+            optimizer.step()
+
+
+@refused(UNLIKE.format("all_reduce.* checksum of the weights"))
+def weights_that_one_rank_writes_to(comm):
+    def scale(model):
+        if comm.rank == 1:
+            model.layers[1].weight.data *= 1.01
+
+    train_twice("ddp", comm, after=scale)
+
+
+@refused(UNLIKE.format("reduce_scatter.* checksum of the weights"))
+def weights_that_one_rank_of_zero_writes_to(comm):
+    def scale(model):
+        if comm.rank == 1:
+            model.layers[1].weight.data *= 1.01
+
+    train_twice("zero", comm, after=scale)
+
+
+@refused(UNLIKE.format("all_reduce.* checksum of the weights"), ranks=4)
+def a_copy_of_a_shard_that_one_rank_writes_to(comm):
+    mesh = init_device_mesh(comm, (2, 2), ("replicate", "shard"))
+    model = fully_shard(mlp(), mesh=mesh)
+    if comm.rank == 3:
+        shards_of(model)[0].data[...] = 1
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(UNLIKE.format("all_reduce.* (model 1 after .* model 2 after|model 2 after .* model 1 after)"))
+def two_wrapped_models_whose_backward_passes_run_in_another_order(comm):
+    models = [DistributedDataParallel(mlp(), comm) for _ in range(2)]
+    losses = [loss_of(model, comm, divisor=False) for model in models]
+    for loss in losses if comm.rank == 0 else losses[::-1]:
+        loss.backward()
+
+
+@refused(UNLIKE.format("reduce_scatter.* (model 1 after .* model 2 after|model 2 after .* model 1 after)"))
+def two_models_of_zero_whose_backward_passes_run_in_another_order(comm):
+    models = [mlp(), mlp()]
+    for model in models:
+        ZeroOptimizer(model, SGD, comm=comm, stage=2, lr=LR)
+    losses = [loss_of(model, comm, divisor=False) for model in models]
+    for loss in losses if comm.rank == 0 else losses[::-1]:
+        loss.backward()
+
+
+@refused(UNLIKE.format("all_gather.* of fully_shard [12] after 0 updates, .* of fully_shard [12] after 0 updates"))
+def two_sharded_models_that_run_in_another_order(comm):
+    models = [fully_shard(mlp(), mesh=comm) for _ in range(2)]
+    for model in models if comm.rank == 0 else models[::-1]:
+        loss_of(model, comm, divisor=False).backward()
+
+
+@refused("argument mismatch: .*max_norm 1 .*max_norm 2 |argument mismatch: .*max_norm 2 .*max_norm 1 ")
+def another_norm_to_clip_by_on_one_rank(comm):
+    model = mlp()
+    zero = ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+    zero.clip_grad_norm_(1.0 + comm.rank)
+
+
+# --- numbers that are accepted nowhere ---
+
+
+@refused(r"lr=nan; it must be a finite number of at least 0")
+def a_learning_rate_that_becomes_nan(comm):
+    optimizer = SGD(mlp().parameters(), lr=LR)
+    optimizer.lr = float("nan")
+
+
+@refused(r"lr_factor=-0.5; it must be a finite number of at least 0")
+def a_schedule_that_becomes_negative(comm):
+    zero = ZeroOptimizer(mlp(), SGD, comm=comm, lr=LR)
+    zero.lr_factor = -0.5
+
+
+@refused(r"lr=True; it must be a finite number of at least 0")
+def a_learning_rate_that_is_true(comm):
+    SGD(mlp().parameters(), lr=True)
+
+
+@refused(r"momentum=1.5; it must be at least 0 and below 1")
+def a_momentum_above_one(comm):
+    ZeroOptimizer(mlp(), SGD, comm=comm, lr=LR, momentum=1.5)
+
+
+@refused(r"eps=0; it must be a finite number above 0")
+def an_epsilon_of_zero(comm):
+    AdamW(mlp().parameters(), eps=0)
+
+
+@refused(r"cross_entropy: divisor=True; give the number of rows")
+def a_divisor_that_is_true(comm):
+    cross_entropy(mlp()(rows(0)[0]), rows(0)[1], True)
+
+
+@refused(r"mse_loss: divisor=inf; give the number of rows")
+def an_infinite_divisor(comm):
+    mse_loss(mlp()(rows(0)[0]), np.zeros((ROWS_OF_A_RANK, 3)), float("inf"))
+
+
+@refused(r"max_norm=nan; it must be a finite number above 0, or infinite to compute the norm alone")
+def clipping_by_nan(comm):
+    flat = FlatParameters(mlp().parameters())
+    clip_grad_norm_(flat, float("nan"))
+
+
+@refused(r"max_norm=0; it must be a finite number above 0")
+def clipping_shards_by_zero(comm):
+    model = fully_shard(mlp(), mesh=comm)
+    loss_of(model, comm, divisor=False).backward()
+    clip_shards_(comm, shards_of(model), 0)
+
+
 # --- what changes between forward and backward ---
 
 
@@ -521,6 +679,34 @@ def a_step_of_zero_after_no_sync_alone(comm):
     with zero.no_sync():
         loss_of(model, comm).backward()
     zero.step()
+
+
+@refused(r"parts that no other rank has seen.*outside no_sync")
+def an_offloaded_step_after_no_sync_alone(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = OffloadedOptimizer(model.flat, SGD, HostPool(comm), lr=LR)
+    with model.no_sync():
+        loss = loss_of(model, comm)
+    loss.backward()
+    optimizer.step()
+
+
+@equal()
+def settings_of_a_wrapped_optimizer_that_are_set_later(comm):
+    expected = one_device(comm.size)
+    for wrap in (partial(OffloadedOptimizer, pool=HostPool(comm)), None):
+        model = mlp()
+        if wrap is None:
+            model_, optimizer = model, ZeroOptimizer(model, SGD, comm=comm, reduction="sum", lr=7.0)
+        else:
+            model_ = DistributedDataParallel(model, comm, reduction="sum")
+            optimizer = wrap(model_.flat, SGD, lr=7.0)
+        optimizer.lr, optimizer.lr_factor = LR * 2, 0.5
+        for step in range(STEPS):
+            model.zero_grad()
+            loss_of(model_, comm, step).backward()
+            optimizer.step()
+        yield weights(model), expected
 
 
 @refused(r"no_sync with stage 2")

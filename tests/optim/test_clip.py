@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.autograd import Parameter
+from minidist.base.errors import UsageError
 from minidist.nn.flat import FlatParameters
 from minidist.optim import (
     NORM_BLOCK,
@@ -94,3 +95,17 @@ def test_equals_pytorch(max_norm):
     assert clip_grad_norm_(pieces, max_norm) == pytest.approx(float(norm), rel=1e-12)
     for piece, parameter in zip(pieces, parameters, strict=True):
         np.testing.assert_allclose(piece.grad, parameter.grad.numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), -1, 0, True, None, "1"])
+def test_a_wrong_norm_to_clip_by(wrong):
+    piece = ParameterSlice(np.zeros(2), np.ones(2), "w")
+    with pytest.raises(UsageError, match=r"^max_norm=.*; it must be a finite number above 0, or infinite to compute"):
+        clip_grad_norm_(piece, wrong)
+    np.testing.assert_array_equal(piece.grad, 1)
+
+
+def test_an_infinite_norm_to_clip_by_leaves_the_gradient_as_it_is():
+    piece = ParameterSlice(np.zeros(2), np.array([3.0, 4.0]), "w")
+    assert clip_grad_norm_(piece, float("inf")) == 5
+    np.testing.assert_array_equal(piece.grad, [3, 4])

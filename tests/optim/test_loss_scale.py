@@ -235,3 +235,22 @@ def test_the_floor_is_a_power_of_two_because_the_scale_stops_there():
     with pytest.raises(UsageError, match=r"floor 0.1 is not a power of two, so unscaling would lose bits; use 0.125"):
         DynamicLossScaler(floor=0.1)
     assert DynamicLossScaler(floor=0.125).floor == 0.125
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"initial_scale": float("nan")}, "initial_scale=nan; it must be a finite number above 0"),
+        ({"initial_scale": True}, "initial_scale=True; it must be a finite number above 0"),
+        ({"floor": 0}, "floor=0; it must be a finite number above 0"),
+        ({"growth_interval": 0}, "growth_interval=0; it must be a whole number of at least 1"),
+        ({"growth_interval": 2.5}, "growth_interval=2.5; it must be a whole number"),
+        ({"hysteresis": True}, "hysteresis=True; it must be a whole number"),
+        ({"growth_factor": 1}, "growth_factor 1 must be above 1"),
+        ({"backoff_factor": 2}, "backoff_factor 2 between 0 and 1"),
+        ({"initial_scale": 1, "floor": 2}, "initial_scale 1 must not be below the floor 2"),
+    ],
+)
+def test_wrong_settings_of_a_scaler(settings, words):
+    with pytest.raises(UsageError, match=words):
+        DynamicLossScaler(**settings)

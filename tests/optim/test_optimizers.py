@@ -124,7 +124,7 @@ def test_float32_stays_float32_and_gradients_stay(optimizer, settings):
 def test_one_counter_for_all_parameters():
     """Museum bug 6: with three parameters a counter advanced by each would be at 3 after one step."""
     slices = [ParameterSlice(np.zeros(2), np.ones(2), name) for name in "abc"]
-    optimizer = Adam(slices, lr=0.5, eps=0.0)
+    optimizer = Adam(slices, lr=0.5, eps=1e-300)
     optimizer.step()
     assert optimizer.step_count == 1
     for piece in slices:
@@ -315,3 +315,72 @@ def test_wrong_arguments_are_one_sentence():
         SGD(same[:1], nesterov=True)
     with pytest.raises(UsageError, match=r"data \(1,\) float64 and gradient \(1,\) float32"):
         SGD([ParameterSlice(np.zeros(1), np.zeros(1, np.float32), "w")]).step()
+
+
+NAN, INF = float("nan"), float("inf")
+BELOW_1 = "it must be at least 0 and below 1"
+WRONG = [
+    *((kind, {"lr": lr}, "it must be a finite number of at least 0") for kind in (SGD, Adam) for lr in (NAN, INF, -1)),
+    *((SGD, {"lr": lr}, "it must be a finite number") for lr in (True, "0.1", None, [0.1], 1j, 10**400)),
+    *((SGD, {"momentum": momentum}, BELOW_1) for momentum in (1, 1.5, -0.1, NAN, True)),
+    (SGD, {"momentum": 0.9, "dampening": INF}, "it must be a finite number"),
+    (SGD, {"momentum": 0.9, "nesterov": "no"}, "it must be True or False"),
+    *((RMSProp, {name: 1.0}, BELOW_1) for name in ("alpha", "momentum")),
+    *(
+        (kind, {"eps": eps}, "it must be a finite number above 0")
+        for kind in (Adam, Adagrad, RMSProp)
+        for eps in (0, -1)
+    ),
+    *((kind, {"weight_decay": -0.1}, "of at least 0") for kind in (SGD, Adagrad, RMSProp, Adam, AdamW)),
+    (Adam, {"betas": (0.9,)}, "give two numbers"),
+    (Adam, {"betas": 0.9}, "give two numbers"),
+    (Adam, {"betas": (0.9, 1.0)}, BELOW_1),
+    (Adagrad, {"lr_decay": -1}, "of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "words"), WRONG, ids=str)
+def test_a_wrong_setting_is_one_sentence_when_it_is_given_and_when_it_is_set_later(kind, settings, words):
+    slices = [ParameterSlice(np.zeros(1), np.zeros(1), "w")]
+    (name, value), *_ = [*settings.items()][::-1]
+    with pytest.raises(UsageError, match=rf"^{name}(\[\d\])?=.*; .*{words}"):
+        kind(slices, **settings)
+    optimizer = kind(slices)
+    with pytest.raises(UsageError, match=words):
+        setattr(optimizer, name, value)
+    optimizer.step()  # by the settings that it had
+
+
+def test_wrong_settings_of_a_group():
+    for wrong in ({"lr_scale": NAN}, {"lr_scale": -1}, {"weight_decay": -1}, {"weight_decay": True}):
+        with pytest.raises(UsageError, match="it must be a finite number of at least 0"):
+            Group(is_bias_or_norm, **wrong)
+    with pytest.raises(UsageError, match="matches='bias'; it must be a function of a parameter's name"):
+        Group("bias")
+
+
+def test_momentum_that_is_set_after_the_first_step():
+    for kind, name in ((SGD, "momentum"), (RMSProp, "momentum")):
+        optimizer = kind([ParameterSlice(np.zeros(1), np.ones(1), "w")])
+        optimizer.step()
+        setattr(optimizer, name, 0.9)
+        with pytest.raises(
+            UsageError, match=r"'w' has no state 'momentum_buffer', which this step needs; .* first step"
+        ):
+            optimizer.step()
+
+
+def test_what_a_step_says_of_itself_depends_on_every_setting():
+    said = set()
+    for settings in ({}, {"betas": (0.8, 0.999)}, {"eps": 1e-7}, {"weight_decay": 0.1}, {"groups": [NO_DECAY]}):
+        _, flat = model()
+        for _ in range(2):
+            optimizer = Adam(flat, lr=0.25, **settings)
+            optimizer.lr_factor = 0.5
+            flat.grad[...] = 1
+            optimizer.step()
+            said.add(flat.updates)  # twice the same
+            assert flat.updates.startswith("1 update with lr 0.125, checksum of the settings ")
+    assert len(said) == 5
+    optimizer.step()
+    assert flat.updates.startswith("2 updates with lr 0.125")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.optim import Warmup, WarmupCosine, WarmupLinear
+from minidist.optim import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
 
 
 def test_the_first_step_is_never_lost_and_the_warmup_ends_at_one():
@@ -41,3 +41,21 @@ def test_up_then_down_and_between_the_ends(kind, warmup, more, final):
 def test_a_warmup_longer_than_the_run_is_named():
     with pytest.raises(UsageError, match="20 warm-up steps of 10"):
         WarmupCosine(20, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Warmup(-1), "warmup_steps=-1; it must be a whole number of at least 0"),
+        (lambda: Warmup(True), "warmup_steps=True; it must be a whole number"),
+        (lambda: WarmupCosine(1.5, 10), "warmup_steps=1.5; it must be a whole number"),
+        (lambda: WarmupLinear(1, float("nan")), "total_steps=nan; it must be a whole number"),
+        (lambda: WarmupLinear(1, 10, float("nan")), "final_factor=nan; it must be a finite number of at least 0"),
+        (lambda: WarmupCosine(1, 10, -0.1), "final_factor=-0.1; it must be a finite number"),
+        (lambda: DeepSpeedWarmup(10, "line"), "curve='line'; it must be 'log' or 'linear'"),
+        (lambda: DeepSpeedWarmup(10, total_steps="100"), "total_steps='100'; it must be a whole number"),
+    ],
+)
+def test_wrong_settings_of_a_schedule(make, words):
+    with pytest.raises(UsageError, match=words):
+        make()

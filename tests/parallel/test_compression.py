@@ -557,13 +557,16 @@ def test_local_sgd_with_one_step_is_data_parallelism():
 # ----------------------------------------------------------------------------------------------------------------
 
 BAD = {
-    "k": (lambda c: TopK(c, 0), "k = 0"),
+    "k": (lambda c: TopK(c, 0), "top-k: k=0; it must be a finite number above 0"),
     "k of a half": (lambda c: TopK(c, 1.5), "k = 1.5"),
     "op": (lambda c: Sign(c, "avg"), "'avg'; it must be 'mean' or 'sum'"),
     "dtype": (lambda c: Cast(c, "float32"), "float16 or bfloat16"),
     "levels": (lambda c: QSGD(c, 128), "128 levels"),
-    "rank": (lambda c: PowerSGD(c, 0), "rank 0: PowerSGD of rank 0"),
-    "every": (lambda c: PeriodicModelAverager(FlatParameters(Nested().parameters()), c, 0), "every 0 steps"),
+    "rank": (lambda c: PowerSGD(c, 0), "rank 0: PowerSGD: rank=0; it must be a whole number of at least 1"),
+    "every": (
+        lambda c: PeriodicModelAverager(FlatParameters(Nested().parameters()), c, 0),
+        "every=0; it must be a whole number",
+    ),
 }
 
 

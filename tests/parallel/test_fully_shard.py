@@ -421,7 +421,7 @@ def test_backward_gathers_the_last_block_while_the_rest_of_the_model_computes(mo
     ("settings", "sentence"),
     [
         ({"reduction": "max"}, "'mean' or 'sum'"),
-        ({"prefetch": -1}, "prefetch -1"),
+        ({"prefetch": -1}, "prefetch=-1; it must be a whole number of at least 0"),
         ({"reshard_after_forward": 3}, "a number must divide them"),
         ({"alignment": 0}, "at least 1"),
     ],

@@ -301,7 +301,7 @@ def test_grammar_round_trips():
         (lambda: plan("gpipe", 4, 4, order="x"), "has no option 'order'"),
         (lambda: plan("gpipe", 4, 4, backward_order="x"), "must be 'reversed' or 'forward'"),
         (lambda: lower(lower(plan("1f1b", 2, 2))), "has sends and receives already"),
-        (lambda: lower(plan("1f1b", 2, 2), prefetch=0), "prefetch is 0"),
+        (lambda: lower(plan("1f1b", 2, 2), prefetch=0), "prefetch=0; it must be a whole number of at least 1"),
         (lambda: recompute(plan("dualpipe", 4, 8)), "cannot recompute in the overlapped"),
         (lambda: time_plan(plan("1f1b", 2, 2), receives="blocking"), "lower it first"),
         (lambda: time_plan(from_csv("0B0,0F0\n1F0,1B0")), "cannot finish: 2 ranks wait for ever, rank 0"),

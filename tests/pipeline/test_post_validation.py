@@ -262,7 +262,7 @@ def test_wrong_settings_are_one_sentence():
         pipe = Pipeline(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum())
         PostValidation(pipe, partial(make_optimizer, "sgd"), **options)
 
-    with pytest.raises(UsageError, match="max_norm is 0; it must be above 0"):
+    with pytest.raises(UsageError, match="max_norm=0; it must be a finite number above 0"):
         SimWorld(2).run(main, plan_of("1f1b", 2, 2), max_norm=0)
     with pytest.raises(UsageError, match="'pipedream' updates its weights on the way"):
         SimWorld(2).run(main, plan_of("pipedream", 2, 2))

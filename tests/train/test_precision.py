@@ -139,7 +139,7 @@ def test_the_command_says_scale_and_skipped_steps(capsys, tmp_path):
     ("settings", "sentence"),
     [
         ({"initial_scale": 1000.0}, "not a power of two.*1024"),
-        ({"initial_scale": float("inf")}, "not a power of two"),
+        ({"initial_scale": float("inf")}, "must be a finite number above 0"),
         ({"growth_factor": 1.0}, "growth_factor 1.0 must be above 1"),
         ({"backoff_factor": 2.0}, "backoff_factor 2.0 between 0 and 1"),
         ({"growth_interval": 0}, "at least 1"),

@@ -22,7 +22,7 @@ from minidist.parallel.gradients import Bucket
 def compress(state: "Compressor", bucket: Bucket) -> Work:
     """Reduce the bucket compressed, in a stream of its own; the hook of `ddp.register_comm_hook(state, compress)`."""
     # A call of its own, so that all ranks match it, and a stream of its own, so that backward goes on meanwhile.
-    call = state.comm.collective(f"compress/{type(state).__name__}")
+    call = state.comm.collective(f"compress/{type(state).__name__}", bucket.equal)
     return call.run_async(lambda: state.reduce(call, bucket))
 
 

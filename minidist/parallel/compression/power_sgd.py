@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.limits import check_whole
 from minidist.base.random import Key, normal
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, PointToPoint
@@ -32,8 +32,7 @@ class PowerSGD(Compressor):
 
     def __init__(self, comm: Comm, rank: int = 1, seed: int = 0, op: str = "mean", always: bool = False) -> None:
         super().__init__(comm, op)
-        if rank < 1:
-            raise UsageError(f"rank {comm.rank}: PowerSGD of rank {rank}; it must be at least 1")
+        check_whole(f"rank {comm.rank}: PowerSGD: rank", rank, 1)
         self.rank, self.seed, self.always = rank, seed, always
         self.queries: dict[str, np.ndarray] = {}  # of each parameter that travels as factors
 

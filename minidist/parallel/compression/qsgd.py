@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_whole
 from minidist.base.random import Key, uniform
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint
@@ -27,7 +28,7 @@ class QSGD(Compressor):
 
     def __init__(self, comm: Comm, levels: int = 127, seed: int = 0, op: str = "mean") -> None:
         super().__init__(comm, op)
-        if not 1 <= levels <= MAX_LEVELS:
+        if check_whole(f"rank {comm.rank}: QSGD: levels", levels, 1) > MAX_LEVELS:
             raise UsageError(f"rank {comm.rank}: QSGD with {levels} levels; a byte holds 1 to {MAX_LEVELS}")
         self.levels, self.seed = levels, seed
         self.calls: dict[int, int] = {}

@@ -9,6 +9,7 @@ from math import ceil
 import numpy as np
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_number
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint
 from minidist.parallel.compression.compressor import Compressor, gather_bytes
@@ -27,7 +28,8 @@ class TopK(Compressor):
 
     def __init__(self, comm: Comm, k: float, op: str = "mean") -> None:
         super().__init__(comm, op)
-        if not (0 < k < 1 or (k >= 1 and k == int(k))):
+        check_number(f"rank {comm.rank}: top-k: k", k, above=0)
+        if k > 1 and k != int(k):
             raise UsageError(
                 f"rank {comm.rank}: top-k with k = {k:g}; at least 1 element must travel, or a share between 0 and 1"
             )

@@ -15,7 +15,7 @@ Proved by: tests/parallel/test_tensor.py
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
-from minidist.autograd.cross_entropy import bad_divisor
+from minidist.autograd.cross_entropy import checked_divisor
 from minidist.autograd.operands import operand
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
@@ -199,9 +199,7 @@ def vocab_parallel_cross_entropy(
     if divisor is None:
         divisor = float(counted.sum()) or float("nan")
     else:
-        divisor = float(divisor)
-        if not divisor > 0:
-            raise bad_divisor("vocab_parallel_cross_entropy", divisor)
+        divisor = checked_divisor("vocab_parallel_cross_entropy", divisor)
 
     # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
     x = operand(logits)

@@ -26,7 +26,7 @@ from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
-from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
+from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
@@ -323,6 +323,7 @@ class Pipeline:
         The norm is that of one slice per stage in stage order, its first place holding what is shared: bitwise the same
         on every rank. Each rank sends its block sums (purpose clip_norm). optimizer: as for `optim.clip_by_norm_`.
         """
+        check_max_norm(max_norm)
         sums = self.block_sums()
         own = [sums[stage] if rank == self.comm.rank else np.zeros(0) for stage, rank in self.places()]
         return clip_by_norm_(self.flats, norm_from_blocks(gather_blocks(self.comm, own)), max_norm, optimizer)

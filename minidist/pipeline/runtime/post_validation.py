@@ -28,7 +28,7 @@ from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
-from minidist.optim import add_blocks, clip_coefficient
+from minidist.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.pipeline.plan import Action
 from minidist.pipeline.runtime.pipeline import Pipeline
 
@@ -79,8 +79,8 @@ class PostValidation:
     ) -> None:
         if pipe.plan.updates != "flush":
             raise UsageError(f"plan {pipe.plan.name!r} has no update to validate; run it with Pipeline alone")
-        if max_norm is not None and not max_norm > 0:
-            raise UsageError(f"max_norm is {max_norm}; it must be above 0, or None for no clipping")
+        if max_norm is not None:
+            check_max_norm(max_norm)
         self.pipe, self.max_norm, self.scaler, self.norms = pipe, max_norm, scaler, pipe.comm.dup()
         self.optimizers = {n: make_optimizer(stage.flat) for n, stage in pipe.stages.items() if len(stage.flat)}
         self.places = pipe.places()
