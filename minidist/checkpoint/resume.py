@@ -50,6 +50,7 @@ FIXED = (
     "data",  # compared by its content, where the checkpoint has that
     "optimizer",
     "momentum",
+    "nesterov",
     "betas",
     "eps",
     "weight_decay",

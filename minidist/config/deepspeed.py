@@ -307,6 +307,11 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     if name == "adamw" and params.get("torch_adam") is True and "weight_decay" not in params:
         result.default("optimizer.params.weight_decay", 0.01, weight_decay=0.01)
 
+    # PyTorch's SGD takes a flag, too.
+    if name == "sgd" and isinstance(params.get("nesterov"), bool):
+        nesterov = params.pop("nesterov")
+        result.apply("optimizer.params.nesterov", nesterov, nesterov=nesterov)
+
     # Adam's two averages, and the epsilon of all that divide. What is not two numbers is listed below.
     betas = params.get("betas")
     if name in ("adam", "adamw") and betas is not None and betas != "auto":

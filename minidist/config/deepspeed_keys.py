@@ -46,6 +46,7 @@ APPLIED: dict[str, Applied] = {
     "optimizer.params.eps": Applied(1e-6, "--eps, but of SGD"),
     "optimizer.params.weight_decay": Applied(0.01, "--weight-decay"),
     "optimizer.params.momentum": Applied(0.9, "of SGD and RMSprop: --momentum"),
+    "optimizer.params.nesterov": Applied(True, "of SGD: --nesterov"),
     "optimizer.params.adam_w_mode": Applied(False, "of Adam: false is --optimizer adam, else it is adamw"),
     "optimizer.params.torch_adam": Applied(True, "of Adam and AdamW: a --weight-decay of 0.01 if none is given"),
     "scheduler.type": Applied(
@@ -133,7 +134,6 @@ NOTED: dict[str, Noted] = {
     "optimizer.params": Noted((), "minidist's optimizer has no such parameter"),
     "optimizer.params.bias_correction": Noted((True,), "Adam corrects the bias of its averages"),
     "optimizer.params.amsgrad": Noted((False,), "minidist has no AMSGrad"),
-    "optimizer.params.nesterov": Noted((False,), "minidist's momentum is the plain one"),
     "optimizer.params.dampening": Noted((0,), "minidist's momentum has no dampening"),
     "optimizer.params.maximize": Noted((False,), "minidist minimises"),
     "optimizer.params.alpha": Noted((0.99,), "RMSprop's decay is 0.99"),

@@ -179,6 +179,18 @@ MODEL_AND_DATA = (
         "use sgd or rmsprop, or leave it out",
     ),
     Rule(
+        "nesterov-by-optimizer",
+        lambda j: j.nesterov and j.optimizer != "sgd",
+        "--nesterov is a form of SGD's momentum, and does not apply to --optimizer {optimizer}",
+        "use sgd, or leave it out",
+    ),
+    Rule(
+        "nesterov-needs-momentum",
+        lambda j: j.nesterov and not j.momentum,
+        "--nesterov needs a --momentum above 0",
+        "add --momentum 0.9, or leave it out",
+    ),
+    Rule(
         "betas-by-optimizer",
         lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw"),
         "--betas {betas} does not apply to --optimizer {optimizer}",

@@ -60,6 +60,7 @@ class TrainConfig(BaseModel):
     optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
     lr: float = Field(3e-3, gt=0, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
+    nesterov: bool = Field(False, description="sgd with --momentum: Nesterov's form, as in PyTorch")
     betas: str | None = Field(
         None, description="adam and adamw: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)"
     )

@@ -171,6 +171,8 @@ def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.optimizer in ("sgd", "rmsprop"):
         settings["momentum"] = config.momentum
+    if config.nesterov:
+        settings["nesterov"] = True
     if config.betas is not None:
         settings["betas"] = tuple(map(float, config.betas.split(",")))
     if config.eps is not None:

@@ -384,7 +384,7 @@ def file_with(key, value):
     place[key.rpartition(".")[2]] = value
     if rest and rest[-1] in OF_COSINE:
         content["scheduler"]["type"] = "WarmupCosineLR"
-    if rest and rest[-1] == "momentum":
+    if rest and rest[-1] in ("momentum", "nesterov"):
         content["optimizer"]["type"] = "SGD"
     if rest == ["reduce_bucket_size"]:
         content["zero_optimization"]["stage"] = 2

@@ -46,6 +46,7 @@ VALUES = {
     "optimizer": {"optimizer": "sgd"},
     "lr": {"lr": 0.02},
     "momentum": {"momentum": 0.5, "optimizer": "sgd"},
+    "nesterov": {"nesterov": True, "momentum": 0.5, "optimizer": "sgd"},
     "betas": {"betas": "0.5,0.5"},
     "eps": {"eps": 0.1},
     "weight_decay": {"weight_decay": 0.5},

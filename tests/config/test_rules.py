@@ -41,6 +41,11 @@ CASES = {
         "--width 12 is not a multiple of 2 x --heads 4; use --heads 3 or --heads 6",
     ),
     "momentum-by-optimizer": ({"momentum": 0.9}, "--momentum 0.9 does not apply to --optimizer adamw; use sgd"),
+    "nesterov-by-optimizer": ({"nesterov": True}, "--nesterov is a form of SGD's momentum, .* --optimizer adamw; use"),
+    "nesterov-needs-momentum": (
+        {"nesterov": True, "optimizer": "sgd"},
+        "--nesterov needs a --momentum above 0; add --momentum 0.9",
+    ),
     "own-model-with-pp": (
         {"model": "mine.py:net", "pp": 2},
         "--pp 2 cuts the model into stages, .* not to --model mine.py:net",

@@ -7,6 +7,8 @@ from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
+from minidist.equality.reference import reference
+from minidist.equality.served import compare_served, serve_and_keep
 from minidist.planning.volumes import closed_form_bytes
 from minidist.train.trainer import train
 
@@ -62,6 +64,24 @@ def test_reducing_every_micro_batch_is_bitwise_equal_in_its_own_declared_order(r
 def test_every_optimizer_is_bitwise_equal(optimizer):
     result = verdict(3, **SMALL_MLP, optimizer=optimizer, micro_batch=3, reduction="ordered", weight_decay=0.01)
     assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize("layout", [{}, {"zero": 1}, {"zero": 3}, {"strategy": "ps", "servers": 2}])
+def test_momentum_in_nesterovs_form_is_bitwise_equal_and_not_the_plain_one(layout):
+    values = {**SMALL_MLP, "optimizer": "sgd", "momentum": 0.9, "micro_batch": 3, "reduction": "ordered"}
+
+    def losses(**changed):
+        config = TrainConfig.make(**values, **changed)
+        return reference(config, resolve_batches(config, 2))
+
+    if "strategy" in layout:
+        config = TrainConfig.make(**values, **layout, nesterov=True)
+        world = SimWorld(4)
+        result = compare_served(config, world.run(serve_and_keep, config), world.traces)
+    else:
+        result = verdict(2, **values, **layout, nesterov=True)
+    assert result.equal, result.first_difference
+    assert result.losses == losses(nesterov=True) != losses()
 
 
 @pytest.mark.parametrize("ranks", RANKS)
