@@ -14,6 +14,7 @@ Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Annotated, Any, Protocol
@@ -58,6 +59,10 @@ FIXED = (
     "quantize",
     "quantize_weights",
     "quantize_observer",
+    "sparsity",
+    "sparsity_schedule",
+    "sparsity_scope",
+    "sparsity_pattern",
     "seed",
     "evaluate_every",
 )
@@ -80,6 +85,9 @@ class SavedAxis(CompressedAxis, Protocol):
     state_replica: ReplicaId
 
     def weights(self) -> list[LocalShard]: ...
+    def masks(self) -> list[LocalShard]: ...
+    def masked(self, done: int) -> list[LocalShard]: ...
+    def load_masks(self, masks: Sequence[LocalShard]) -> None: ...
     def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
     def updated(self) -> None: ...
 
@@ -183,6 +191,7 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
         tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
+        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
                 tensors.append((f"optimizer/{p.name}/{key}", LocalShard(p, array, start, stop), axis.state_replica))
@@ -217,11 +226,20 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         for axis in strategy.data_axes
     ]
 
+    masks = [
+        [
+            replace(shard, values=_read(checkpoint, axes, shard.parameter, shard.start, shard.stop, "masks", "bool"))
+            for shard in axis.masked(checkpoint.step)
+        ]
+        for axis in strategy.data_axes
+    ]
+
     # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
         array[...] = values
     strategy.load_scalars(saved.scalars)
-    for axis, state in zip(strategy.data_axes, states, strict=True):
+    for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
+        axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.
         known = {name: arrays for name, arrays in state.items() if arrays}
         axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known})
@@ -241,9 +259,17 @@ def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int,
     return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
 
 
-def _read(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> Array:
-    name = f"weights/{parameter.name}"
-    checkpoint.expect(name, _global_shape(parameter), str(parameter.dtype))
+def _read(
+    checkpoint: Checkpoint,
+    axes: Axes,
+    parameter: Parameter,
+    start: int,
+    stop: int,
+    kind: str = "weights",
+    dtype: Any = None,
+) -> Array:
+    name = f"{kind}/{parameter.name}"
+    checkpoint.expect(name, _global_shape(parameter), str(dtype or parameter.dtype))
     return _elements(checkpoint, axes, parameter, name, start, stop)
 
 

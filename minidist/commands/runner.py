@@ -55,6 +55,7 @@ class Summary:
     )
     noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
+    sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,6 +73,7 @@ class Summary:
             *(("noise_scale",) if self.noise_scale else ()),
             *(("held_out",) if self.held_out else ()),
             *(("int8",) if self.int8 else ()),
+            *(("sparsity",) if self.sparsity else ()),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -112,6 +114,9 @@ class Summary:
             )
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
+        if self.sparsity:
+            zeros, of = self.sparsity["pruned"], self.sparsity["of"]
+            lines.append(f"pruned {zeros:,} of {of:,} weights of linear layers ({zeros / of:.1%})")
         if self.int8:
             lines.append(
                 "INT8: weights {weight_bytes:,} B, in floats {float_bytes:,} B".format(**self.int8)
@@ -246,7 +251,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped)
+        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped, first.first_step)
         for name, volume in evaluation_bytes(
             config, batches, [result.sizes for result in results], first.first_step
         ).items():
@@ -286,6 +291,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.loss_scale,
         first.noise_scale,
         first.held_out or None,
+        first.sparsity,
         first.int8,
     )
 

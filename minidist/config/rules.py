@@ -22,9 +22,10 @@ from minidist.base.errors import UsageError, quoted
 from minidist.config.models import make_model
 from minidist.config.pipeline_plan import check_stages, defers_weights
 from minidist.config.resolved_job import ResolvedJob
-from minidist.config.train_config import Batches, TrainConfig, flag
+from minidist.config.train_config import Batches, TrainConfig, flag, pruning_of
 from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
+from minidist.parallel.sparsity import check_prunable
 
 Value = Callable[[ResolvedJob], Any]
 
@@ -327,6 +328,92 @@ QUANTIZATION = (
     ),
 )
 
+# Masks are found on whole matrices, or on ZeRO's shards of them, at the end of a step.
+SPARSITY = (
+    Rule(
+        "sparsity-needs-schedule",
+        lambda j: j.prunes and j.sparsity_schedule is None,
+        "{pruning_flag} needs --sparsity-schedule BEGIN,END, the steps after which weights are pruned",
+        "add it, such as --sparsity-schedule {between}",
+        {"between": lambda j: f"{-(-j.steps // 4)},{-(-3 * j.steps // 4)}"},
+    ),
+    Rule(
+        "sparsity-or-pattern",
+        lambda j: j.sparsity and j.sparsity_pattern is not None,
+        "--sparsity-pattern {sparsity_pattern} says itself how much is pruned, and so does --sparsity {sparsity:g}",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-pattern-at-once",
+        lambda j: j.sparsity_pattern is not None and j.pruning.begin != j.pruning.end,
+        "--sparsity-pattern {sparsity_pattern} is set once, and --sparsity-schedule {sparsity_schedule} has two ends",
+        "use --sparsity-schedule {begin}",
+        {"begin": lambda j: j.pruning.begin},
+    ),
+    Rule(
+        "sparsity-scope-of-a-pattern",
+        lambda j: j.sparsity_pattern is not None and j.sparsity_scope != "layer",
+        "--sparsity-pattern {sparsity_pattern} compares neighbours, and --sparsity-scope {sparsity_scope} all weights",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-pattern-with-zero-3",
+        lambda j: j.sparsity_pattern is not None and j.zero == 3,
+        "--sparsity-pattern {sparsity_pattern} compares neighbours, which with --zero 3 may lie on two ranks",
+        "use --zero 2, or --sparsity",
+    ),
+    Rule(
+        "sparsity-with-tp",
+        lambda j: j.prunes and j.tp > 1,
+        "--tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole matrices or of"
+        " ZeRO's shards",
+        "use --dp, with or without --zero",
+    ),
+    Rule(
+        "sparsity-scope-in-a-pipeline",
+        lambda j: j.prunes and j.pp > 1 and j.sparsity_scope == "global",
+        "--sparsity-scope global compares the weights of all layers, and with --pp {pp} they lie on several stages",
+        "use --sparsity-scope layer",
+    ),
+    Rule(
+        "sparsity-in-an-asynchronous-pipeline",
+        lambda j: j.prunes and j.asynchronous,
+        "{pruning_flag} finds masks at the end of a step, and --schedule {schedule} updates its weights on the way",
+        "use a synchronous one, such as 1f1b",
+    ),
+    Rule(
+        "sparsity-with-experts",
+        lambda j: j.prunes and j.experts,
+        "--experts {experts} has its weights in matrices of all experts, and {pruning_flag} prunes linear layers",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-with-compression",
+        lambda j: j.prunes and j.compressor != "none",
+        "--compression {compression} takes the place of an all-reduce of gradients, and so does {pruning_flag}, which"
+        " sends those of the kept weights",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-with-offload",
+        lambda j: j.prunes and j.offload in ("optimizer", "parameters"),
+        "--offload {offload} keeps weights on the host, where {pruning_flag} does not set them to zero",
+        "use --offload activations, or leave it out",
+    ),
+    Rule(
+        "sparsity-with-local-steps",
+        lambda j: j.prunes and j.local_steps,
+        "--local-steps {local_steps} gives replicas different weights, and with them {pruning_flag} different masks",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-with-server",
+        lambda j: j.prunes and j.server,
+        "{pruning_flag} finds masks at the end of a step, and the workers of --strategy ps have no step in common",
+        "use --strategy auto",
+    ),
+)
+
 # A parameter server replaces reductions. Its workers hold whole models and share no common step.
 PARAMETER_SERVER = (
     Rule(
@@ -405,9 +492,9 @@ REPLICAS = (
     ),
     Rule(
         "noise-scale-needs-whole-gradients",
-        lambda j: j.noise_scale and (j.synchronize_each or j.compressor != "none" or j.half),
+        lambda j: j.noise_scale and (j.synchronize_each or j.compressor != "none" or j.half or j.prunes),
         "--noise-scale compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
-        "leave out --synchronize-each, --compression and --precision fp16 or bf16",
+        "leave out --synchronize-each, --compression, --sparsity and --precision fp16 or bf16",
     ),
     Rule(
         "local-steps-need-replicas",
@@ -803,6 +890,8 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
+    ("sparsity_schedule", lambda j: bool(j.prunes), "--sparsity or --sparsity-pattern"),
+    ("sparsity_scope", lambda j: bool(j.prunes), "--sparsity"),
     ("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
     ("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
@@ -862,6 +951,10 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
             listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
             lines.append(f"{listed} {'has' if len(words) == 1 else 'have'} no effect {ranks}")
 
+    if job.prunes and job.pruning.end > job.steps:
+        text = _flag_and_value(job, "sparsity_schedule")
+        lines.append(f"{job.pruning_flag} is not reached, because {text} ends after --steps {job.steps}")
+
     return lines + [
         f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}"
         for name in PERIODS
@@ -881,6 +974,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Checkpoints": CHECKPOINTS,
     "Gradient compression": COMPRESSION,
     "Quantised training": QUANTIZATION,
+    "Sparse training": SPARSITY,
     "Parameter server": PARAMETER_SERVER,
     "Replicas, local steps and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
@@ -912,6 +1006,10 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
         model = make_model(config, job.dataset)
         if config.quantize != "none":
             prepare_qat(model)
+    if config.prunes:
+        # Blocks of the package's own models are equal, so one tells which shapes there are.
+        smallest = config if config.is_own_model else config.model_copy(update={"layers": 1})
+        check_prunable(make_model(smallest, job.dataset), pruning_of(config)[1])
     if config.pp > 1:
         check_stages(config, job.dataset, job.plan.stages)
 

@@ -32,7 +32,14 @@ class OneDevice(Strategy):
 
     def __init__(self, job: Job, add: Add, numbers: Iterable[int], factor: int = 1) -> None:
         self.flat = FlatParameters(job.model.parameters())
-        super().__init__(job, [DataAxis([self.flat], make_optimizer(job, self.flat), model=job.model)])
+        super().__init__(
+            job,
+            [
+                DataAxis(
+                    [self.flat], make_optimizer(job, self.flat), model=job.model, pruner=job.pruner(self.flat.names)
+                )
+            ],
+        )
         self.add, self.numbers, self.factor = add, list(numbers), factor
 
     def forward_backward(self, step: int) -> list[float]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minidist.base.arrays import Array
+from minidist.base.errors import UsageError
 from minidist.base.memory import track
 from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm, PointToPoint
@@ -62,6 +63,23 @@ def prunable(model: Module) -> dict[str, Matrix]:
             weight, is_in_out = layer.weight, isinstance(layer, Conv1D) or getattr(layer, "weight_is_in_out", False)
             result[weight.name] = Matrix(weight.shape, 0 if is_in_out else 1, weight.dtype.itemsize)
     return result
+
+
+def check_prunable(model: Module, pattern: tuple[int, int] | None) -> None:
+    """Raise UsageError for a model of which nothing can be pruned, or to whose layers the pattern does not fit."""
+    matrices = prunable(model)
+    if not matrices:
+        raise UsageError(
+            f"{type(model).__name__} has no Linear or Conv1D layer to prune; use these for its products, or leave"
+            " --sparsity out"
+        )
+    for name, matrix in matrices.items() if pattern is not None else ():
+        n, m = pattern or (0, 1)
+        if matrix.shape[matrix.axis] % m:
+            raise UsageError(
+                f"parameter {name!r} multiplies {matrix.shape[matrix.axis]} inputs, which cannot be cut into groups of"
+                f" {m} for the pattern {n}:{m}; use widths that are multiples of {m}"
+            )
 
 
 class Pruner:

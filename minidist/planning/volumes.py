@@ -27,12 +27,13 @@ from collections.abc import Sequence
 from minidist import collectives
 from minidist.config.models import ITEMSIZE
 from minidist.config.pipeline_plan import make_plan
-from minidist.config.train_config import Batches, TrainConfig
+from minidist.config.train_config import Batches, TrainConfig, pruning_of
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.local_sgd import local_sgd_volume
 from minidist.parallel.quantization import ranges_volume
+from minidist.parallel.selection import selection_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
@@ -43,12 +44,13 @@ ROW_OF_REPLICAS = 16  # bytes: which part of which tensor, and its fingerprint
 
 
 def closed_form_bytes(
-    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0
+    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0, first_step: int = 0
 ) -> dict[str, int]:
     """Return the payload bytes that all ranks together send in a job of `config.steps` steps, by purpose.
 
     sizes: of all ranks, in rank order. skipped: steps whose gradients overflowed; they are not clipped, and no
-    parameters are gathered after them (ZeRO 1, 2).
+    parameters are gathered after them (ZeRO 1, 2). first_step: how many steps were done before, on which the masks of
+    sparse training depend.
     """
     dims = batches.dims
     # One rank of each stage; the pipeline is the slowest axis of the mesh.
@@ -57,7 +59,7 @@ def closed_form_bytes(
 
     # Everything on the data axis, inside layers, and between stages.
     for volumes in (
-        _data_axes(config, batches, pipeline, skipped),
+        _data_axes(config, batches, pipeline, skipped, first_step),
         _norms(config, batches, pipeline, skipped),
         _losses(config, batches),
         _overflow(config, batches),
@@ -83,7 +85,7 @@ def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: in
 
 
 def _data_axes(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, first_step: int
 ) -> Counter[str]:
     """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
     itemsize, steps = ITEMSIZE[config.precision], config.steps
@@ -124,8 +126,26 @@ def _data_axes(
             gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
+
+        # What is pruned is not reduced by data parallelism; shards compare their magnitudes when masks change.
+        if config.prunes and config.zero == 0:
+            zeros = reductions // steps * sum(_zeros(config, axis, first_step + step) for step in range(steps))
+            total["gradient_reduce"] -= groups * ddp_volume(zeros, n)["gradient_reduce"] * itemsize
+        elif config.prunes and config.zero == 3:
+            schedule, compared = pruning_of(config)[0], 1 if config.sparsity_scope == "global" else len(axis.prunable)
+            times = sum(schedule.is_due(first_step + step + 1) for step in range(steps)) if axis.prunable else 0
+            once = selection_bytes(len(axis.prunable), compared, itemsize, n // copies)
+            total["pruning"] += times * groups * copies * once
         total["parameter_gather"] += gathers * groups * itemsize
     return total
+
+
+def _zeros(config: TrainConfig, axis: AxisSizes, done: int) -> int:
+    """Return how many weights of an axis are pruned after `done` steps."""
+    together = config.sparsity_scope == "global" and config.sparsity_pattern is None
+    sizes = [sum(axis.prunable)] if together else axis.prunable
+    schedule, _ = pruning_of(config)
+    return sum(schedule.pruned(size, done) for size in sizes)
 
 
 def _norms(

@@ -6,7 +6,7 @@ and the step. That is why one device and many can be compared at all.
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -19,7 +19,7 @@ from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
-from minidist.config.train_config import Batches, TrainConfig
+from minidist.config.train_config import Batches, TrainConfig, pruning_of
 from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,
@@ -42,6 +42,7 @@ from minidist.optim import (
 )
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, OffloadedOptimizer
+from minidist.parallel.sparsity import Matrix, Pruner, prunable
 
 
 @dataclass
@@ -60,6 +61,7 @@ class Job:
     scaler: DynamicLossScaler | None = None  # for float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # of quantised layers, by name
+    matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     keep_steps: bool = True  # an asynchronous pipeline keeps the tensors of every step, because observers read them
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
@@ -109,6 +111,25 @@ class Job:
         finally:
             self.model.train()
 
+    def pruner(self, names: Iterable[str], comm: Comm | None = None) -> Pruner | None:
+        """Return what prunes the parameters of these names; None in a job that prunes nothing.
+
+        comm: the ranks that hold shards of them.
+        """
+        if not self.config.prunes:
+            return None
+        schedule, pattern = pruning_of(self.config)
+        mine = set(names)
+        matrices = {name: matrix for name, matrix in self.matrices.items() if name in mine}
+        return Pruner(matrices, schedule, self.config.sparsity_scope, pattern, comm)
+
+    def pruned(self, done: int) -> dict[str, int] | None:
+        """Return how many weights are zero after `done` steps, of how many that may be; None in other jobs."""
+        pruner = self.pruner(self.matrices)
+        if pruner is None:
+            return None
+        return {"pruned": sum(pruner.pruned(done)), "of": sum(matrix.size for matrix in self.matrices.values())}
+
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which backward starts: in float16 it is multiplied by the loss scale."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
@@ -154,6 +175,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         scaler=_scaler(config),
         held_out=held_out,
         observers=observers_of(model),
+        matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
     )
 

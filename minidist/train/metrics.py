@@ -71,6 +71,9 @@ class MetricsFile:
             record["held_out_loss"] = state.held_out_loss
         if state.held_out_int8 is not None:
             record["held_out_loss_int8"] = state.held_out_int8
+        pruned = state.job.pruned(state.step + 1)
+        if pruned is not None:
+            record["sparsity"] = pruned["pruned"] / pruned["of"]
         self._file.write(json.dumps(record) + "\n")
         # So that `tail -f` shows each step.
         self._file.flush()

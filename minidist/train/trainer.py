@@ -121,6 +121,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
             noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
+            sparsity=job.pruned(config.steps),
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
         )
 
@@ -148,11 +149,15 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
             f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr{_or_clip(job)}"
         )
 
+    # Before anything looks at the gradient: to a pruned weight it does not belong.
+    strategy.mask_gradients()
+
     # float16: every rank divides by the loss scale, or every rank skips the update.
     if job.scaler is not None:
         scale, overflow = job.scaler.scale, strategy.overflow()
         job.scaler.update(overflow)
         if overflow:
+            strategy.prune(step + 1)
             return
         strategy.unscale(1 / scale)
 
@@ -160,6 +165,9 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.schedule(step))
+
+    # What holds from the next step on: masks and ranges.
+    strategy.prune(step + 1)
     strategy.update_ranges()
 
 

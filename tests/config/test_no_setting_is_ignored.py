@@ -24,6 +24,7 @@ from minidist.train.trainer import train
 
 BASE = {"layers": 2, "width": 8, "heads": 2, "context": 8, "data": "markov", "steps": 3, "micro_batch": 2, "lr": 0.01}
 FP16, SERVER, EXPERTS = {"precision": "fp16"}, {"strategy": "ps", "dp": 4, "consistency": "asp"}, {"experts": 2}
+SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1"}
 SHARDED, CUT = {"zero": 3, "dp": 2, "layers": 6}, {"pp": 2}
 
 # A value of each setting that is not its default, with the settings that it needs.
@@ -97,6 +98,10 @@ VALUES = {
     "quantize": {"quantize": "int8"},
     "quantize_weights": {"quantize_weights": "per-tensor", "quantize": "int8"},
     "quantize_observer": {"quantize_observer": "min-max", "quantize": "int8"},
+    "sparsity": SPARSE,
+    "sparsity_schedule": {**SPARSE, "sparsity_schedule": "2"},
+    "sparsity_scope": {"sparsity_scope": "global", **SPARSE},
+    "sparsity_pattern": {"sparsity_pattern": "2:4", "sparsity_schedule": "1"},
     "recompute": {"recompute": "full"},
     "offload": {"offload": "optimizer"},
     "save": {"save": "new"},
@@ -129,6 +134,7 @@ VALUES = {
     "attention: alone": {"attention": "ulysses"},
     "evaluate_every: never": {"evaluate_every": 9},
     "every: never": {"every": 9, "save": "new"},
+    "sparsity: never": {"sparsity": 0.5, "sparsity_schedule": "7"},
 }
 PAIRS = [*((name, name) for name in VALUES), *itertools.combinations(VALUES, 2)]
 

@@ -20,6 +20,7 @@ from minidist.report.perfetto import write_perfetto
 PIPEDREAM = {"pp": 2, "schedule": "pipedream", "model": "llama", "microbatches": 1}
 SERVER = {"strategy": "ps", "dp": 2}
 INT8 = {"quantize": "int8"}
+SPARSE = {"sparsity": 0.8, "sparsity_schedule": "2,6"}
 FILE = """
 from minidist.pipeline.plan import get_schedule
 
@@ -93,6 +94,39 @@ CASES = {
     "quantization-with-experts": ({**INT8, "experts": 2}, "--experts 2 multiplies by the matrices of all experts"),
     "quantization-with-local-steps": ({**INT8, "local_steps": 2, "dp": 2}, "--local-steps 2 lets replicas train alone"),
     "quantization-with-server": ({**INT8, **SERVER}, "the workers of --strategy ps have no step in common"),
+    "sparsity-needs-schedule": ({"sparsity": 0.5}, "--sparsity 0.5 needs --sparsity-schedule BEGIN,END, .* such as"),
+    "sparsity-or-pattern": ({**SPARSE, "sparsity_pattern": "2:4"}, "2:4 says itself how much is pruned"),
+    "sparsity-pattern-at-once": (
+        {"sparsity_pattern": "2:4", "sparsity_schedule": "2,6"},
+        "--sparsity-pattern 2:4 is set once, .* use --sparsity-schedule 2",
+    ),
+    "sparsity-scope-of-a-pattern": (
+        {"sparsity_pattern": "2:4", "sparsity_schedule": "2", "sparsity_scope": "global"},
+        "--sparsity-pattern 2:4 compares neighbours, and --sparsity-scope global all weights",
+    ),
+    "sparsity-pattern-with-zero-3": (
+        {"sparsity_pattern": "2:4", "sparsity_schedule": "2", "zero": 3, "dp": 2},
+        "which with --zero 3 may lie on two ranks; use --zero 2",
+    ),
+    "sparsity-with-tp": ({**SPARSE, "tp": 2}, "--tp 2 cuts matrices by rows and columns, and --sparsity 0.8"),
+    "sparsity-scope-in-a-pipeline": (
+        {**SPARSE, "sparsity_scope": "global", "pp": 2},
+        "with --pp 2 they lie on several",
+    ),
+    "sparsity-in-an-asynchronous-pipeline": (
+        {**SPARSE, **PIPEDREAM},
+        "--schedule pipedream updates its weights on the way; use a synchronous one",
+    ),
+    "sparsity-with-experts": ({**SPARSE, "experts": 2}, "--experts 2 has its weights in matrices of all experts"),
+    "sparsity-with-compression": ({**SPARSE, "compression": "sign", "dp": 2}, "and so does --sparsity 0.8"),
+    "sparsity-with-offload": ({**SPARSE, "offload": "optimizer"}, "--offload optimizer keeps weights on the host"),
+    "sparsity-with-local-steps": (
+        {**SPARSE, "local_steps": 2, "dp": 2},
+        "and with them --sparsity 0.8 different masks",
+    ),
+    "sparsity-with-server": ({**SPARSE, **SERVER}, "the workers of --strategy ps have no step in common"),
+    "sparsity-schedule-without-effect": ({"sparsity_schedule": "1,2"}, "belongs to --sparsity or --sparsity-pattern"),
+    "sparsity-scope-without-effect": ({"sparsity_scope": "global"}, "belongs to --sparsity"),
     "server-settings-without-server": ({"servers": 2}, "belong to --strategy ps"),
     "staleness-of-a-whole-clock": (
         {**SERVER, "staleness_aware": True},

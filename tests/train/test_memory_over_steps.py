@@ -105,6 +105,8 @@ CASES = [
     (2, {"dp": 2, "clip": 0.1}),
     (2, {"dp": 2, "compression": "topk:0.1"}),
     (2, {"dp": 2, "quantize": "int8"}),
+    (2, {"dp": 2, "sparsity": 0.5, "sparsity_schedule": "1"}),
+    (2, {"zero": 3, "sparsity": 0.5, "sparsity_schedule": "1"}),
     (2, {"dp": 2, "local_steps": 2}),
     (2, {"zero": 1, "offload": "optimizer"}),
     (2, {"zero": 2}),

@@ -46,7 +46,7 @@ LAYOUTS = {
     "recomputed within a budget": (2, {"recompute": "budget:40000", "layers": 3}),
     "offload": (2, {"zero": 1, "offload": "optimizer"}),
     "llama": (2, {"model": "llama", "synchronize_each": True, "accumulation": 2}),
-    "mlp": (3, {"model": "mlp", "data": "glyphs", "recompute": "sqrt"}),
+    "mlp": (3, {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "recompute": "sqrt"}),
     "cp 2": (2, {"cp": 2, "precision": "fp64"}),
 }
 

@@ -8,7 +8,7 @@ everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
 Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import GradientReducer
 from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
+from minidist.parallel.sparsity import Part, Pruner
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
 
@@ -38,7 +39,8 @@ class AxisSizes:
     units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each trainable
     parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
     reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
-    ZeRO 3). quantized: layers of the rank whose ranges are agreed on.
+    ZeRO 3). quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be
+    pruned, whole.
     """
 
     stage: int
@@ -50,6 +52,7 @@ class AxisSizes:
     compressed: int | None = None
     resident: int = 0
     quantized: int = 0
+    prunable: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,13 @@ class DataAxis:
         replica: ReplicaId = SINGLE,
         state_replica: ReplicaId = SINGLE,
         compressor: Compressor | None = None,
+        pruner: Pruner | None = None,
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
         self.reducers, self.shards = list(reducers), list(shards)
         self.replica, self.state_replica = replica, state_replica
-        self.compressor = compressor
+        self.compressor, self.pruner = compressor, pruner
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -129,6 +133,17 @@ class DataAxis:
         """Update the weights on every rank of the axis."""
         self.optimizer.step()
 
+    def mask_gradients(self) -> None:
+        """Set the gradients of pruned weights to zero."""
+        if self.pruner is not None:
+            self.pruner.apply(_parts(self.gradient_shards()))
+
+    def prune(self, done: int) -> None:
+        """End step number `done`: set what is pruned to zero, with new masks when the schedule says so."""
+        if self.pruner is not None:
+            self.pruner.prune(done, _parts(self.weights()))
+            self.updated()
+
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
     def gradients(self) -> list[Array]:
@@ -139,9 +154,33 @@ class DataAxis:
         """Return the objects that have this rank's gradients as `.grad`."""
         return self.flats
 
+    def gradient_shards(self) -> list[LocalShard]:
+        """Return this rank's part of the summed gradient by parameter, as 1-D views."""
+        return [LocalShard(p, p.grad.reshape(-1), 0, p.size) for p in self.parameters if p.grad is not None]
+
     def weights(self) -> list[LocalShard]:
         """Return the values that this rank keeps, as 1-D views."""
         return [LocalShard(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
+
+    def masks(self) -> list[LocalShard]:
+        """Return the masks (bool) of the weights that this rank keeps; none before the first ones are found."""
+        masks = {} if self.pruner is None else self.pruner.masks
+        return [
+            LocalShard(s.parameter, masks[s.parameter.name].values, s.start, s.stop)
+            for s in self.weights()
+            if s.parameter.name in masks
+        ]
+
+    def masked(self, done: int) -> list[LocalShard]:
+        """Return the weights that have masks after `done` steps."""
+        if self.pruner is None or done < self.pruner.schedule.begin:
+            return []
+        return [shard for shard in self.weights() if shard.parameter.name in self.pruner.matrices]
+
+    def load_masks(self, masks: Sequence[LocalShard]) -> None:
+        """Take over the masks of a checkpoint."""
+        if self.pruner is not None:
+            self.pruner.load(_parts(masks))
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
         """Return (parameter, start, stop) of the elements for which this rank's optimizer has state."""
@@ -178,7 +217,12 @@ class DataAxis:
             buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
+            prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
         )
+
+
+def _parts(shards: Iterable[LocalShard]) -> list[Part]:
+    return [Part(shard.parameter.name, shard.values, shard.start) for shard in shards]
 
 
 def gradient_of(parameter: Parameter) -> Array:

@@ -16,6 +16,7 @@ from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.parallel.sparsity import KeptEntries
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group
 
@@ -44,6 +45,11 @@ class Replicated(DataAxis):
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
             self.parallel.register_comm_hook(compressor, compress)
 
+        # Equal weights have equal masks on all ranks, so what is pruned need not be sent.
+        pruner = job.pruner(flat.names)
+        if pruner is not None:
+            self.parallel.register_comm_hook(KeptEntries(group.comm, pruner, "sum", group.reduction), compress)
+
         replica = ReplicaId(group.comm.rank, group.comm.size)
         super().__init__(
             [flat],
@@ -55,6 +61,7 @@ class Replicated(DataAxis):
             replica=replica,
             state_replica=replica,
             compressor=compressor,
+            pruner=pruner,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:

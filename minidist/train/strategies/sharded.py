@@ -47,6 +47,14 @@ class Sharded(DataAxis):
     def gradients(self) -> list[Array]:
         return [shard.grad for shard in self.shards if shard.grad is not None]
 
+    def gradient_shards(self) -> list[LocalShard]:
+        return [
+            LocalShard(p, shard.grad[place], start, stop)
+            for shard in self.shards
+            if shard.grad is not None
+            for p, place, start, stop in shard.ranges()
+        ]
+
     def gradient_holders(self) -> list[Shard]:
         return self.shards
 
@@ -88,6 +96,7 @@ class ShardedOptimizer(Sharded):
             reducers=[self.zero.reducer],
             shards=[self.zero.shard],
             replica=ReplicaId(group.comm.rank, group.comm.size),
+            pruner=job.pruner(self.zero.flat.names),
         )
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -143,6 +152,7 @@ class FullySharded(Sharded):
             shards=shards,
             replica=replica,
             state_replica=replica,
+            pruner=job.pruner([name for shard in shards for name in shard.flat.names], shards[0].comm),
         )
 
     def weights(self) -> list[LocalShard]:

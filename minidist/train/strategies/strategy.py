@@ -5,6 +5,7 @@
     overflow(), unscale()     float16: did any rank see an infinity, and division by the loss scale
     clip(max_norm)            scale the gradients by the norm of the global gradient
     step(lr_factor)           update the weights
+    mask_gradients(), prune() sparse training: pruned weights are zero, and so are their gradients
     update_ranges()           quantised training: agree on what the layers saw
     tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
 
@@ -71,6 +72,16 @@ class Strategy(ABC):
         for axis in self.data_axes:
             axis.optimizer.lr_factor = lr_factor
             axis.step()
+
+    def mask_gradients(self) -> None:
+        """Set the summed gradients of pruned weights to zero."""
+        for axis in self.data_axes:
+            axis.mask_gradients()
+
+    def prune(self, done: int) -> None:
+        """End step number `done`: set what is pruned to zero, with new masks when the schedule says so."""
+        for axis in self.data_axes:
+            axis.prune(done)
 
     def update_ranges(self) -> None:
         """Let the next step quantise by ranges that include what this one saw, the same on every rank."""

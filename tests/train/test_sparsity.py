@@ -1,0 +1,221 @@
+"""`--sparsity`: every layout has the bits of one device, kept entries alone are reduced, and the masks resume."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint import Checkpoint
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.config.rules import check_rules, notices
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.compare import Judge, tier_of
+from minidist.equality.expected import expected_snapshots
+from minidist.planning.volumes import closed_form_bytes
+from minidist.train.metrics import read_metrics
+from minidist.train.trainer import train
+
+JOB = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 4,
+    "lr": 0.03,
+    "micro_batch": 2,
+    "bucket_cap_mb": 0.004,
+    "sparsity": 0.7,
+    "sparsity_schedule": "1,3",
+    "reduction": "ordered",
+}
+PATTERN = {"sparsity": 0.0, "sparsity_pattern": "2:4", "sparsity_schedule": "2"}
+SHARDS = {"zero": 3, "bucket_cap_mb": 25.0}
+MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}
+LAYOUTS = {
+    "one rank": (1, {"accumulation": 3}),
+    "dp 3": (3, {"dropout": 0.1, "clip": 0.5, "weight_decay": 0.1}),
+    "dp 2, global": (2, {"sparsity_scope": "global", "optimizer": "sgd", "momentum": 0.9, "lr": 0.3}),
+    "dp 2, pattern": (2, PATTERN),
+    "dp 2, fp16": (2, {"precision": "fp16", "loss_scale": 2.0**18, "accumulation": 2, "synchronize_each": True}),
+    "zero 1": (4, {"zero": 1, "clip": 0.5, "bucket_cap_mb": 25.0}),
+    "zero 2, bf16, pattern": (3, {"zero": 2, "precision": "bf16", "bucket_cap_mb": 25.0, **PATTERN}),
+    "zero 3": (3, {**SHARDS, "clip": 0.5}),
+    "zero 3, global": (2, {**SHARDS, "sparsity_scope": "global", "accumulation": 2, "recompute": "full"}),
+    "zero 3, copies": (4, {**SHARDS, "dp_replicate": 2, "precision": "fp64"}),
+    "zero 3, small units": (
+        3,
+        {**SHARDS, "persistence_threshold": 300, "precision": "bf16", "sparsity_scope": "global"},
+    ),
+    "pp 2, dp 2": (4, {"pp": 2, "accumulation": 2, "micro_batch": 1}),
+    "pp 2, zero 3": (4, {**SHARDS, "pp": 2, "accumulation": 2, "micro_batch": 1}),
+    "llama, int8": (2, {"model": "llama", "quantize": "int8"}),
+    "mlp": (3, {**MLP, "recompute": "sqrt"}),
+    "cp 2": (2, {"cp": 2, "precision": "fp64", "lr": 0.003}),
+}
+
+
+def config_of(layout, **more):
+    return TrainConfig.make(**{**JOB, **LAYOUTS[layout][1], **more})
+
+
+def closed_and_measured(config, ranks, observers=(), first_step=0):
+    world = SimWorld(ranks)
+    results = world.run(lambda comm: train(comm, config, observers))
+    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+    ran = config.model_copy(update={"steps": config.steps - first_step})
+    skipped = int(results[0].loss_scale["skipped"]) if results[0].loss_scale else 0
+    sizes = [result.sizes for result in results]
+    return (
+        results,
+        Counter(closed_form_bytes(ran, resolve_batches(config, ranks), sizes, skipped, first_step)),
+        measured,
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_equals_one_device(layout):
+    ranks, config = LAYOUTS[layout][0], config_of(layout)
+    batches = resolve_batches(config, ranks)
+    check_rules(config, batches)
+    judge = Judge(expected_snapshots(config, ranks), tier_of(config, batches.dims))
+    SimWorld(ranks).run(lambda comm: train(comm, config, [judge]))
+    assert judge.verdict.equal, judge.verdict.first_difference
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_byte_is_in_the_closed_form_and_pruned_entries_are_not_reduced(layout):
+    ranks, config = LAYOUTS[layout][0], config_of(layout)
+    results, closed, measured = closed_and_measured(config, ranks)
+    assert measured == closed
+    assert (closed["pruning"] > 0) == (config.zero == 3)
+    dense = config.model_copy(update={"sparsity": 0.0, "sparsity_schedule": None, "sparsity_pattern": None})
+    less = closed_and_measured(dense, ranks)[2]["gradient_reduce"] - measured["gradient_reduce"]
+    assert (less > 0) == (config.zero == 0 and ranks > 1)
+    if layout == "dp 3":  # 2 (n-1) of what is pruned in steps 1 to 3, in float32; after step 1 nothing is
+        schedule = [0, 0, 0.7 * (1 - (1 / 2) ** 3), 0.7]
+        pruned = sum(round(s * size) for s in schedule for size in results[0].sizes[0].prunable)
+        assert less == 2 * 2 * 4 * pruned
+
+
+@pytest.mark.parametrize("layout", ["dp 3", "zero 3, global", "zero 2, bf16, pattern", "pp 2, dp 2"])
+def test_saved_weights_are_zero_where_their_masks_are(layout, tmp_path):
+    config = config_of(layout, save=str(tmp_path))
+    result = SimWorld(LAYOUTS[layout][0]).run(train, config)[0]
+    checkpoint = Checkpoint(tmp_path)
+    masks = {name[6:]: checkpoint.tensor(name) for name in checkpoint.tensors if name.startswith("masks/")}
+    assert len(masks) == 8
+    zeros = 0
+    for name, mask in masks.items():
+        weight = checkpoint.tensor(f"weights/{name}")
+        assert mask.dtype == bool
+        assert np.array_equal(weight.astype(float) != 0, mask)
+        zeros += int((~mask).sum())
+        if config.sparsity_pattern:  # along the inputs, the first dim of a Conv1D
+            assert (mask.T.reshape(-1, 4).sum(axis=1) == 2).all()
+    assert result.sparsity == {"pruned": zeros, "of": sum(mask.size for mask in masks.values())}
+    assert zeros / result.sparsity["of"] == pytest.approx(config.sparsity or 0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize("layout", ["dp 3", "dp 2, fp16", "zero 1", "zero 3, global", "pp 2, zero 3"])
+@pytest.mark.parametrize("saved", [2, 5])
+def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_path):
+    """In the middle of the schedule, and after it."""
+    ranks, settings = LAYOUTS[layout][0], {"steps": 6, "sparsity_schedule": "1,4", "save": str(tmp_path)}
+    settings["every"] = saved
+    whole = SimWorld(ranks).run(train, config_of(layout, **settings))
+    (tmp_path / "latest").write_text(f"step-{saved:08d}")
+    resumed, closed, measured = closed_and_measured(config_of(layout, **settings, resume=True), ranks, (), saved)
+    assert resumed[0].first_step == saved
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
+    assert resumed[0].losses == whole[0].losses
+    measured.pop("checkpoint", None)
+    assert measured == closed
+
+
+def test_masks_of_one_layout_resume_in_another(tmp_path, monkeypatch):
+    settings = {"save": str(tmp_path), "global_batch": 6, "micro_batch": None, "accumulation": None, "clip": None}
+    first = SimWorld(3).run(train, config_of("zero 3", **settings))
+    more = {**settings, "steps": 5, "resume": True, "dropout": 0.0, "weight_decay": 0.0}
+    with pytest.raises(UsageError, match=r"made with --sparsity 0\.7, this job has 0\.5; resume with --sparsity 0\.7"):
+        SimWorld(2).run(train, config_of("zero 1", **more, sparsity=0.5))
+    results = {}
+    for layout in ("zero 1", "dp 3", "zero 3"):
+        (tmp_path / "latest").write_text("step-00000004")
+        results[layout] = SimWorld(2).run(train, config_of(layout, **more))[0].losses
+    assert results["zero 1"] == results["dp 3"] == results["zero 3"]
+    assert results["zero 1"][:4] == first[0].losses
+
+    (tmp_path / "latest").write_text("step-00000004")
+
+    class WithoutMasks(Checkpoint):
+        def __init__(self, directory):
+            super().__init__(directory)
+            self.tensors = {name: entry for name, entry in self.tensors.items() if not name.startswith("masks/")}
+
+    monkeypatch.setattr("minidist.checkpoint.resume.Checkpoint", WithoutMasks)
+    with pytest.raises(UsageError, match=r"masks/transformer\.h\.0\.attn\.c_attn\.weight"):
+        SimWorld(2).run(train, config_of("zero 1", **more))
+
+
+def test_it_learns_with_a_fifth_of_the_weights():
+    settings = {**JOB, "steps": 40, "micro_batch": 8, "lr": 0.01, "bucket_cap_mb": 25.0}
+    sparse = SimWorld(1).run(train, TrainConfig.make(**{**settings, "sparsity": 0.8, "sparsity_schedule": "5,25,5"}))[0]
+    dense = SimWorld(1).run(train, TrainConfig.make(**{**settings, "sparsity": 0.0, "sparsity_schedule": None}))[0]
+    assert dense.sparsity is None
+    assert sparse.losses[-1] < sparse.losses[0] - 0.3
+    assert sparse.losses[-1] < dense.losses[-1] + 0.2
+
+
+def test_a_schedule_that_ends_after_the_job_is_named():
+    def lines(**more):
+        config = TrainConfig.make(**{**JOB, **more})
+        return notices(config, resolve_batches(config, 2))
+
+    assert lines() == []
+    assert lines(sparsity_schedule="2,6") == [
+        "--sparsity 0.7 is not reached, because --sparsity-schedule 2,6 ends after --steps 4"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"sparsity_schedule": "3,1"}, "from step 3 to 1 every 1 steps; begin at step 1 or later"),
+        ({"sparsity_schedule": "soon"}, "sparsity schedule 'soon'; it must be BEGIN,END"),
+        ({"sparsity": 0.0, "sparsity_pattern": "two of four"}, "it must be N:M"),
+        ({**PATTERN, **MLP, "width": 10}, r"'layers.1.weight' multiplies 10 inputs, .* of 4"),
+    ],
+)
+def test_wrong_settings_are_one_sentence(values, sentence):
+    config = TrainConfig.make(**{**JOB, **values})
+    with pytest.raises(UsageError, match=sentence):
+        check_rules(config, resolve_batches(config, 2))
+
+
+def test_a_model_without_linear_layers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "from minidist.nn import Embedding\ndef net(config, data):\n    return Embedding(data.features, data.classes)\n"
+    )
+    config = TrainConfig.make(model="mine.py:net", data="glyphs", sparsity=0.5, sparsity_schedule="1")
+    with pytest.raises(UsageError, match="Embedding has no Linear or Conv1D layer to prune"):
+        check_rules(config, resolve_batches(config, 2))
+
+
+def test_the_command_says_what_is_pruned(capsys, tmp_path):
+    flags = ["--model", "mlp", "--dp", "2", "--steps", "4", "--sparsity", "0.5", "--sparsity-schedule", "2,3"]
+    files = ["--metrics", str(tmp_path / "m.jsonl"), "--trace", str(tmp_path / "t.jsonl")]
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", *flags, *files, "--json"])
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["sparsity"]["pruned"] == pytest.approx(0.5 * printed["sparsity"]["of"], abs=2)
+    assert all(volume["measured"] == volume["closed_form"] for volume in printed["bytes_by_purpose"].values())
+    assert [round(record["sparsity"], 3) for record in read_metrics(tmp_path / "m.jsonl")] == [0, 0, 0.5, 0.5]
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", *flags, *files])
+    assert "weights of linear layers (50.0%)" in capsys.readouterr().out
