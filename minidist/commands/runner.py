@@ -193,16 +193,18 @@ def run_training(
     progress = Progress(config.steps, interactive=not under_mpiexec() and sys.stderr.isatty())
     settings = settings_to_agree_on("train", config)
 
-    # Only rank 0 shows progress and writes metrics.
+    # Rank 0 writes metrics, and shows progress unless it is a server: then the first worker does.
     def main(comm: Comm) -> TrainResult:
-        return train(comm, config, [*callbacks, *(watching if comm.rank == 0 else ())], timeline=trace is not None)
+        shows = [progress] if comm.rank == (config.servers if config.strategy == "ps" else 0) else []
+        return train(comm, config, [*callbacks, *shows, *(writing if comm.rank == 0 else ())], trace is not None)
 
     started = time.perf_counter()
     # Closed also when training fails: the bar, and the file of metrics.
     with ExitStack() as stack:
-        watching: list[Observer] = [stack.enter_context(progress)]
+        stack.enter_context(progress)
+        writing: list[Observer] = []
         if metrics is not None:
-            watching.append(stack.enter_context(MetricsFile(metrics, config.resume)))
+            writing.append(stack.enter_context(MetricsFile(metrics, config.resume)))
         outcome = execute(
             partial(_agreed, settings, main),
             ranks=None if under_mpiexec() else size,
@@ -368,18 +370,22 @@ def _served_comparison(
     config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
 ) -> Comparison | None:
     """Compare a job with a parameter server, after the run, from what all ranks recorded."""
-    outcome = execute(
-        partial(_agreed, settings_to_agree_on("compare", config), serve_and_keep),
-        config,
-        ranks=None if under_mpiexec() else size,
-        timeout=timeout,
-        eager_bytes=eager_bytes,
-    )
+    interactive = not under_mpiexec() and sys.stderr.isatty()
+    with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
+        outcome = execute(
+            partial(_agreed, settings_to_agree_on("compare", config), serve_and_keep),
+            config,
+            together,
+            ranks=None if under_mpiexec() else size,
+            timeout=timeout,
+            eager_bytes=eager_bytes,
+        )
     if not outcome.is_root:
         return None
     if trace is not None:
         write_traces(trace, outcome.traces, world=outcome.world, command=command)
-    return compare_served(config, outcome.results, outcome.traces)
+    with Progress(config.steps, interactive, "compare: one device", ends=False) as alone:
+        return compare_served(config, outcome.results, outcome.traces, alone)
 
 
 def _agreed(settings: dict[str, Any], main: Callable[..., Any], comm: Comm, *arguments: Any) -> Any:

@@ -17,11 +17,11 @@ def expected_snapshots(
 ) -> list[Snapshot]:
     """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD).
 
-    observers: of the reference's steps, except with local SGD, where several devices make them.
+    observers: of the reference's steps; with local SGD, of its first replica's.
     """
     batches = resolve_batches(config, ranks)
     if config.local_steps:
-        return local_sgd_reference(config, batches)[rank]
+        return local_sgd_reference(config, batches, observers)[rank]
     snapshots: list[Snapshot] = []
     reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers])
     return snapshots

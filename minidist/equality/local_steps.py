@@ -18,12 +18,17 @@ from minidist.equality.reference import evaluate_devices
 from minidist.equality.snapshot import Snapshot, snapshot
 from minidist.train.job import build
 from minidist.train.loss import ordered_sum
-from minidist.train.state import StepState
+from minidist.train.state import Observer, StepState
 from minidist.train.trainer import finish_step
 
 
-def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snapshot]]:
-    """Return the snapshots of every replica after every step, replica by replica, on one device."""
+def local_sgd_reference(
+    config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()
+) -> list[list[Snapshot]]:
+    """Return the snapshots of every replica after every step, replica by replica, on one device.
+
+    observers: are called once per step, with the first replica.
+    """
     n, k = batches.dp, batches.accumulation
     # A replica adds its own micro-batches in order; there is no sum over replicas.
     order = GradientOrder(1, (tuple(range(k)),), False)
@@ -51,6 +56,8 @@ def local_sgd_reference(config: TrainConfig, batches: Batches) -> list[list[Snap
         held_out = evaluate_devices(devices, step + 1)
         for rank, device in enumerate(devices):
             result[rank].append(snapshot(StepState(rank, step, loss, device.job, device, held_out)))
+        for observer in observers:
+            observer(StepState(0, step, loss, devices[0].job, devices[0], held_out))
     return result
 
 

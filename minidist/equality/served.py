@@ -23,18 +23,22 @@ from minidist.parallel.parameter_server.server import Updates
 from minidist.train.job import build
 from minidist.train.loss import ordered_sum
 from minidist.train.parameter_server_trainer import ServedJob, run_parameter_server
+from minidist.train.progress import Progress
 from minidist.train.strategies.parameter_server import Worker, server_config, server_tensors
 
 
-def serve_and_keep(comm: Comm, config: TrainConfig) -> ServedJob:
-    """Run a rank's part of the job and keep the tensors of every update."""
-    return run_parameter_server(comm, config, keep=True)
+def serve_and_keep(comm: Comm, config: TrainConfig, progress: Progress | None = None) -> ServedJob:
+    """Run a rank's part of the job and keep the tensors of every update. progress: shown by the first worker."""
+    observers = [progress] if progress is not None and comm.rank == config.servers else []
+    return run_parameter_server(comm, config, observers, keep=True)
 
 
-def compare_served(config: TrainConfig, served: Sequence[ServedJob], traces: Sequence[Trace]) -> Comparison:
-    """Return the verdict. served, traces: of all ranks, in rank order."""
+def compare_served(
+    config: TrainConfig, served: Sequence[ServedJob], traces: Sequence[Trace], progress: Progress | None = None
+) -> Comparison:
+    """Return the verdict. served, traces: of all ranks, in rank order. progress: of the one device."""
     batches = resolve_batches(config, len(served))
-    worker = Worker(build(config, batches))
+    worker = Worker(build(config, batches), watching=[progress.working] if progress is not None else [])
     initial, servers = worker.initial_weights(), server_config(worker.job)
     # The names of each server's parameters.
     keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
@@ -43,7 +47,7 @@ def compare_served(config: TrainConfig, served: Sequence[ServedJob], traces: Seq
     if config.consistency == "bsp":
         # bsp: every update is one of data parallelism.
         judge = Judge([], "ordered")
-        whole = expected_snapshots(config, len(served))
+        whole = expected_snapshots(config, len(served), observers=[progress] if progress is not None else [])
         expected = [[_of_keys(step, keys) for step in whole] for keys in keys_of]
         losses = [float(step["loss"]["loss"]) for step in whole]
         final = whole[-1]["weights"]

@@ -27,6 +27,7 @@ from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Updates
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import ordered_sum
+from minidist.train.progress import Progress
 from minidist.train.recipe import apply_activation_checkpointing
 from minidist.train.state import Observer, StepState, TrainResult
 from minidist.train.strategies.data_axis import AxisSizes, Tensors
@@ -52,7 +53,8 @@ def run_parameter_server(
 ) -> ServedJob:
     """Run this rank's part of the job, a server's or a worker's; every rank calls it and returns the same losses.
 
-    Observers see all steps at the end, when their losses are known on every rank. keep: keep the tensors of every
+    Observers see all steps at the end, when their losses are known on every rank; a Progress of a worker shows the
+    steps of that worker while it works. keep: keep the tensors of every
     update, for a comparison.
     """
     batches = resolve_batches(config, comm.size)
@@ -75,7 +77,8 @@ def run_parameter_server(
         if config.resume and config.save:
             checkpoint = Checkpoint(config.save)
             same_job(checkpoint, job, comm.rank)
-        worker = Worker(job, comm, checkpoint)
+        progress = [observer for observer in observers if isinstance(observer, Progress)]
+        worker = Worker(job, comm, checkpoint, [bar.working for bar in progress])
         # A worker is a replica, and reads the batches that the replica of the same number would read.
         if config.prefetch_batches and comm.rank >= config.servers:
             job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, worker.done))

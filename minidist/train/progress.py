@@ -27,6 +27,7 @@ class Progress:
 
     def __init__(self, steps: int, interactive: bool, title: str = "training", ends: bool = True) -> None:
         self.steps, self.interactive, self.title, self.ends = steps, interactive, title, ends
+        self.done = 0
         self.bar: Any = None
         self.task: Any = None
         self.last = 0.0 if ends else time.monotonic()
@@ -51,14 +52,24 @@ class Progress:
         return self
 
     def __call__(self, state: StepState) -> None:
+        # Observers of a parameter server's job are called at its end, when `working` has shown most steps.
         done = state.step + 1
+        if done > self.done or done == self.steps:
+            self._show(done, state.loss, always=self.ends and done in (1, self.steps))
+
+    def working(self, done: int, loss: float) -> None:
+        """Show the steps of a worker whose ranks have no common step, and its part of the loss, scaled to the whole."""
+        self._show(done, loss, always=self.ends and done == 1)
+
+    def _show(self, done: int, loss: float, always: bool) -> None:
+        self.done = max(self.done, done)
         if self.bar is not None:
-            self.bar.update(self.task, completed=done, loss=state.loss)
+            self.bar.update(self.task, completed=done, loss=loss)
             return
         now = time.monotonic()
-        if (self.ends and done in (1, self.steps)) or now - self.last > SECONDS_BETWEEN_LINES:
+        if always or now - self.last > SECONDS_BETWEEN_LINES:
             self.last = now
-            print(f"{self.title}: {done}/{self.steps} steps  loss {state.loss:.4f}", file=sys.stderr, flush=True)
+            print(f"{self.title}: {done}/{self.steps} steps  loss {loss:.4f}", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         if self.bar is not None:

@@ -286,14 +286,18 @@ def test_report_draws(here, tmp_path, picture):
     assert (tmp_path / "picture.svg").stat().st_size > 1000
 
 
-def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch):
+@pytest.mark.parametrize(
+    ("flags", "ranks"),
+    [([], 2), (["--local-steps", 2], 2), (["--strategy", "ps"], 3), (["--strategy", "ps", "--consistency", "asp"], 3)],
+)
+def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags, ranks):
     """On standard error, so that the JSON stays one object; a short comparison says nothing."""
-    assert here("compare", *SMALL, "--dp", 2).stderr == ""
+    assert here("compare", *SMALL, "--dp", 2, *flags).stderr == ""
     monkeypatch.setattr("minidist.train.progress.SECONDS_BETWEEN_LINES", -1.0)
-    answer = here("compare", *SMALL, "--dp", 2, "--json")
+    answer = here("compare", *SMALL, "--dp", 2, *flags, "--json")
     assert json.loads(answer.stdout)["equal"] is True
-    lines = [line.split("  loss")[0] for line in answer.stderr.splitlines()]
-    both = [f"compare: {who}: {done}/2 steps" for who in ("one device", "2 ranks") for done in (1, 2)]
+    lines = {line.split("  loss")[0] for line in answer.stderr.splitlines()}
+    both = {f"compare: {who}: {done}/2 steps" for who in ("one device", f"{ranks} ranks") for done in (1, 2)}
     assert lines == both
 
 

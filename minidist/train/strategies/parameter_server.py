@@ -22,7 +22,7 @@ Proved by: tests/train/test_servers.py
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,18 @@ NUMBER = 8  # bytes of a loss, and of a row's number
 class Worker:
     """Computes gradients for given weights, as a function of (worker, clock, weights): on a rank, and in a replay.
 
-    done: steps made before a resume. losses: of each micro-batch, by (worker, step).
+    done: steps made before a resume. losses: of each micro-batch, by (worker, step). watching: called after a gradient
+    with the number of steps, and the worker's loss scaled to all workers.
     """
 
-    def __init__(self, job: Job, comm: Comm | None = None, checkpoint: Checkpoint | None = None) -> None:
-        self.job, self.comm = job, comm
+    def __init__(
+        self,
+        job: Job,
+        comm: Comm | None = None,
+        checkpoint: Checkpoint | None = None,
+        watching: Sequence[Callable[[int, float], None]] = (),
+    ) -> None:
+        self.job, self.comm, self.watching = job, comm, watching
         self.flat = FlatParameters(job.model.parameters())
         self.losses: dict[tuple[int, int], list[float]] = {}
         self.began = 0.0
@@ -94,6 +101,9 @@ class Worker:
                 losses.append(loss.item())
                 if not math.isfinite(losses[-1]):
                     raise NonFiniteError(f"worker {worker}, step {step}: the loss is {losses[-1]}; lower --lr")
+
+        for watch in self.watching:
+            watch(step + 1, sum(losses) * job.batches.dp)
 
         # Of a sparse gradient, only the rows of the tokens that occur are sent.
         result: dict[str, Any] = {
