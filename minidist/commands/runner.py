@@ -17,6 +17,7 @@ from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_ranks
 from minidist.base.trace import write_traces
 from minidist.checkpoint.directory import Checkpoint, save_bytes
+from minidist.checkpoint.initial_weights import initial_checkpoint
 from minidist.checkpoint.resume import check_saving, read_job_state
 from minidist.comm import Comm
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
@@ -159,6 +160,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     # Simulated ranks share the memory of this process; processes of mpiexec have their own.
     check_rules(config, batches, 1 if size else result)
     check_saving(config)
+    initial_checkpoint(config)
     return result
 
 

@@ -245,6 +245,12 @@ CHECKPOINTS = (
         "add it, or leave --overwrite out",
     ),
     Rule(
+        "init-from-with-resume",
+        lambda j: j.init_from is not None and j.resume,
+        "--init-from {init_from} gives the weights of a new job, and --resume continues the one in --save {save}",
+        "leave one of them out",
+    ),
+    Rule(
         "overwrite-with-resume",
         lambda j: j.overwrite and j.resume,
         "--overwrite begins a new run, and --resume continues the one in --save {save}",

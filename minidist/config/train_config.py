@@ -213,6 +213,9 @@ class TrainConfig(BaseModel):
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, le=MAX_COUNT, description="steps between two checkpoints")
     resume: bool = Field(False, description="continue from the latest checkpoint in --save")
+    init_from: str | None = Field(
+        None, description="begin a new job with the weights of a checkpoint: a --save directory, or a folder in it"
+    )
     overwrite: bool = Field(
         False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
     )

@@ -1,7 +1,7 @@
 """From a config to what is trained: model, data, optimizer; the same on every rank and for the reference.
 
-Nothing here depends on the number of ranks: weights depend on the seed and on names, a step's global batch on the seed
-and the step. That is why one device and many can be compared at all.
+Nothing here depends on the number of ranks: weights depend on the seed and on names, or come from a checkpoint, and a
+step's global batch depends on the seed and the step. That is why one device and many can be compared at all.
 
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
@@ -17,6 +17,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
+from minidist.checkpoint.initial_weights import load_initial_weights
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig, pruning_of
@@ -162,6 +163,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         held_out = GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
+    load_initial_weights(config, model)
     if config.quantize != "none":
         model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
     return Job(

@@ -168,3 +168,13 @@ def test_a_setting_that_the_checkpoint_is_too_old_for_has_its_default():
         UsageError, match="was made with --evaluate-every None, this job has 2; leave out --evaluate-every"
     ):
         same_job(checkpoint, build(other, resolve_batches(other, 1)))
+
+
+def test_another_number_of_steps_between_evaluations_changes_no_number(tmp_path):
+    whole = run(2, steps=4, evaluate_every=2)[0]
+    run(2, steps=2, evaluate_every=2, save=str(tmp_path))
+    resumed = run(2, steps=4, evaluate_every=1, save=str(tmp_path), resume=True)[0]
+    assert (resumed.digest, resumed.losses) == (whole.digest, whole.losses)
+    assert resumed.held_out[4] == whole.held_out[4]
+    with pytest.raises(UsageError, match="resume with --evaluate-every 1"):
+        run(2, steps=5, save=str(tmp_path), resume=True)

@@ -108,6 +108,7 @@ VALUES = {
     "every": {"every": 2, "save": "new"},
     "resume": {"resume": True, "save": "used"},
     "overwrite": {"overwrite": True, "save": "used"},
+    "init_from": {"init_from": "used"},
     "noise_scale": {"noise_scale": True, "dp": 2},
     "evaluate_every": {"evaluate_every": 3},
     "check_replicas": {"check_replicas": True, "dp": 2},
@@ -158,8 +159,12 @@ def what_happens(*settings):
     check_rules(config, resolve_batches(config, ranks))
 
     # Checkpoints go into a directory of their own, "used" has one of an earlier run.
-    directory = Path(tempfile.mkdtemp()) if config.save else None
-    if directory is not None:
+    directory = Path(tempfile.mkdtemp()) if config.save or config.init_from else None
+    if config.init_from:
+        source = {"save": str(directory / "source"), "steps": 2, "resume": False, "overwrite": False, "every": None}
+        SimWorld(ranks).run(train, config.model_copy(update={**source, "init_from": None}))
+        config = config.model_copy(update={"init_from": str(directory / "source")})
+    if config.save:
         if config.save == "used":
             earlier = {"save": str(directory), "steps": 2, "resume": False, "overwrite": False, "every": None}
             before = config.model_copy(update=earlier)

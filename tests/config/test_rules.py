@@ -80,6 +80,10 @@ CASES = {
     "resume-needs-save": ({"resume": True}, "--resume needs --save DIR"),
     "every-needs-save": ({"every": 2}, "--every needs --save DIR"),
     "overwrite-needs-save": ({"overwrite": True}, "--overwrite needs --save DIR"),
+    "init-from-with-resume": (
+        {"resume": True, "save": "x", "init_from": "y"},
+        "--init-from y gives the weights of a new job, and --resume continues the one in --save x; leave one",
+    ),
     "overwrite-with-resume": ({"overwrite": True, "resume": True, "save": "x"}, "leave one of them out"),
     "compression-with-zero": ({"compression": "fp16", "zero": 1, "dp": 2}, "--zero 1 reduces .* use --zero 0"),
     "compression-with-reduction": (
