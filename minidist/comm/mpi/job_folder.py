@@ -135,6 +135,10 @@ class JobFolder:
                 self._make()
         return True
 
+    def is_gone(self) -> bool:
+        """Return whether somebody has removed the folder."""
+        return self.path is not None and not self.path.exists()
+
     # its end ----------------------------------------------------------------------------------------------------------
 
     def leave(self, rank: int) -> None:

@@ -214,6 +214,9 @@ class MPIWorld:
         key: the text without what differs from rank to rank. Called from the main program or from a thread.
         """
         try:
+            # A rank that has said it removes the folder, and then ends this process, too: leave it the time for that.
+            if self.folder.is_gone():
+                time.sleep(0.5)
             said = "said-" + hashlib.blake2b((key or text).encode(errors="replace"), digest_size=8).hexdigest()
             if self.folder.first(said):
                 print(f"{text}\n", end="", file=sys.stderr, flush=True)  # in one write

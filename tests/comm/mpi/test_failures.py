@@ -277,6 +277,7 @@ def main(comm):
     assert code == 1
     assert re.search(rf"rank \d: {words}", output), output
     assert f"program.py:{run.line('work = ')}" in output
+    assert output.count("wait() first") == 1, output  # both ranks have changed theirs, and one sentence is enough
 
 
 WRITTEN = {

@@ -16,6 +16,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import Trace
 from minidist.comm import SimWorld
 from minidist.comm.mpi import job_folder
+from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.watchdog import Watchdog
@@ -100,6 +101,20 @@ def test_a_folder_that_was_cleaned_is_made_again(tmp_path):
     folder.discard()
     assert folder.first("reported")
     assert not folder.first("reported")
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_a_rank_that_ends_after_another_lets_that_one_end_the_job(removed, tmp_path, monkeypatch, capfd):
+    """The first one has said it for both and has removed the folder, in which it noted so."""
+    slept = []
+    monkeypatch.setattr(mpi_world, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(mpi_world, "abort", lambda code: None)
+    folder = JobFolder(str(tmp_path / "job"))
+    if removed:
+        folder.discard()
+    mpi_world.MPIWorld.end(SimpleNamespace(folder=folder, watchdog=None), "minidist: why", 1)
+    assert slept == [0.5] * removed + [0.2]
+    assert capfd.readouterr().err == "minidist: why\n"  # nobody has ended this process meanwhile
 
 
 def test_two_threads_that_write_at_once_do_not_take_each_other_s_file(tmp_path, monkeypatch):

@@ -397,6 +397,34 @@ def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     SimWorld(2, checks=False).run(program)
 
 
+@pytest.mark.parametrize("eager_bytes", [0, 1000])
+@pytest.mark.parametrize("received", ["meanwhile", "afterwards"])
+def test_a_send_that_is_changed_and_changed_back(received, eager_bytes):
+    """Where the receiver would get what the buffer held meanwhile that is an error; else no rank sees any of it."""
+
+    def program(comm):
+        array, other = np.ones(4), np.zeros(1)
+        if comm.rank == 1:
+            comm.recv(array, 0)
+            comm.send(other, 0, tag=2)
+            return array.tolist()
+        request = comm.isend(array, 1)
+        array[:] = 7
+        if received == "meanwhile":
+            comm.recv(other, 1, tag=2)  # rank 1 runs
+        array[:] = 1
+        request.wait()
+        if received == "afterwards":
+            comm.recv(other, 1, tag=2)
+        return None
+
+    if received == "meanwhile" and not eager_bytes:
+        with pytest.raises(BufferReuseError, match=r"rank 0: the buffer of its send to rank 1, .* was changed"):
+            SimWorld(2).run(program)
+    else:
+        assert SimWorld(2, eager_bytes=eager_bytes).run(program) == [None, [1.0] * 4]
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i8", "u1"])
 def test_filling_an_array_changes_its_checksum(dtype):
     """Sizes and values with many factors of two, whose sums wrap to the same number."""
