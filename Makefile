@@ -44,7 +44,7 @@ lessons: .venv/test.stamp
 museum: .venv/test.stamp
 	$(BIN)/minidist museum
 
-# Every planted bug of tests/mutants must turn its test red. About ten minutes.
+# Every planted bug of tests/mutants must turn its test red. A few minutes.
 mutants: .venv/test.stamp
 	$(BIN)/python -m tests.mutants.mutants_run
 
