@@ -6,6 +6,7 @@ name and shape, each in shards; a reader does not depend on which rank wrote a s
     DIR/latest                            "step-00000040": the newest complete checkpoint
     DIR/step-00000040/metadata.json       state (step, losses, seed, ...), and of each tensor its shape and its shards
     DIR/step-00000040/rank-0000.safetensors ...       one file per writing rank
+    DIR/step-00000040.1                   another one of that step: an older run's was there, or steps were made again
 
 A save is atomic. Everything is written to DIR/.saving-TOKEN first; when all is on disk it is renamed, and only then
 `latest` is replaced, by a rename too. A rank that dies at any moment leaves the checkpoint before it as it was. Ranks
@@ -283,6 +284,22 @@ def complete_checkpoints(directory: str | Path) -> list[str]:
     return sorted(path.parent.name for path in Path(directory).glob("step-*/metadata.json"))
 
 
+def name_of_step(directory: str | Path, step: int) -> str:
+    """Return the name of the checkpoint of `step` that was saved last; UsageError lists the steps that there are."""
+    there = complete_checkpoints(directory)
+    found = [name for name in there if name.partition(".")[0] == _name(step, 0)]
+    if not found:
+        steps = ", ".join(dict.fromkeys(str(order_of(name)[0]) for name in there[-10:])) or "none"
+        raise UsageError(f"there is no checkpoint of step {step} in {str(directory)!r}; there are those of: {steps}")
+    return max(found, key=order_of)
+
+
+def order_of(name: str) -> tuple[int, int]:
+    """Return the step and the number in a checkpoint's name; (-1, 0) for a name that `_name` does not give."""
+    step, _, number = name.removeprefix("step-").partition(".")
+    return (int(step), int(number or 0)) if step.isdecimal() and (number or "0").isdecimal() else (-1, 0)
+
+
 # --- the metadata of a checkpoint, as they must be before anything is allocated by them -------------------------------
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
@@ -349,15 +366,17 @@ class _Metadata(BaseModel):
 
 
 class Checkpoint:
-    """A checkpoint on disk, opened for reading: `latest` in `directory`, or one by name.
+    """A checkpoint on disk, opened for reading: `latest` in `directory`, or one by name or by its step.
 
     step, state: what was saved. tensors: name -> {"shape", "dtype", "pieces"}. Each rank opens and reads for itself,
     and only the files that it needs; whatever it reads is checked. Errors: UsageError in one sentence that names file
     and tensor; nothing is returned of a damaged shard.
     """
 
-    def __init__(self, directory: str | Path, name: str | None = None) -> None:
+    def __init__(self, directory: str | Path, name: str | None = None, step: int | None = None) -> None:
         root = Path(directory)
+        if step is not None:
+            name = name_of_step(root, step)
         if name is None:
             if not (root / "latest").exists():
                 raise UsageError(

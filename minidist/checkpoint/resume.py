@@ -24,7 +24,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError, quoted
-from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, complete_checkpoints, save
+from minidist.checkpoint.directory import (
+    Checkpoint,
+    CheckpointShard,
+    ReplicaId,
+    complete_checkpoints,
+    name_of_step,
+    order_of,
+    save,
+)
 from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.checkpoint.storage import Storage
@@ -119,7 +127,30 @@ def save_job(
     """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
     # Rank 0 writes the state; the others need not read all data for its fingerprint.
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
-    return save(comm, directory, step, [*_shards(strategy), *error_feedback_shards(strategy)], state, storage)
+    path = save(comm, directory, step, [*_shards(strategy), *error_feedback_shards(strategy)], state, storage)
+    keep_last(comm, directory, job.config.keep, losses, storage)
+    return path
+
+
+def keep_last(
+    comm: Comm, directory: str | Path, keep: int | None, losses: Sequence[float], storage: Storage | None = None
+) -> None:
+    """Delete all but the last `keep` checkpoints of this run, and none of another one; rank 0 does it.
+
+    Those of this run have the losses that it has had: a resumed run knows them, and other runs have others.
+    """
+    if keep is None or comm.rank != 0:
+        return
+    mine = []
+    for name in complete_checkpoints(directory):
+        try:
+            checkpoint = Checkpoint(directory, name)
+            if checkpoint.state.get("losses") == list(losses[: checkpoint.step]):
+                mine.append(name)
+        except UsageError:
+            continue  # a damaged one is nobody's
+    for name in sorted(mine, key=order_of)[:-keep]:
+        (storage or Storage()).discard(Path(directory) / name)
 
 
 @contextmanager
@@ -206,12 +237,14 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
 
 
 def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) -> tuple[int, list[float]]:
-    """Load the latest checkpoint into a newly built job; returns (steps done, their losses). Every rank calls it.
+    """Load the latest checkpoint, or that of --from-step, into a newly built job; every rank calls it.
+
+    Returns (steps done, their losses).
 
     All that this rank needs is read and checked before anything is changed. Errors: UsageError when the job is another
     one, and those of `Checkpoint`.
     """
-    checkpoint = Checkpoint(directory)
+    checkpoint = Checkpoint(directory, step=job.config.from_step)
     saved = same_job(checkpoint, job, strategy.axes.comm.rank)
 
     # [1] Read and check all that this rank needs.
@@ -335,6 +368,8 @@ def _short(value: object) -> str:
 
 def check_saving(config: TrainConfig) -> None:
     """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
+    if config.save is not None and config.from_step is not None:
+        name_of_step(config.save, config.from_step)
     if config.save is None or config.resume:
         return
     # A new run would let `latest` name its own checkpoints, and a later --resume would continue the wrong run.

@@ -117,6 +117,12 @@ class Storage:
         """Delete a file."""
         path.unlink()
 
+    def discard(self, path: Path) -> None:
+        """Delete a whole directory; one that is left in part has the name of a save that is not complete."""
+        hidden = path.with_name(f"{SAVING}-old-{path.name}")
+        self.rename(path, hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+
     def rename(self, source: Path, target: Path) -> None:
         """Replace the target in one step, and wait until the change is on disk."""
         os.replace(source, target)

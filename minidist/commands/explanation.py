@@ -32,7 +32,7 @@ def explain_job(
     """
     # Every step sends the same bytes, so one step without checkpoints is enough.
     constant = {"warmup": 0, "warmup_curve": "linear", "warmup_start": 0.0, "decay": "constant", "final_lr": 0.0}
-    unsaved = {"save": None, "every": None, "resume": False, "overwrite": False}
+    unsaved = {"save": None, "every": None, "keep": None, "resume": False, "from_step": None, "overwrite": False}
     once = config.model_copy(update={"steps": 1, **unsaved, **constant})
     size = number_of_ranks(once, ranks)
 

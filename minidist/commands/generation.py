@@ -34,13 +34,13 @@ class Vocabulary:
         self.vocab_size = size
 
 
-def load_model(directory: str | Path) -> tuple[Any, TrainConfig]:
-    """Return the language model of the latest checkpoint, without dropout, and the config that it was trained with.
+def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, TrainConfig]:
+    """Return the language model of the latest checkpoint, or that of a step, and the config that it was trained with.
 
-    Weights in half precision are computed with in float32. Errors: UsageError for a classifier, and those of
-    `Checkpoint`.
+    The model is without dropout. Weights in half precision are computed with in float32. Errors: UsageError for a
+    classifier, and those of `Checkpoint`.
     """
-    checkpoint = Checkpoint(directory)
+    checkpoint = Checkpoint(directory, step=step)
     config = TrainConfig.make(**read_job_state(checkpoint).config)
     if not config.is_language_model:
         kind = "a classifier" if config.model == "mlp" else "a model of your own"
@@ -165,10 +165,16 @@ def as_text(tokens: list[int], vocabulary: int) -> str:
 
 
 def run_generation(
-    directory: str | Path, prompt: str, count: int, temperature: float, top_k: int | None, seed: int
+    directory: str | Path,
+    prompt: str,
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    seed: int,
+    step: int | None = None,
 ) -> dict[str, Any]:
     """Return what `minidist generate` prints: {prompt, text, tokens}."""
-    model, config = load_model(directory)
+    model, config = load_model(directory, step)
     vocabulary = model.config.vocab_size
     tokens = list(generate(model, as_tokens(prompt, vocabulary), count, config.context, temperature, top_k, seed))
     return {"prompt": prompt, "text": as_text(tokens, vocabulary), "tokens": tokens}

@@ -225,7 +225,7 @@ def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
         raise UsageError(f"--metrics and --trace are the same file, {quoted(str(path))}; give one of them another name")
     writable(path, "--metrics", METRICS_BEGIN)
     if config.resume and config.save is not None:
-        check_same_run(path, read_job_state(Checkpoint(config.save)).losses)
+        check_same_run(path, read_job_state(Checkpoint(config.save, step=config.from_step)).losses)
 
 
 def settings_to_agree_on(command: str, config: TrainConfig) -> dict[str, Any]:

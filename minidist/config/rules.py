@@ -239,6 +239,18 @@ CHECKPOINTS = (
         "add it, or leave --every out",
     ),
     Rule(
+        "keep-needs-every",
+        lambda j: j.keep is not None and j.every is None,
+        "--keep {keep} deletes older checkpoints of --every, and without it there is one, at the end",
+        "add --every STEPS, or leave it out",
+    ),
+    Rule(
+        "from-step-needs-resume",
+        lambda j: j.from_step is not None and not j.resume,
+        "--from-step {from_step} says which checkpoint --resume continues from",
+        "add --resume, or leave it out",
+    ),
+    Rule(
         "overwrite-needs-save",
         lambda j: j.overwrite and j.save is None,
         "--overwrite needs --save DIR, the directory of the checkpoints",

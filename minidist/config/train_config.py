@@ -212,7 +212,13 @@ class TrainConfig(BaseModel):
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")
     every: int | None = Field(None, ge=1, le=MAX_COUNT, description="steps between two checkpoints")
+    keep: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="keep the last so many checkpoints of a run only (default: all)"
+    )
     resume: bool = Field(False, description="continue from the latest checkpoint in --save")
+    from_step: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="resume from the checkpoint of this step, not the latest one"
+    )
     init_from: str | None = Field(
         None, description="begin a new job with the weights of a checkpoint: a --save directory, or a folder in it"
     )

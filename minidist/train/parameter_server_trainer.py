@@ -75,7 +75,7 @@ def run_parameter_server(
         apply_activation_checkpointing(job)
         checkpoint = None
         if config.resume and config.save:
-            checkpoint = Checkpoint(config.save)
+            checkpoint = Checkpoint(config.save, step=config.from_step)
             same_job(checkpoint, job, comm.rank)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress])

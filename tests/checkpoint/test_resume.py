@@ -178,3 +178,40 @@ def test_another_number_of_steps_between_evaluations_changes_no_number(tmp_path)
     assert resumed.held_out[4] == whole.held_out[4]
     with pytest.raises(UsageError, match="resume with --evaluate-every 1"):
         run(2, steps=5, save=str(tmp_path), resume=True)
+
+
+def folders(path):
+    return sorted(folder.name for folder in path.iterdir() if folder.is_dir())
+
+
+def test_the_last_checkpoints_are_kept_also_by_a_resumed_run_and_none_of_another(tmp_path):
+    run(1, steps=2, every=1, save=str(tmp_path), seed=5)  # another run
+    run(2, steps=5, every=1, keep=2, save=str(tmp_path), overwrite=True)
+    assert folders(tmp_path) == ["step-00000001", "step-00000002", "step-00000004", "step-00000005"]
+    run(2, steps=7, every=1, keep=2, save=str(tmp_path), resume=True)
+    assert folders(tmp_path) == ["step-00000001", "step-00000002", "step-00000006", "step-00000007"]
+    assert (tmp_path / "latest").read_text() == "step-00000007"
+    whole = run(2, steps=8)[0]
+    assert run(2, steps=8, save=str(tmp_path), resume=True)[0].digest == whole.digest
+
+
+def test_a_run_continues_from_a_step(tmp_path):
+    whole = run(2, steps=4, every=1, save=str(tmp_path))[0]
+    again = run(2, steps=4, every=1, save=str(tmp_path), resume=True, from_step=2, clip=0.01)[0]
+    assert again.first_step == 2
+    assert again.losses[:3] == whole.losses[:3]
+    assert again.digest != whole.digest
+    assert (tmp_path / "latest").read_text() == "step-00000004.1"
+    # Of two checkpoints of a step, the one that was saved last.
+    assert run(2, steps=5, save=str(tmp_path), resume=True, from_step=3)[0].losses[3] == again.losses[3]
+    with pytest.raises(UsageError, match=r"no checkpoint of step 9 in .*; there are those of: 1, 2, 3, 4, 5"):
+        run(2, steps=5, save=str(tmp_path), resume=True, from_step=9)
+
+
+def test_a_checkpoint_that_is_deleted_in_part_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # killed before anything is deleted
+    run(1, steps=3, every=1, keep=1, save=str(tmp_path))
+    assert [name for name in folders(tmp_path) if name.startswith("step")] == ["step-00000003"]
+    monkeypatch.undo()
+    run(1, steps=4, every=1, keep=1, save=str(tmp_path), resume=True)
+    assert folders(tmp_path) == ["step-00000004"]

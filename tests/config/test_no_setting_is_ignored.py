@@ -109,6 +109,8 @@ VALUES = {
     "resume": {"resume": True, "save": "used"},
     "overwrite": {"overwrite": True, "save": "used"},
     "init_from": {"init_from": "used"},
+    "keep": {"keep": 1, "every": 1, "save": "new"},
+    "from_step": {"from_step": 1, "resume": True, "save": "used"},
     "noise_scale": {"noise_scale": True, "dp": 2},
     "evaluate_every": {"evaluate_every": 3},
     "check_replicas": {"check_replicas": True, "dp": 2},
@@ -137,6 +139,8 @@ VALUES = {
     "every: never": {"every": 9, "save": "new"},
     "sparsity: never": {"sparsity": 0.5, "sparsity_schedule": "7"},
 }
+# What a run that comes first has not.
+NEW = {"keep": None, "from_step": None}
 PAIRS = [*((name, name) for name in VALUES), *itertools.combinations(VALUES, 2)]
 
 # (setting, its value, another setting, its value) that changes nothing although it is honoured; the reason.
@@ -161,12 +165,12 @@ def what_happens(*settings):
     # Checkpoints go into a directory of their own, "used" has one of an earlier run.
     directory = Path(tempfile.mkdtemp()) if config.save or config.init_from else None
     if config.init_from:
-        source = {"save": str(directory / "source"), "steps": 2, "resume": False, "overwrite": False, "every": None}
+        source = {"save": str(directory / "source"), "steps": 2, "resume": False, "overwrite": False, "every": 1, **NEW}
         SimWorld(ranks).run(train, config.model_copy(update={**source, "init_from": None}))
         config = config.model_copy(update={"init_from": str(directory / "source")})
     if config.save:
         if config.save == "used":
-            earlier = {"save": str(directory), "steps": 2, "resume": False, "overwrite": False, "every": None}
+            earlier = {"save": str(directory), "steps": 2, "resume": False, "overwrite": False, "every": 1, **NEW}
             before = config.model_copy(update=earlier)
             SimWorld(ranks).run(train, before)
         config = config.model_copy(update={"save": str(directory)})

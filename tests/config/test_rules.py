@@ -80,6 +80,8 @@ CASES = {
     "resume-needs-save": ({"resume": True}, "--resume needs --save DIR"),
     "every-needs-save": ({"every": 2}, "--every needs --save DIR"),
     "overwrite-needs-save": ({"overwrite": True}, "--overwrite needs --save DIR"),
+    "keep-needs-every": ({"keep": 2, "save": "x"}, "--keep 2 deletes older checkpoints of --every, .*; add --every"),
+    "from-step-needs-resume": ({"from_step": 2, "save": "x"}, "--from-step 2 says which .*; add --resume"),
     "init-from-with-resume": (
         {"resume": True, "save": "x", "init_from": "y"},
         "--init-from y gives the weights of a new job, and --resume continues the one in --save x; leave one",
