@@ -286,6 +286,22 @@ def test_quantization(world):
     assert "ranges: 1,280 bytes from all ranks, the formula says 1,280" in output  # 40 steps x 2 ranks x 2 layers x 8 B
 
 
+@pytest.mark.parametrize("world", WORLDS)
+def test_sparsity(world):
+    code, output = start(world, 3, "sparsity")
+    assert code == 0, output
+    number = r"([\d,]+)"
+    rows = re.findall(
+        rf"{number} of {number} weights left; a rank sent {number} bytes, .* {number}; ([\d.]+) %", output
+    )
+    rows = [[float(word.replace(",", "")) for word in row] for row in rows]
+    assert len(rows) == 5
+    assert all(sent == formula for _, _, sent, formula, _ in rows)
+    assert rows[-1][0] / rows[-1][1] == pytest.approx(0.2, abs=0.01)  # biases are kept
+    assert rows[-1][2] / rows[0][2] == pytest.approx(rows[-1][0] / rows[-1][1], rel=0.01)
+    assert rows[-1][4] > 80
+
+
 @needs_mpi
 def test_local_sgd():
     losses, sent = {}, {}
