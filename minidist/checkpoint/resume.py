@@ -73,6 +73,7 @@ FIXED = (
     "sparsity_pattern",
     "seed",
     "evaluate_every",
+    "local_steps",
 )
 
 
@@ -91,6 +92,7 @@ class SavedAxis(CompressedAxis, Protocol):
 
     optimizer: Any
     state_replica: ReplicaId
+    state_prefix: str
 
     def weights(self) -> list[LocalShard]: ...
     def masks(self) -> list[LocalShard]: ...
@@ -225,7 +227,8 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
         tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
-                tensors.append((f"optimizer/{p.name}/{key}", LocalShard(p, array, start, stop), axis.state_replica))
+                name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
+                tensors.append((name, LocalShard(p, array, start, stop), axis.state_replica))
         for name, shard, replica in tensors:
             # A parameter that a pipeline holds on two stages is written by its first.
             if shard.start < shard.stop and strategy.owns(axis, shard.parameter):
@@ -246,6 +249,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     """
     checkpoint = Checkpoint(directory, step=job.config.from_step)
     saved = same_job(checkpoint, job, strategy.axes.comm.rank)
+    _same_replicas(checkpoint, strategy)
 
     # [1] Read and check all that this rank needs.
     axes = strategy.axes
@@ -255,7 +259,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         for shard in axis.weights()
     ]
     states = [
-        {p.name: _state(checkpoint, axes, p, start, stop) for p, start, stop in axis.state_ranges()}
+        {p.name: _state(checkpoint, axes, p, start, stop, axis.state_prefix) for p, start, stop in axis.state_ranges()}
         for axis in strategy.data_axes
     ]
 
@@ -283,8 +287,21 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     return checkpoint.step, saved.losses
 
 
-def _state(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int) -> dict[str, Array]:
-    prefix = f"optimizer/{parameter.name}/"
+def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
+    """Raise UsageError when the checkpoint has an optimizer for each of another number of replicas (--local-steps)."""
+    stored = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("replica/")}
+    ranks = strategy.axes.data.size
+    if stored and len(stored) != ranks:
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} holds the optimizer states of {len(stored)} replicas that trained"
+            f" alone, this job has {ranks} ranks; resume on {len(stored)}, or begin a new job with --init-from"
+        )
+
+
+def _state(
+    checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int, before: str = ""
+) -> dict[str, Array]:
+    prefix = f"{before}optimizer/{parameter.name}/"
     names = [name for name in checkpoint.tensors if name.startswith(prefix)]
     # Their dtypes, and which ones there must be, the optimizer checks.
     for name in names:
@@ -354,6 +371,13 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             f"the checkpoint {quoted(path)} was made with a global batch of {state.global_batch}, this job has"
             f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
             f" --global-batch {state.global_batch}"
+        )
+    # The last step of a job ends with an average, which a longer job would not make there.
+    if config.local_steps and checkpoint.step % config.local_steps:
+        raise UsageError(
+            f"the checkpoint {path!r} was saved at the end of a job, after {checkpoint.step} steps, where --local-steps"
+            f" {config.local_steps} makes no average otherwise; resume --from-step with a multiple of"
+            f" {config.local_steps}, or begin a new job with --init-from"
         )
     if checkpoint.step >= config.steps:
         raise UsageError(

@@ -536,7 +536,15 @@ REPLICAS = (
             " different weights and gradients",
             "leave it out",
         )
-        for name in ("clip", "save", "noise_scale", "synchronize_each", "check_replicas")
+        for name in ("clip", "noise_scale", "synchronize_each", "check_replicas")
+    ),
+    Rule(
+        "local-steps-saved-with-an-average",
+        lambda j: j.local_steps and j.every is not None and j.every % j.local_steps,
+        "--every {every} would save between two averages of --local-steps {local_steps}, where replicas have different"
+        " weights",
+        "use --every {near}",
+        {"near": lambda j: multiples(j.every, j.local_steps)},
     ),
     Rule(
         "local-steps-with-bucket-cap-mb",

@@ -159,7 +159,10 @@ CASES = {
     "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "no other axis, no --zero"),
     "local-steps-precision": ({"local_steps": 2, "dp": 2, "precision": "bf16"}, "fp32 or fp64, not bf16"),
     "local-steps-with-clip": ({"local_steps": 2, "dp": 2, "clip": 1.0}, "--clip does not combine with --local-steps 2"),
-    "local-steps-with-save": ({"local_steps": 2, "dp": 2, "save": "x"}, "--save does not combine with --local-steps"),
+    "local-steps-saved-with-an-average": (
+        {"local_steps": 2, "dp": 2, "save": "x", "every": 3},
+        "--every 3 would save between two averages of --local-steps 2, .*; use --every 2 or 4",
+    ),
     "local-steps-with-noise-scale": (
         {"local_steps": 2, "dp": 2, "noise_scale": True},
         "--noise-scale does not combine",

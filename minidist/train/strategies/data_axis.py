@@ -78,6 +78,7 @@ class DataAxis:
 
     model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
     replica, state_replica: this rank's number among the ranks that hold the same weights, and the same optimizer state.
+    state_prefix: before the names of optimizer state in a checkpoint, where it is another one on every replica.
     """
 
     def __init__(
@@ -94,11 +95,12 @@ class DataAxis:
         state_replica: ReplicaId = SINGLE,
         compressor: Compressor | None = None,
         pruner: Pruner | None = None,
+        state_prefix: str = "",
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
         self.reducers, self.shards = list(reducers), list(shards)
-        self.replica, self.state_replica = replica, state_replica
+        self.replica, self.state_replica, self.state_prefix = replica, state_replica, state_prefix
         self.compressor, self.pruner = compressor, pruner
 
     @property

@@ -77,11 +77,21 @@ class Replicated(DataAxis):
 
 
 class LocalSteps(DataAxis):
-    """Local SGD: each rank steps with its own rows' gradient; weights are averaged every H steps and at the end."""
+    """Local SGD: each rank steps with its own rows' gradient; weights are averaged every H steps and at the end.
+
+    A checkpoint follows an average, so its weights are those of all replicas; optimizer state is stored by replica.
+    """
 
     def __init__(self, job: Job, group: Group) -> None:
         flat = FlatParameters(group.parameters)
-        super().__init__([flat], make_optimizer(job, flat), model=group.module, stage=group.stage)
+        super().__init__(
+            [flat],
+            make_optimizer(job, flat),
+            model=group.module,
+            stage=group.stage,
+            replica=ReplicaId(group.comm.rank, group.comm.size),
+            state_prefix=f"replica/{group.comm.rank:05d}/",
+        )
         self.flat, self.comm, self.last = flat, group.comm, job.config.steps
         check_same_model(flat, group.comm)
         self.average = PeriodicModelAverager(flat, group.comm, job.config.local_steps, algorithm=group.reduction)
@@ -91,6 +101,7 @@ class LocalSteps(DataAxis):
         self.flat.grad[...] *= self.flat.dtype.type(self.comm.size)
         self.optimizer.step()
 
-        # The last step ends with an average too, where H does not divide the number of steps.
-        if not self.average.step() and self.average.steps == self.last:
+        # The last step ends with an average too, where H does not divide the number of steps. A resumed job begins
+        # after an average, and its optimizer has counted the steps before.
+        if not self.average.step() and self.optimizer.step_count == self.last:
             self.average.average()
