@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from functools import partial
 from operator import index
 from typing import Any, SupportsIndex
+from zlib import crc32
 
 import numpy as np
 
-from minidist.base.errors import UsageError, check_divisible, quoted
+from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op
@@ -64,6 +65,8 @@ def reduce_scatter(
     """
     _check(comm, "reduce_scatter", array, op)
     sizes = _chunks_of(comm, "reduce_scatter", array.size, counts)
+    if counts is not None:  # some algorithms send none of a rank's counts
+        equal = f"{equal} {_counts_text(sizes)}".strip()
     out = _output(comm, "reduce_scatter", out, sizes[comm.rank], array)
     if may_overlap(out, array):
         raise UsageError(
@@ -292,6 +295,14 @@ def _chunks_of(comm: PointToPoint, operation: str, total: int, counts: Sequence[
             f"it needs {comm.size} counts of at least 0 that sum to {total}"
         )
     return sizes
+
+
+def _counts_text(sizes: list[int]) -> str:
+    """Return the counts as both sides of each message must have them alike; "" for those that need not be passed."""
+    if sizes == chunk_sizes(sum(sizes), len(sizes)):
+        return ""
+    text = str(sizes)
+    return f"counts {text}" if len(text) <= MAX_QUOTED else f"counts #{crc32(text.encode()):x}"
 
 
 def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence[int] | None) -> list[int]:

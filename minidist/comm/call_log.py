@@ -14,7 +14,7 @@ Proved by: tests/comm/test_call_log.py, tests/comm/mpi/test_failures.py
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from minidist.base.errors import quoted
 from minidist.comm.call_site import CallSite
@@ -38,11 +38,11 @@ class CallLog:
         self.recent: deque[Call] = deque(maxlen=kept)
 
 
-def unlike_calls(name: str, calls: Mapping[int, Iterable[Call]], ended: bool = False) -> str:
+def unlike_calls(name: str, calls: Mapping[int, Iterable[Call]], ended: Collection[int] = ()) -> str:
     """Return a sentence about the first call in which ranks differ; "" when the calls that are known are alike.
 
-    name: of the communicator. calls: the known calls of each world rank, oldest first. ended: no rank makes any more,
-    so that a call that some ranks have not made is a difference, too.
+    name: of the communicator. calls: the known calls of each world rank, oldest first. ended: ranks that make no more,
+    so that a call that one of them has not made is a difference, too.
     """
     # By number, then by key: the ranks that made it.
     table: dict[int, dict[str, list[tuple[int, CallSite]]]] = {}
@@ -57,8 +57,8 @@ def unlike_calls(name: str, calls: Mapping[int, Iterable[Call]], ended: bool = F
             what, remedy = unlike_operations(first, second)
             return f"{what}: {which} is {_of_each(by_key)}; {remedy}"
         made = [rank for rank, _ in next(iter(by_key.values()))]
-        missing = [rank for rank in calls if rank not in made]
-        if ended and missing and all(number > last for rank in missing for last, *_ in calls[rank]):
+        missing = [rank for rank in calls if rank in ended and rank not in made]
+        if missing and all(number > last for rank in missing for last, *_ in calls[rank]):
             return (
                 f"calls differ: {which} is {_of_each(by_key)}, and {ranks_text(missing)} made no such call; every rank"
                 " of a communicator must call the same collectives in the same order"

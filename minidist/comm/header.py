@@ -152,30 +152,45 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     )
 
 
+_ARGUMENTS = re.compile(
+    r"(?: (?!root |counts )(\w+))?(?: root (\d+))?(?: counts (\[[\d, ]*\]|#[0-9a-f]+))?(?: (\[[\d, ]*\]))?"
+)
+
+
 class Arguments(NamedTuple):
     """What every rank must pass equal to a collective: as text, "" where there is none."""
 
     reduction: str
     root: str
+    counts: str
     shape: str
 
 
 def arguments_of(operation: str) -> Arguments | None:
     """Return the arguments in an operation such as "reduce/ring max root 1 [2, 3]"; None when it has others."""
-    found = re.fullmatch(r"(?: (?!root )(\w+))?(?: root (\d+))?(?: (\[[\d, ]*\]))?", operation[operation.find(" ") :])
+    found = _ARGUMENTS.fullmatch(operation[operation.find(" ") :])
     return Arguments(*(text or "" for text in found.groups())) if found and " " in operation else None
 
 
 def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
     """Return what differs between two operations with their arguments, and the remedy."""
-    if sent.partition(" ")[0] != expected.partition(" ")[0]:
+    # The operation, then the algorithm.
+    ours, theirs = (text.partition(" ")[0] for text in (sent, expected))
+    if ours != theirs:
+        if ours.partition("/")[0] == theirs.partition("/")[0]:
+            return "algorithms differ", "every rank must pass the same algorithm"
         return "operation mismatch", "every rank of a communicator must call the same collectives in the same order"
-    nothing = Arguments("", "", "")
-    a, b = (nothing if " " not in text else arguments_of(text) for text in (sent, expected))
-    if a is None or b is None or (a.reduction != b.reduction) + (a.root != b.root) + (a.shape != b.shape) != 1:
-        return "argument mismatch", "every rank must call it with the same arguments"
-    if a.root != b.root:
-        return "roots differ", "every rank must pass the same root"
-    if a.shape != b.shape:
-        return "shape mismatch", "every rank must pass an array of the same shape"
-    return "reduction mismatch", "every rank must pass the same reduction"
+
+    # One argument is named; of several that differ any may be the cause.
+    a, b = (Arguments("", "", "", "") if " " not in text else arguments_of(text) for text in (sent, expected))
+    unlike = [] if a is None or b is None else [name for name in a._fields if getattr(a, name) != getattr(b, name)]
+    return _REMEDIES[unlike[0]] if len(unlike) == 1 else _ANY_ARGUMENT
+
+
+_ANY_ARGUMENT = "argument mismatch", "every rank must call it with the same arguments"
+_REMEDIES = {
+    "reduction": ("reduction mismatch", "every rank must pass the same reduction"),
+    "root": ("roots differ", "every rank must pass the same root"),
+    "shape": ("shape mismatch", "every rank must pass an array of the same shape"),
+    "counts": ("counts differ", "every rank must pass the same counts"),
+}

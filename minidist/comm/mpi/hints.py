@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from minidist.comm.call_log import Call, unlike_calls
+from minidist.comm.call_log import Call, ranks_text, unlike_calls
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.point_to_point import tag_text
 
@@ -49,10 +49,19 @@ def hints(
     names = {state["message"]["communicator"]: None for state in waiting.values() if "message" in state}
     logs = {name: {rank: of.calls[name] for rank, of in histories.items() if name in of.calls} for name in names}
     found = _unlike_communicators(waiting, histories)
-    found += [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks))]
+    over = {rank for rank, state in states.items() if state["state"] == "returned"}
+    found += [text for name, of_ranks in logs.items() if (text := unlike_calls(name, of_ranks, over))]
 
-    # A rank that has returned sends and receives nothing any more.
+    # A rank that has returned sends and receives nothing any more, and makes no communicator.
     for rank, state in waiting.items():
+        if origin := state.get("origin"):
+            late = [peer for peer in state["peers"] if peer in over and origin not in histories[peer].made]
+            if late:
+                parent, _, number = origin.rpartition(".")
+                found.append(
+                    f"{ranks_text(late)} returned without call {number} of group, dup or split on {parent}, for which"
+                    f" rank {rank} waits"
+                )
         if len(state["peers"]) == 1 and states.get(state["peers"][0], {}).get("state") == "returned":
             found.append(f"rank {state['peers'][0]} has returned: it cannot complete what rank {rank} waits for")
 

@@ -39,7 +39,7 @@ from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
-from minidist.comm.call_log import CallLog, unlike_calls
+from minidist.comm.call_log import Call, CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
 from minidist.comm.communicator import Comm
@@ -191,7 +191,7 @@ class MPIWorld:
         logs = self.base.allgather({name: list(log.recent) for name, log in self.logs.items()})
         for name in dict.fromkeys(name for of_rank in logs for name in of_rank):
             calls = {rank: of_rank[name] for rank, of_rank in enumerate(logs) if name in of_rank}
-            if found := unlike_calls(name, calls, ended=True):
+            if found := unlike_calls(name, calls, range(self.size)):
                 raise MismatchError(found)
 
     def kill(self, rank: int) -> NoReturn:
@@ -376,29 +376,32 @@ class MPIWorld:
 
     def _refuse(self, request: MPIRequest, expected: bytes) -> NoReturn:
         """Raise MismatchError for a message whose header is not the one that its receiver expects."""
-        # Where the calls before this one differ, that is the cause, whatever the message is.
         comm, sender, header = request.comm, request.event.peer, request.header
         assert header is not None
+        sent, key = unpack(header), comm.match_key
         unlike = header[KEY_BYTES:EQUAL_BYTES] != comm.calls_before
-        if unlike and (found := self._unlike_calls(comm, sender)):
+
+        # The sender may wait inside MPI; its watchdog answers through the job's folder, within a second.
+        theirs: Sequence[Call] = ()
+        if key != "message" and self.watchdog is not None and (unlike or sent.operation != unpack(expected).operation):
+            theirs = self.watchdog.ask(sender).calls.get(comm.name, ())
+
+        # Where the calls before this one differ, that is the cause, whatever the message is.
+        if unlike and (found := unlike_calls(comm.name, {self.rank: self.logs[comm.name].recent, sender: theirs})):
             raise MismatchError(found)
-        key = comm.match_key
-        compare(unpack(header), unpack(expected), sender, self.rank, f"{request.site} (receiver)", key)
+
+        # Its own call, in full and with its line, if it is known.
+        where = f"{request.site} (receiver)"
+        for number, operation, site in theirs:
+            if number % HEADER_TAG == comm.tag:
+                sent = sent._replace(operation=operation)
+                where = where if site == request.site else f"{site} (sender) and {where}"
+        compare(sent, unpack(expected), sender, self.rank, where, key)
         raise MismatchError(
             f"calls differ: rank {sender} and rank {self.rank} have made other collective calls on {comm.name} before"
             f" their {key} at {request.site}; every rank of a communicator must call the same collectives in the same"
             " order"
         )
-
-    def _unlike_calls(self, comm: PointToPoint, other: int) -> str:
-        """Return a sentence about the first call in which this rank and another one differ; "" where it is not known.
-
-        The other rank may wait inside MPI; its watchdog answers through the job's folder, within a second.
-        """
-        if self.watchdog is None:
-            return ""
-        theirs = self.watchdog.ask(other).calls.get(comm.name, ())
-        return unlike_calls(comm.name, {self.rank: self.logs[comm.name].recent, other: theirs})
 
     def _came_from(self, request: MPIRequest, source: int) -> None:
         """Note which rank of the communicator a wildcard receive has got its message from."""

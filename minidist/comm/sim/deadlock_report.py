@@ -60,7 +60,7 @@ def _waiting(stream: Stream) -> Waiting:
 def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
     # Collective calls that differ between the ranks are the cause of all else.
     names = {stream.waiting.comm.name: None for stream in blocked if stream.waiting is not None}
-    hints = [text for name in names if (text := unlike_calls(name, state.calls(name)))]
+    hints = [text for name in names if (text := unlike_calls(name, state.calls(name), state.returned))]
 
     # A rank that has returned sends and receives nothing any more.
     for w in waiting:
@@ -82,7 +82,7 @@ def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> li
                 )
 
     # All are senders: the program relied on buffering.
-    if messages and all(item.kind == "send" for _, item in messages):
+    if messages and len(blocked) == state.size and all(item.kind == "send" for _, item in messages):
         hints.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return hints
 

@@ -247,6 +247,11 @@ class SimWorld:
                 rank = request.stream.rank
                 if state.dead and (source in state.dead or context.endswith("/collectives")):
                     continue  # on the wire when its sender died, or of a collective that was given up
+                name = request.comm.name
+                if context.endswith("/collectives") and (
+                    found := unlike_calls(name, state.calls(name), range(self.size))
+                ):
+                    raise MismatchError(found)
                 raise UnmatchedMessageError(
                     f"rank {rank}: its {request.describe()} was never received; every send needs a receive"
                 )
