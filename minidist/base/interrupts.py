@@ -4,8 +4,13 @@ Python raises KeyboardInterrupt between two instructions of the main thread, whe
 reference (the memory account has one for every array) or in a destructor nothing can be raised: Python prints the
 exception and goes on, and the job would go on, too. `interruptible` raises it again.
 
+The program imports this module before all others, so it imports little itself: before `ends_at_interrupt`, Ctrl-C is a
+traceback.
+
 Proved by: tests/base/test_interrupts.py
 """
+
+from __future__ import annotations
 
 import _thread
 import os
@@ -15,7 +20,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 EXIT_CODE = 130  # of a process that SIGINT has ended: 128 + 2
 
@@ -29,7 +33,7 @@ def interruptible() -> Iterator[None]:
     before = sys.unraisablehook
 
     # Not at once: it would be raised in this function, and be lost again.
-    def hook(unraisable: Any) -> None:
+    def hook(unraisable: sys.UnraisableHookArgs) -> None:
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
             threading.Timer(0.01, _thread.interrupt_main).start()
         else:

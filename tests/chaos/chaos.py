@@ -95,6 +95,11 @@ class Job:
             return {"losses": printed["losses"], "digest": printed["digest"]}
         return None
 
+    def is_done(self) -> bool:
+        """Return whether it has made its last step."""
+        steps = JOBS[self.name][1][-1]
+        return self.result() is not None or f"{steps}/{steps} steps" in self.said()
+
     def said(self) -> str:
         """Return what it printed; mpiexec reports a killed rank on standard output."""
         return "".join((self.folder / name).read_text(errors="replace") for name in ("err", "out"))
@@ -171,8 +176,9 @@ def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Pa
         try:
             launcher.wait(TIMEOUT + GRACE)
         except subprocess.TimeoutExpired:
-            # A job that has printed its result waits in MPI_Finalize for a rank that is stopped there.
-            if fault == "stop" and job.result() is not None:
+            # A job that has made its last step waits in MPI_Finalize for a rank that is stopped on the way there. Rank
+            # 0 may write its trace and its result for as long as it takes, so no time limit holds any more.
+            if fault == "stop" and job.is_done():
                 outcome.late = True
                 os.kill(victim, signal.SIGCONT)
             else:
@@ -199,8 +205,10 @@ def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Pa
         outcome.wrong.append("exit code 0 without a result")
     if code and fault != "launcher" and "minidist: " not in said and "BAD TERMINATION" not in said:
         outcome.wrong.append("no sentence")
-    # A process that the signal meets before Python has a handler for it is ended by the system.
-    if code and fault == "interrupt" and code != 130 and "Interrupt (signal 2)" not in said:
+    # A process that the signal meets before Python has a handler for it is ended by the system; mpiexec may return the
+    # code of a rank that it has ended itself, with signal 9, when the first one had gone.
+    of_mpiexec = "Interrupt (signal 2)" in said or (code == 9 and "interrupted" in said)
+    if code and fault == "interrupt" and code != 130 and not of_mpiexec:
         outcome.wrong.append(f"exit code {code} after Ctrl-C")
     (place / "filler").unlink(missing_ok=True)
     return outcome
