@@ -260,7 +260,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             config, batches, [result.sizes for result in results], first.first_step
         ).items():
             closed[name] = closed.get(name, 0) + volume
-    # A parameter server saves once, when all steps are made.
     if config.save is not None and outcome.size > 1:
         every = config.every or config.steps
         saves = config.steps // every - first.first_step // every + (config.steps % every > 0)

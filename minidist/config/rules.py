@@ -458,7 +458,21 @@ PARAMETER_SERVER = (
         "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
         "use --precision fp32",
     ),
-    # Settings that need whole gradients, common steps or equal weights.
+    Rule(
+        "server-with-clip",
+        lambda j: j.server and j.clip is not None and not (j.aggregates and j.servers == 1),
+        "--clip {clip} needs the norm of a clock's whole gradient, which --servers {servers} with --consistency"
+        " {consistency} have on no rank",
+        "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
+    ),
+    Rule(
+        "server-with-every",
+        lambda j: j.server and j.every is not None and j.consistency != "bsp",
+        "--every {every} needs a moment between two steps, and with --consistency {consistency} there is none: the job"
+        " is saved once, at its end",
+        "use --consistency bsp, or leave it out",
+    ),
+    # Settings that need common steps or equal weights.
     *(
         Rule(
             f"server-with-{name.replace('_', '-')}",
@@ -467,8 +481,6 @@ PARAMETER_SERVER = (
             "leave it out",
         )
         for name, why in (
-            ("clip", "no rank has the whole gradient, whose norm it would need"),
-            ("every", "no moment lies between two steps, and the job is saved once, at its end"),
             ("synchronize_each", "a worker pushes once per step"),
             ("check_replicas", "workers have different weights on purpose"),
         )

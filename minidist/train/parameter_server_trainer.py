@@ -18,7 +18,7 @@ from minidist.base.arrays import Array
 from minidist.base.memory import account_memory
 from minidist.base.trace import purpose
 from minidist.checkpoint.directory import Checkpoint, save
-from minidist.checkpoint.resume import job_state, same_job, saving_alone
+from minidist.checkpoint.resume import job_state, keep_last, same_job, saving_alone
 from minidist.checkpoint.storage import Storage
 from minidist.collectives import all_gather
 from minidist.comm import Comm
@@ -78,7 +78,16 @@ def run_parameter_server(
             checkpoint = Checkpoint(config.save, step=config.from_step)
             same_job(checkpoint, job, comm.rank)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
-        worker = Worker(job, comm, checkpoint, [bar.working for bar in progress])
+        losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
+        done = len(losses)
+
+        # With bsp a moment lies between two steps: every worker has the weights of a clock, and none has pushed.
+        def between(clock: int) -> None:
+            if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
+                losses.extend(_global_losses(comm, worker, range(len(losses), done + clock)))
+                _save(comm, config.save, job, last_update, losses, storage)
+
+        worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
         if config.prefetch_batches and comm.rank >= config.servers:
             job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, worker.done))
@@ -87,14 +96,20 @@ def run_parameter_server(
         # Push and pull until every worker has made its steps.
         steps = config.steps - worker.done
         run = ps.run(
-            comm, server_config(job, checkpoint), worker.initial_weights(), worker.gradient, steps, observe=observe
+            comm,
+            server_config(job, checkpoint),
+            worker.initial_weights(),
+            worker.gradient,
+            steps,
+            observe=observe,
+            between=between,
         )
         # Close the span of the worker's last step.
         if worker.losses:
             worker.end_step(steps)
 
         # The steps' losses are known now that all workers have finished.
-        losses = [*(checkpoint.state["losses"] if checkpoint else ()), *_global_losses(comm, worker)]
+        losses.extend(_global_losses(comm, worker, range(len(losses), config.steps)))
         if config.save:
             _save(comm, config.save, job, last_update, losses, storage)
 
@@ -114,13 +129,13 @@ def run_parameter_server(
     return ServedJob(result, run.weights, worker.losses, kept)
 
 
-def _global_losses(comm: Comm, worker: Worker) -> list[float]:
-    """Return the loss of each step: the sum of its micro-batches' losses in their global order.
+def _global_losses(comm: Comm, worker: Worker, steps: range) -> list[float]:
+    """Return the loss of each of these steps: the sum of its micro-batches' losses in their global order.
 
     Every worker sends its own to all ranks (8 B each, purpose metrics).
     """
     config, batches = worker.job.config, worker.job.batches
-    steps, number = range(worker.done, config.steps), comm.rank - config.servers
+    number = comm.rank - config.servers
     own = [loss for step in steps for loss in worker.losses.get((number, step), [])]
     # Servers have no losses.
     counts = [0] * config.servers + [len(steps) * batches.accumulation] * batches.dp
@@ -134,15 +149,16 @@ def _global_losses(comm: Comm, worker: Worker) -> list[float]:
 def _save(
     comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float], storage: Storage
 ) -> None:
-    """Write the job when all steps are made; every rank calls it, and the servers have something to write."""
+    """Write the job after the steps that have losses; every rank calls it, and the servers have something to write."""
     # Workers have made no update, so they write no shard.
     shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
     optimizer_steps = 0
     for updates in last_update:
         optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
     # Rank 0 is a server and writes the state.
-    state = job_state(job, job.config.steps, losses, optimizer_steps, {}) if comm.rank == 0 else {}
-    save(comm, directory, job.config.steps, shards, state, storage)
+    state = job_state(job, len(losses), losses, optimizer_steps, {}) if comm.rank == 0 else {}
+    save(comm, directory, len(losses), shards, state, storage)
+    keep_last(comm, directory, job.config.keep, losses, storage)
 
 
 def _digest(weights: Mapping[str, Array]) -> str:

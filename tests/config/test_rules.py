@@ -140,8 +140,14 @@ CASES = {
     ),
     "server-with-axes": ({**SERVER, "zero": 1}, "does not combine with --zero 1; leave one of them out"),
     "server-precision": ({**SERVER, "precision": "fp16"}, "fp32 or fp64, not fp16"),
-    "server-with-clip": ({**SERVER, "clip": 1.0}, "--clip does not combine with --strategy ps: no rank has the whole"),
-    "server-with-every": ({**SERVER, "every": 1, "save": "x"}, "--every does not combine with --strategy ps"),
+    "server-with-clip": (
+        {**SERVER, "clip": 1.0, "servers": 2},
+        "--clip 1.0 needs the norm of .* which --servers 2 with --consistency bsp have on no rank; use --servers 1",
+    ),
+    "server-with-every": (
+        {**SERVER, "every": 1, "save": "x", "consistency": "asp"},
+        "--every 1 needs a moment between two steps, and with --consistency asp there is none",
+    ),
     "server-with-synchronize-each": ({**SERVER, "synchronize_each": True}, "a worker pushes once per step"),
     "server-with-check-replicas": ({**SERVER, "check_replicas": True}, "workers have different weights on purpose"),
     "server-with-bucket-cap-mb": (

@@ -161,6 +161,34 @@ def test_a_checkpoint_resumes_with_servers_or_without(tmp_path):
         assert tensors_of(tmp_path / f"{first}-{second}") == (expected, state)
 
 
+@pytest.mark.parametrize(("consistency", "model"), [("bsp", "gpt"), ("bsp", "llama"), ("delay:1", "gpt")])
+def test_one_server_clips_as_one_device(consistency, model):
+    made = config(clip=0.05, consistency=consistency, model=model, accumulation=2)
+    verdict, served, _ = compared(made, 4)
+    assert verdict.equal, verdict.first_difference
+    plain = compared(config(consistency=consistency, model=model, accumulation=2), 4)[1]
+    assert served[0].result.digest != plain[0].result.digest
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_checkpoints_between_the_steps_of_bsp(servers, tmp_path):
+    """Any of them is the undisturbed run's, also as data parallelism, and the bytes are the closed form."""
+    made = {"servers": servers, "optimizer": "adam", "warmup": 3, "dropout": 0.1, "global_batch": 6, "micro_batch": 2}
+    made |= {"clip": 0.05} if servers == 1 else {}
+    whole = SimWorld(3 + servers).run(train, config(**made, steps=5))[0]
+    saving = {**made, "save": str(tmp_path / "a"), "every": 2}
+    summary = run_training(config(**saving, dp=3, steps=5, keep=3), None, 60.0, tmp_path / "t.jsonl")
+    assert summary.volumes_hold()
+    assert (summary.digest, summary.losses) == (whole.digest, whole.losses)
+    assert sorted(path.name for path in (tmp_path / "a").glob("step-*")) == [f"step-0000000{n}" for n in (2, 4, 5)]
+    for step in (2, 4):
+        resumed = SimWorld(3 + servers).run(train, config(**saving, steps=5, resume=True, from_step=step))[0]
+        assert (resumed.digest, resumed.losses, resumed.first_step) == (whole.digest, whole.losses, step)
+    alone = {name: value for name, value in saving.items() if name != "servers"} | {"strategy": "auto"}
+    resumed = SimWorld(3).run(train, config(**alone, steps=5, reduction="ordered", resume=True, from_step=4))[0]
+    assert resumed.losses == whole.losses
+
+
 def test_a_resumed_asynchronous_job_counts_its_bytes(tmp_path):
     made = {"servers": 2, "dp": 2, "consistency": "asp", "save": str(tmp_path)}
     run_training(config(**made, steps=2), None, 60.0, tmp_path / "t.jsonl")
@@ -221,8 +249,8 @@ BAD = {
     "bound": ({"consistency": "ssp:-2"}, 3, "bound -2; it must be at least 0"),
     "name": ({"consistency": "ssp"}, 3, "it must be bsp, asp, ssp:S or delay:T"),
     "zero": ({"zero": 2}, 3, "does not combine with --zero 2"),
-    "clip": ({"clip": 1.0}, 3, "--clip does not combine with --strategy ps"),
-    "every": ({"save": "x", "every": 1}, 3, "--every does not combine with"),
+    "clip": ({"clip": 1.0, "consistency": "asp"}, 3, "--clip 1.0 needs the norm"),
+    "every": ({"save": "x", "every": 1, "consistency": "ssp:1"}, 3, "--every 1 needs a moment between two steps"),
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not combine with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
     "offload": ({"offload": "optimizer"}, 3, "is on the servers"),

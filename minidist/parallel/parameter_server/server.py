@@ -21,7 +21,7 @@ from minidist.base.layout import offsets
 from minidist.base.memory import track
 from minidist.base.trace import SpanEvent, purpose
 from minidist.comm import ANY, Comm
-from minidist.optim import ParameterSlice
+from minidist.optim import ParameterSlice, block_square_sums, clip_coefficient, norm_from_blocks
 from minidist.parallel.parameter_server.server_config import ServerConfig, parse_consistency
 from minidist.parallel.parameter_server.server_shards import Rows, ServerShard
 
@@ -43,6 +43,11 @@ class Updates:
         for gradient in rest:
             total = total + gradient
 
+        # As one device clips: the norm of the whole gradient, in the order of the parameters.
+        if self.config.clip is not None:
+            norm = norm_from_blocks(block_square_sums(total))
+            total *= clip_coefficient(norm, self.config.clip)
+
         # The slices' gradients are views of the sum; the optimizer steps all keys at once.
         for piece, view in zip(self.slices, self.shard.views(total).values(), strict=True):
             piece.grad = view.reshape(-1)
@@ -60,9 +65,14 @@ class Server:
     """One server and what it knows of every worker."""
 
     def __init__(
-        self, comm: Comm, config: ServerConfig, shard: ServerShard, observe: Callable[[Updates], None] | None = None
+        self,
+        comm: Comm,
+        config: ServerConfig,
+        shard: ServerShard,
+        observe: Callable[[Updates], None] | None = None,
+        between: Callable[[int], None] | None = None,
     ) -> None:
-        self.comm, self.config, self.shard = comm, config, shard
+        self.comm, self.config, self.shard, self.between = comm, config, shard, between
         self.bound, self.aggregate = parse_consistency(config.consistency)
         self.updates = Updates(config, shard, observe)
 
@@ -78,6 +88,7 @@ class Server:
 
     def serve(self) -> None:
         """Serve until every worker has pushed for the last time, or is dead."""
+        seen = 0  # the version of the last call of `between`
         while min(self.done.values()) < inf:
             try:
                 # [1] One push, or the news of a death.
@@ -91,6 +102,10 @@ class Server:
             self._apply()
             while self._send_weights():
                 self._apply()
+            # In bsp every worker has the weights of this version now, and pushes nothing before it has joined in.
+            if self.between is not None and self.updates.version > seen:
+                seen = self.updates.version
+                self.between(seen)
 
     def remove_worker(self, error: RankDeadError) -> None:
         """[4] Go on without a dead worker; the trace records after how many messages that was, for the replay."""

@@ -50,7 +50,8 @@ class ServerConfig:
     servers: how many of the ranks, the first ones, are servers. consistency: see `parse_consistency`. optimizer: makes
     each server's optimizer from its slices. sparse: keys (matrices) of which only touched rows are pushed.
     staleness_aware: the learning rate of an update is divided by the number of updates that its worker had not seen
-    (asp and ssp). rate(clock): factor of the learning rate of an update of that clock.
+    (asp and ssp). rate(clock): factor of the learning rate of an update of that clock. clip: the largest norm of an
+    update's gradient; one server has the whole gradient, and of several each knows a part.
     """
 
     servers: int
@@ -59,3 +60,4 @@ class ServerConfig:
     sparse: frozenset[str] = field(default_factory=frozenset)
     staleness_aware: bool = False
     rate: Callable[[int], float] = lambda clock: 1.0
+    clip: float | None = None

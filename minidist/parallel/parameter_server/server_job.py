@@ -39,11 +39,13 @@ def run(
     steps: int | Callable[[Comm, int], bool],
     seconds: Callable[[int, int], float] = lambda worker, clock: 0.0,
     observe: Callable[[Updates], None] | None = None,
+    between: Callable[[int], None] | None = None,
 ) -> ServerResult:
     """Train with `config.servers` servers and `comm.size - config.servers` workers; every rank calls it.
 
     initial: {key: array}, of one dtype; rank 0's count (broadcast, purpose startup). gradient(worker, clock, weights):
-    what a worker computes. observe(updates): called on a server after each of its updates. steps: pushes of each
+    what a worker computes. observe(updates): called on a server after each of its updates. between(clock): called on
+    a server when it has sent the weights of that clock (bsp). steps: pushes of each
     worker, or a function (comm, clock) -> "is this push the last one?". seconds(worker, clock): virtual time of a
     gradient.
 
@@ -69,7 +71,7 @@ def run(
     staleness: list[int] = []
     pushes = 0
     if comm.rank < config.servers:
-        server = Server(comm, config, shards[comm.rank], observe)
+        server = Server(comm, config, shards[comm.rank], observe, between)
         for error in dead:
             server.remove_worker(error)
         server.serve()

@@ -52,7 +52,8 @@ class Worker:
     """Computes gradients for given weights, as a function of (worker, clock, weights): on a rank, and in a replay.
 
     done: steps made before a resume. losses: of each micro-batch, by (worker, step). watching: called after a gradient
-    with the number of steps, and the worker's loss scaled to all workers.
+    with the number of steps, and the worker's loss scaled to all workers. between(clock): called before the gradient of
+    every clock but the first.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class Worker:
         comm: Comm | None = None,
         checkpoint: Checkpoint | None = None,
         watching: Sequence[Callable[[int, float], None]] = (),
+        between: Callable[[int], None] | None = None,
     ) -> None:
-        self.job, self.comm, self.watching = job, comm, watching
+        self.job, self.comm, self.watching, self.between = job, comm, watching, between
         self.flat = FlatParameters(job.model.parameters())
         self.losses: dict[tuple[int, int], list[float]] = {}
         self.began = 0.0
@@ -82,6 +84,8 @@ class Worker:
         """Return the gradient of this worker's micro-batches, scaled to its share of the global mean."""
         job, k, step = self.job, self.job.batches.accumulation, self.done + clock
         self.end_step(clock)
+        if clock and self.between is not None:
+            self.between(clock)
 
         # The weights that the worker pulled.
         for parameter in self.flat.parameters:
@@ -127,10 +131,12 @@ class Worker:
             name = f"step {self.done + clock - 1}"
             self.comm.trace.add_span(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
         done = self.done + clock
-        self.comm.world.place = (
-            f"step {done}, with {done} of {self.job.config.steps} steps done; servers save at the end only"
-        )
+        self.comm.world.place = f"step {done}, with {done} of {self.job.config.steps} steps done; {self._saving()}"
         self.began = self.comm.time()
+
+    def _saving(self) -> str:
+        every = self.job.config.every
+        return "servers save at the end only" if every is None else f"servers save every {every} steps"
 
 
 def sparse_keys(config: TrainConfig) -> frozenset[str]:
@@ -165,6 +171,7 @@ def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerCo
         sparse_keys(config),
         config.staleness_aware,
         rate=lambda clock: job.schedule(done + clock),
+        clip=config.clip,
     )
 
 
