@@ -3,8 +3,9 @@
 Batch normalisation looks at all rows of its input, so a step in micro-batches is not the step of the whole batch. GPipe
 (Huang et al., 2019, section 3.2) takes each micro-batch's own statistics in training, and for evaluation moving
 averages over whole mini-batches. So the gradients of a pipeline, and of data parallelism, equal one device's with the
-same micro-batches. The running statistics do, too, up to rounding: `DistributedDataParallel`, `ZeroOptimizer` and
-`fully_shard` combine those of all ranks at the end of a backward pass, so every rank evaluates the same model.
+same micro-batches. The running statistics do, too, up to rounding: `DistributedDataParallel`, `ZeroOptimizer`,
+`fully_shard` and `Pipeline` combine those of all ranks at the end of a backward pass or a step, so every rank evaluates
+the same model.
 
 Proved by: tests/nn/test_convolution.py, tests/parallel/test_running_statistics.py
 """

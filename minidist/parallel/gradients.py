@@ -299,7 +299,7 @@ class GradientReducer(BackwardObserver):
             self.works, self._taking_part = [], False
             for bucket in self.buckets:
                 self.missing[bucket.index].update(bucket.parameters)
-        if self.at_end is not None:
+        if self.at_end is not None and not self.manually:  # who calls `finish` combines the statistics, too
             self.at_end()
 
     def _reset(self) -> None:

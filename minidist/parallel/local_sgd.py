@@ -11,11 +11,16 @@ Source: Stich, Local SGD converges fast and communicates little, ICLR 2019.
 Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
 """
 
+from typing import Any
+
+import numpy as np
+
 from minidist.base.limits import check_whole
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
+from minidist.parallel.running_statistics import batch_norms
 
 
 def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
@@ -26,13 +31,17 @@ def local_sgd_volume(parameters: int, ranks: int) -> dict[str, int]:
 class PeriodicModelAverager:
     """Averages the weights over `comm` at each `every`-th call of `step()`, which follows each optimizer step.
 
+    module: whose running statistics of batch normalisation are averaged, too; without it each rank keeps its own.
     At construction rank 0's weights are sent to all ranks (purpose startup). An average sends the all-reduce's volume
     of the weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
     """
 
-    def __init__(self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring") -> None:
+    def __init__(
+        self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring", module: Any = None
+    ) -> None:
         check_whole(f"rank {comm.rank}: every", every, 1)
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
+        self.norms = [] if module is None else batch_norms(module)
         self.steps = 0
         # All ranks start from the same weights; between averages they differ.
         with purpose("startup"):
@@ -50,5 +59,15 @@ class PeriodicModelAverager:
         """Average the weights now (at the end of training, when `every` does not divide the steps)."""
         with purpose("parameter_gather"):
             all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm)
+        # The statistics that go with these weights: 8 B per number, as the weights are.
+        if self.norms:
+            words = np.concatenate([statistic for layer in self.norms for statistic in layer.running])
+            with purpose("metrics"):
+                all_reduce(self.comm, words, "avg", algorithm=self.algorithm)
+            for layer in self.norms:
+                channels = layer.weight.size
+                mean, variance, words = words[:channels], words[channels : 2 * channels], words[2 * channels :]
+                layer.load_buffers({"running_mean": mean, "running_var": variance})
+
         # The values changed without an optimizer's step; whoever caches a copy of them must know.
         self.flat.updated()

@@ -14,6 +14,7 @@ the statistics of each micro-batch alone. Bytes: (n-1) 8 (1 + 2 C) from each ran
 Proved by: tests/parallel/test_running_statistics.py
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,16 +24,19 @@ from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.nn.batch_norm import BatchNorm, Statistics, merge_statistics
 
+Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, alike on all of them
+
 
 class RunningStatistics:
     """The batch norms inside `module`, and the ranks that see other rows of the same batch.
 
-    comms: over each of which they are combined, one after the other. layers: empty without batch norm or other ranks.
+    comms: over each of which they are combined, one after the other; an `Exchange` stands for ranks that have no
+    communicator of their own. layers: empty without batch norm or other ranks.
     """
 
-    def __init__(self, module: Any, *comms: Comm | None) -> None:
-        self.comms = [comm for comm in comms if comm is not None and comm.size > 1]
-        self.layers = [layer for layer in module.modules() if isinstance(layer, BatchNorm)] if self.comms else []
+    def __init__(self, module: Any, *comms: "Comm | Exchange | None") -> None:
+        self.comms = [comm for comm in comms if comm is not None and not (isinstance(comm, Comm) and comm.size == 1)]
+        self.layers = batch_norms(module) if self.comms else []
 
     def combine(self) -> None:
         """Let the current mini-batch of every layer be that of all ranks."""
@@ -43,8 +47,8 @@ class RunningStatistics:
             if statistics is not None:
                 layer.take_mini_batch(statistics)
 
-    def _over(self, comm: Comm, seen: list[Statistics | None]) -> list[Statistics | None]:
-        """Return each layer's statistics of the rows of all ranks of `comm`; None where no rank has seen any."""
+    def _over(self, comm: "Comm | Exchange", seen: list[Statistics | None]) -> list[Statistics | None]:
+        """Return each layer's statistics of the rows of all these ranks; None where no rank has seen any."""
         # One row per rank: of each layer the number of rows, the means and the variances; zeros where it saw none.
         words = []
         for layer, statistics in zip(self.layers, seen, strict=True):
@@ -52,7 +56,10 @@ class RunningStatistics:
             mean, variance, rows = statistics or (zeros, zeros, 0)
             words += [np.array([float(rows)]), mean, variance]
         with purpose("metrics"):
-            table = np.asarray(all_gather(comm, np.concatenate(words))).reshape(comm.size, -1)
+            if isinstance(comm, Comm):
+                table = np.asarray(all_gather(comm, np.concatenate(words))).reshape(comm.size, -1)
+            else:
+                table = comm(np.concatenate(words))
 
         # Every rank merges the same numbers in the same order, so the results are equal bit for bit.
         merged, start = list[Statistics | None](), 0
@@ -63,3 +70,17 @@ class RunningStatistics:
             merged.append(merge_statistics(parts) if parts else None)
             start += 1 + 2 * channels
         return merged
+
+
+def batch_norms(module: Any) -> list[BatchNorm]:
+    """Return the batch norms inside `module`."""
+    return [layer for layer in module.modules() if isinstance(layer, BatchNorm)] if hasattr(module, "modules") else []
+
+
+def statistics_bytes(channels: Sequence[int], ranks: int, copies: int = 1) -> int:
+    """Return the bytes that all `ranks` together send when they combine batch norms of so many channels once.
+
+    copies: of each shard (hybrid sharding): ranks / copies ranks combine theirs, and then the copies do.
+    """
+    words = sum(1 + 2 * count for count in channels)
+    return 8 * words * ranks * (ranks // copies - 1 + copies - 1)

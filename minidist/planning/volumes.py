@@ -33,6 +33,7 @@ from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.local_sgd import local_sgd_volume
 from minidist.parallel.quantization import ranges_volume
+from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
@@ -124,6 +125,10 @@ def _data_axes(
         # Local SGD averages weights every so many steps; a compressor states the bytes of its own messages.
         if config.local_steps:
             gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
+            statistics = 2 * sum(axis.norms) * -(-steps // config.local_steps)  # mean and variance
+            total["metrics"] += groups * local_sgd_volume(statistics, n)["parameter_gather"] * NUMBER
+        else:
+            total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
 

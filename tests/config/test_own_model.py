@@ -12,7 +12,7 @@ from minidist.planning.profiler import profile_layers
 
 MODELS = """
 from minidist.autograd import relu
-from minidist.nn import Embedding, LayerNorm, Linear, Module, Sequential
+from minidist.nn import BatchNorm, Embedding, LayerNorm, Linear, Module, Sequential
 
 class Net(Module):
     def __init__(self, features, width, classes, seed):
@@ -35,6 +35,16 @@ def bigram(config):
     return Bigram()
 def plain():
     return Bigram()
+class Normed(Module):
+    def __init__(self, features, width, classes, seed):
+        self.first, self.norm = Linear(features, width, dtype="float64"), BatchNorm(width, dtype="float64")
+        self.last = Linear(width, classes, dtype="float64")
+        self.initialize(seed)
+    def forward(self, x):
+        return self.last(relu(self.norm(self.first(x))))
+
+def normed(config, dataset):
+    return Normed(dataset.features, config.width, dataset.classes, config.seed)
 def number():
     return 3
 def empty():
@@ -81,6 +91,37 @@ def test_a_model_of_the_users_own_trains_by_name_and_its_bytes_are_the_closed_fo
     assert (again.losses[:6], len(again.losses)) == (summary.losses, 8)
     with pytest.raises(UsageError, match=r"holds a model of your own \(--model .*\), which generates no text here"):
         load_model(tmp_path / "ck")
+
+
+NORMED = {**CLASSIFIER, "optimizer": "sgd", "precision": "fp64", "steps": 3, "evaluate_every": 3, "global_batch": 24}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dp": 2, "accumulation": 2},
+        {"dp": 2, "accumulation": 2, "synchronize_each": True},
+        {"dp": 2, "accumulation": 2, "zero": 1},
+        {"dp": 2, "accumulation": 2, "zero": 2},
+        {"dp": 4, "zero": 3},
+        {"dp": 4, "zero": 3, "dp_replicate": 2},
+    ],
+    ids=str,
+)
+def test_batch_norms_evaluate_as_on_one_device_and_their_bytes_are_the_closed_form(model, settings):
+    alone = run_training(TrainConfig.make(model=model("normed"), **NORMED, accumulation=4), None, 60, None)
+    summary = run_training(TrainConfig.make(model=model("normed"), **NORMED, **settings), None, 60, None)
+    assert summary.volumes_hold()
+    assert summary.bytes_by_purpose["metrics"]["measured"] > 3 * settings["dp"] * (1 + 2 * 16) * 8
+    assert summary.held_out[3] == pytest.approx(alone.held_out[3], rel=1e-12)
+
+
+def test_local_sgd_averages_the_statistics_of_batch_norms(model):
+    config = TrainConfig.make(model=model("normed"), **NORMED, dp=2, local_steps=2)
+    summary = run_training(config, None, 60, None)
+    assert summary.volumes_hold()
+    # Two averages of 16 means and 16 variances, over 2 ranks, and the losses.
+    assert summary.bytes_by_purpose["metrics"]["measured"] == 2 * 2 * 32 * 8 + 3 * 2 * 8
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_an_adaptive_batch_follows_the_noise_scale():
 
 BAD = {
     "one size": (lambda: estimate(4, 1.0, 4, 1.0), "got 4 and 4 samples"),
-    "decay": (lambda: NoiseScale(1.0), "decay 1.0"),
+    "decay": (lambda: NoiseScale(1.0), "decay=1.0; it must be at least 0 and below 1"),
     "unit": (lambda: AdaptiveBatch(8, 12, 80), "12 to 80 samples in units of 8"),
     "one rank": (lambda: SimWorld(1).run(lambda c: step_estimate(c, 1.0, np.ones(2), 4)), "4 samples on 1 ranks"),
     "ragged": (lambda: SimWorld(2).run(lambda c: step_estimate(c, 1.0, np.ones(2), 5)), "5 samples on 2 ranks"),

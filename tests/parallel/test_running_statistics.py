@@ -21,6 +21,9 @@ from minidist.parallel import (
     shards_of,
 )
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from minidist.pipeline.runtime.stages import LayersStage
 
 STEPS, ROWS = 3, 5
 
@@ -116,6 +119,65 @@ def test_every_rank_evaluates_the_model_of_one_device(train, local):
             np.testing.assert_allclose(values[name], state[name], rtol=1e-10, atol=1e-12, err_msg=name)
             assert np.array_equal(values[name], results[0][1][name])
         np.testing.assert_allclose(mine, y, rtol=1e-9)
+
+
+def pipelined(comm, plan, replicas):
+    """The stages of this rank's pipeline of `plan.ranks` ranks; the pipelines see other rows."""
+    mesh = init_device_mesh(comm, (replicas, plan.ranks), ("dp", "pp"))
+    model, m = Net(), plan.microbatches
+    parts = [[model.first, model.norm], [model.last]] + [[] for _ in range(plan.stages - 2)]
+    stages = [PipelineStage(LayersStage(parts[n]), n) for n in plan.stages_of(mesh["pp"].rank)]
+    count, step = replicas * m, 0
+    first = mesh["dp"].rank * m
+    pipe = Pipeline(
+        mesh["pp"],
+        plan,
+        stages,
+        lambda y, t: cross_entropy(y, t, float(sum(ROWS + i for i in range(count)))),
+        data=mesh["dp"],
+        coordinates=lambda i: batch_coordinates(step, 100 * (first + i)),
+    )
+    optimizers = [SGD(flat, lr=0.5) for flat in pipe.flats if len(flat)]
+    for step in range(STEPS):
+        pipe.zero_grad()
+        batches = [batch(step, first + i) for i in range(m)]
+        pipe.step([x for x, _ in batches], [t for _, t in batches])
+        for optimizer in optimizers:
+            optimizer.step()
+    held = {id(module) for stage in stages for module in stage.module.layers}
+    return {n: a for n, a in model.state_dict().items() if id(getattr(model, n.split(".")[0])) in held}
+
+
+@pytest.mark.parametrize(("name", "replicas"), [("1f1b", 2), ("gpipe", 3), ("dualpipe", 1), ("dualpipe", 2)])
+def test_the_replicas_of_a_pipelines_stage_have_the_statistics_of_one_device(name, replicas):
+    plan = get_schedule(name).plan(2, 4)
+    _, state = one_device(4 * replicas)
+    results = SimWorld(2 * replicas).run(pipelined, plan, replicas)
+    seen = set()
+    for mine in results:
+        for key, array in mine.items():
+            np.testing.assert_allclose(array, state[key], rtol=1e-10, atol=1e-12, err_msg=key)
+            assert all(np.array_equal(array, other[key]) for other in results if key in other)
+        seen |= mine.keys()
+    assert seen == state.keys()
+
+
+def test_an_asynchronous_pipeline_refuses_replicas_of_batch_norm_and_a_data_axis():
+    def program(comm, data):
+        plan = (
+            get_schedule("pipedream").plan(3, 4, replicas="2,1")
+            if data is None
+            else get_schedule("pipedream").plan(2, 4)
+        )
+        ranks = comm.split(comm.rank // plan.ranks)
+        stages = [PipelineStage(LayersStage([Net().norm]), n) for n in plan.stages_of(ranks.rank)]
+        versions = WeightVersions(ranks, plan, stages, lambda flat: SGD(flat, lr=0.5))
+        Pipeline(ranks, plan, stages, lambda y, t: y.sum(), versions=versions, data=comm if data else None)
+
+    with pytest.raises(UsageError, match=r"updates a stage with batch normalisation on several ranks .*such as 1f1b"):
+        SimWorld(3).run(program, None)
+    with pytest.raises(UsageError, match=r"so data= has no moment to sum gradients over it; .*such as 1f1b"):
+        SimWorld(4).run(program, True)
 
 
 def test_running_statistics_are_saved_and_loaded():

@@ -237,7 +237,7 @@ def test_a_parameter_without_gradient_is_named():
     [
         ({"stage": 3}, "stage 3 is fully_shard"),
         ({"reduction": "max"}, "'mean' or 'sum'"),
-        ({"reduce_bucket_size": 0}, "at least 1 element"),
+        ({"reduce_bucket_size": 0}, "reduce_bucket_size=0; it must be a finite number of at least 1"),
         ({"alignment": 0}, "at least 1"),
     ],
 )

@@ -28,6 +28,7 @@ from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
+from minidist.parallel.running_statistics import Exchange, RunningStatistics
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime.messages import Messages
@@ -58,10 +59,11 @@ class Pipeline:
     stages: this rank's stages, exactly those that the plan gives it. loss: called on the last stage; it divides by the
     global count itself, because micro-batches' losses and gradients are summed. tied: names of parameters that several
     stages share; shared: the object that sums their gradients, when the caller has made it.
-    data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm).
-    reducers: those of each stage, when the caller (ZeRO) has made them; reduce_each: they reduce in the backward of
-    every micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded; the
-    gradients of shared parameters are then added shard by shard.
+    data: communicator of the data axis; gradients are then summed over it too (`reduction`: all-reduce algorithm), and
+    running statistics of batch normalisation become those of the rows of all ranks.
+    reducers: those of each stage, when the caller (ZeRO) has made them, which then sum the gradients; reduce_each: they
+    reduce in the backward of every micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where
+    gradients are sharded; the gradients of shared parameters are then added shard by shard.
     versions: which weights each forward and backward uses, and when they change (`WeightVersions`: PipeDream); by
     default the weights stay and the caller updates them after `step`.
     prefetch: number of receives posted ahead.
@@ -95,6 +97,12 @@ class Pipeline:
         times: Times | None = None,
         metadata: StageMetadata | None = None,
     ) -> None:
+        if versions is not None and data is not None:
+            raise UsageError(
+                f"plan {plan.name!r} updates its weights on the way, so data= has no moment to sum gradients over it;"
+                " give its stages several ranks in the plan instead, or take a schedule that flushes, such as 1f1b"
+            )
+
         # [1] The plan: valid, for these ranks and for these stages.
         validate(plan, allow_wrong_gradients=versions is not None)  # PipeDream can show what goes wrong
         if plan.updates not in ("flush", "none") and versions is None:
@@ -135,13 +143,40 @@ class Pipeline:
             shared = SharedShards(comm.dup(), parameters, tied, shards)
         self.shared = shared or SharedGradients(comm.dup(), parameters, tied)
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
-        if data is not None and data.size > 1:
+        if data is not None and data.size > 1 and reducers is None and shards is None:
             for n, stage in sorted(self.stages.items()):
                 self.reducers[n] = [
                     GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros")
                     for flat in stage.flats
                     if len(flat)
                 ]
+
+        # [4] Who combines running statistics of batch norms: the ranks of a stage (two in DualPipe), then its replicas.
+        self.statistics = []
+        for n, ranks in plan.holders().items():
+            if n in self.stages:
+                statistics = RunningStatistics(self.stages[n].module, self._exchange(ranks), data)
+                self.statistics += [statistics] if statistics.layers else []
+        if self.statistics and versions is not None:
+            raise UsageError(
+                f"plan {plan.name!r} updates a stage with batch normalisation on several ranks at different times, and"
+                " its running statistics are those of all rows of one step; take a schedule that flushes, such as 1f1b"
+            )
+
+    def _exchange(self, ranks: Sequence[int]) -> Exchange | None:
+        """Return how the ranks that compute one stage gather their words: each sends its own to all others."""
+        if len(ranks) == 1:
+            return None
+
+        def exchange(words: np.ndarray) -> np.ndarray:
+            comm, table = self.shared.comm, np.tile(words, (len(ranks), 1))
+            others = [(at, rank) for at, rank in enumerate(ranks) if rank != comm.rank]
+            requests = [comm.irecv(table[at], rank) for at, rank in others]
+            requests += [comm.isend(words, rank) for _, rank in others]
+            comm.waitall(requests)
+            return table
+
+        return exchange
 
     def forwards(self, loss: Loss) -> "Pipeline":
         """Return the same stages on the same ranks, forward only: its `step` returns losses and leaves gradients alone.
@@ -288,6 +323,8 @@ class Pipeline:
                 self._finish_reduction(stage)
         if self.shared.groups:
             self.shared.mark_added()
+        for statistics in self.statistics:
+            statistics.combine()
 
     def zero_grad(self) -> None:
         """Forget the gradients of this rank's stages."""

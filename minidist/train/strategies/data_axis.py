@@ -27,6 +27,7 @@ from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import GradientReducer
 from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
+from minidist.parallel.running_statistics import batch_norms
 from minidist.parallel.sparsity import Part, Pruner
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
@@ -40,7 +41,7 @@ class AxisSizes:
     parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
     reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
     ZeRO 3). quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be
-    pruned, whole.
+    pruned, whole. norms: channels of each batch norm whose running statistics are combined over the axis.
     """
 
     stage: int
@@ -53,6 +54,7 @@ class AxisSizes:
     resident: int = 0
     quantized: int = 0
     prunable: tuple[int, ...] = ()
+    norms: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,6 +221,7 @@ class DataAxis:
             buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
+            norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
         )
 

@@ -94,7 +94,9 @@ class LocalSteps(DataAxis):
         )
         self.flat, self.comm, self.last = flat, group.comm, job.config.steps
         check_same_model(flat, group.comm)
-        self.average = PeriodicModelAverager(flat, group.comm, job.config.local_steps, algorithm=group.reduction)
+        self.average = PeriodicModelAverager(
+            flat, group.comm, job.config.local_steps, algorithm=group.reduction, module=group.module
+        )
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.

@@ -75,6 +75,7 @@ class PipelineParallel(MeshStrategy):
             stages,
             self._loss,
             tied=tied,
+            data=axes.data,
             reducers=reducers if axes.data.size > 1 or config.zero else None,
             reduce_each=config.zero == 2,
             shards=shards if config.zero >= 2 else None,

@@ -74,14 +74,17 @@ class ShardedOptimizer(Sharded):
     def __init__(self, job: Job, group: Group) -> None:
         config = job.config
         kind, settings = optimizer_class(job)
+        # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
+        others = set(group.module.parameters()) - set(group.parameters)
         self.zero = ZeroOptimizer(
-            group.parameters,
+            group.parameters if group.experts else group.module,
             kind,
             comm=group.comm,
             stage=config.zero,
             reduction="sum",
             algorithm=group.reduction,
             reduce_bucket_size=config.reduce_bucket_size,
+            ignored_params=others,
             **settings,
         )
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
