@@ -27,7 +27,12 @@ def demo(
     report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
 
     def show() -> None:
-        print("\n".join([*lines, f"picture of the last step: {report['picture']}"]), flush=True)
+        print("\n".join([*lines, f"picture: {report['picture']}"]), flush=True)
+        say(
+            "  its last step, a line for each rank and one for its stream: blue is forward, green backward, purple the"
+            " messages of one bucket of gradients; the first bucket travels while backward still runs"
+        )
+        say(f"page of the whole run: minidist report {report['trace']} -o {folder / 'page.html'}")
         say(
             "next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones"
             " used here"

@@ -49,6 +49,8 @@ def demo_config(steps: int, ranks: int) -> TrainConfig:
         micro_batch=4,
         # The same bits on one device and in every world.
         reduction="ordered",
+        # Two buckets, so that the picture shows gradients that travel while backward still runs.
+        bucket_cap_mb=0.3,
     )
 
 

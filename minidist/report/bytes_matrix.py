@@ -10,10 +10,12 @@ import numpy as np
 
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch
+from minidist.report.palette import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PURPLE = PALETTE["communication"]
 MAX_NUMBERS = 12  # ranks up to which each cell's bytes are written out
 
 
@@ -34,12 +36,12 @@ def bytes_matrix(
     """Draw bytes sent by (rows, rank 0 on top) and to (columns)."""
     from matplotlib.colors import LinearSegmentedColormap
 
-    # White is nothing, the darkest colour the most bytes between two ranks.
+    # Transparent is nothing, the full colour the most bytes between two ranks: so it is right on white and on black.
     matrix = matrix_of(traces, purpose)
     size = len(matrix)
     figure = new_figure(max(6.0, min(8, 0.7 * size + 2)), max(4.0, min(7.5, 0.6 * size + 2)))
     axes = figure.add_subplot()
-    colours = LinearSegmentedColormap.from_list("communication", ["#FFFFFF", "#E9C3D6", "#AA3377"])
+    colours = LinearSegmentedColormap.from_list("communication", [f"{PURPLE}00", f"{PURPLE}44", PURPLE])
     image = axes.imshow(matrix, cmap=colours, vmin=0, vmax=max(int(matrix.max()), 1))
 
     # Numbers in the cells, as long as they can be read.
@@ -48,7 +50,7 @@ def bytes_matrix(
         axes.set_yticks(range(size))
         for source, to in zip(*np.nonzero(matrix), strict=True):
             dark = matrix[source, to] > 0.6 * matrix.max()
-            style: Style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "#333333"}
+            style: Style = {"ha": "center", "va": "center", "fontsize": 7, "color": "white" if dark else "black"}
             axes.text(to, source, byte_text(matrix[source, to]), **style)
 
     # As a matrix is read: rows from top to bottom, columns named above.
@@ -63,6 +65,4 @@ def bytes_matrix(
     sums = f"{byte_text(matrix.sum())}{what} sent in all; the most by one rank: {byte_text(rows.max())}"
     axes.set_title(title or sums, fontsize=9)
     figure.colorbar(image, ax=axes, label="bytes", shrink=0.8, format=lambda value, place: byte_text(value))
-    return finish(
-        figure, [patch("#FFFFFF", "no message"), patch("#AA3377", "the most bytes between two ranks")], command
-    )
+    return finish(figure, [patch("#FFFFFF", "no message"), patch(PURPLE, "the most bytes between two ranks")], command)

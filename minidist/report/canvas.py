@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from minidist.base.trace import Trace, only_steps, steps_of
 from minidist.report.canvas_script import SCRIPT
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.space_time import latest, operation_text
+from minidist.report.space_time import MAX_BESIDE, latest, operation_text
 from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without
 
 MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the first ranks
@@ -27,14 +27,19 @@ WORDS = {**NAMES, "transfer": "waits for bytes on their way", "communication": "
 
 @dataclass
 class Drawing:
-    """What the script draws: lines from above, bars (line, kind, name, start, end), arrows from line to line."""
+    """What the script draws: lines from above, bars (line, kind, name, start, end), arrows from line to line.
+
+    beside: the arrows of collective calls beside the main streams, where there are many; each call is a band, too, and
+    the script draws the one or the other, whichever can be read.
+    """
 
     lines: list[str]
     bars: list[tuple[int, str, str, float, float]] = field(default_factory=list)
     arrows: list[tuple[int, int, float, float, int]] = field(default_factory=list)  # from, to, departure, arrival, B
+    beside: list[tuple[int, int, float, float, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
-        return len(self.bars) + len(self.arrows)
+        return len(self.bars) + len(self.arrows) + len(self.beside)
 
 
 def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
@@ -68,13 +73,14 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
         f'<button type="button" data-do="{do}" aria-label="{about}">{name}</button>'
         for do, name, about in (("in", "+", "zoom in"), ("out", "−", "zoom out"), ("all", "all", "show everything"))
     )
-    used = {bar[1] for bar in drawing.bars} | ({"communication"} if drawing.arrows else set())
+    used = {bar[1] for bar in drawing.bars} | ({"communication"} if drawing.arrows or drawing.beside else set())
     legend = "".join(
         f'<span class="key"><i style="background:{_colour(kind)}"></i>{WORDS[kind]}</span>'
         for kind in KINDS
         if kind in used
     )
-    label = f"space and time: {len(drawing.lines)} lines, {len(drawing.bars)} bars, {len(drawing.arrows)} arrows"
+    arrows = len(drawing.arrows) + len(drawing.beside)
+    label = f"space and time: {len(drawing.lines)} lines, {len(drawing.bars)} bars, {arrows} arrows"
     return (
         f'<p class="about" id="space-time-said">{" ".join(said)}</p>'
         f'<figure id="space-time"><canvas tabindex="0" role="img" aria-label="{label}"></canvas>'
@@ -84,8 +90,8 @@ def space_and_time(traces: Sequence[Trace], source: str = "TRACE") -> str:
 
 
 def _colour(kind: str) -> str:
-    """Return the colour of a kind: a transfer has a light one of communication."""
-    return "#E3B9D1" if kind == "transfer" else PALETTE[kind]
+    """Return the colour of a kind: a transfer has a third of that of communication, on white and on black."""
+    return PALETTE["communication"] + "55" if kind == "transfer" else PALETTE[kind]
 
 
 def _too_many(traces: Sequence[Trace]) -> bool:
@@ -120,8 +126,12 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
             event = stuck[rank, lane]
             drawing.bars.append((row, "blocked", operation_text(event), event.start, right))
 
-    # Messages as arrows, those of collective calls as bands when there are too many.
-    called = [pair for pair in messages if folded and pair.send.operation != "message"]
+    # Messages as arrows; where there are many, those of collective calls are bands, too, and where there are too many,
+    # bands only.
+    beside = [pair for pair in messages if pair.send.operation != "message" and pair.send.lane != "main"]
+    beside = beside if len(beside) > MAX_BESIDE else []
+    called = [pair for pair in messages if pair.send.operation != "message"] if folded else beside
+    apart = {id(pair.send) for pair in beside}
     for band in bands(called):
         if (band.rank, band.lane) in rows:
             row = rows[band.rank, band.lane]
@@ -131,13 +141,14 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
         ends = rows.get((send.rank, send.lane)), rows.get((receive.rank, receive.lane))
         if ends[0] is not None and ends[1] is not None and not (folded and send.operation != "message"):
             departure = send.start if send.start >= 0 else send.posted
-            drawing.arrows.append((ends[0], ends[1], departure, receive.end, send.nbytes))
+            arrows = drawing.beside if id(send) in apart else drawing.arrows
+            arrows.append((ends[0], ends[1], departure, receive.end, send.nbytes))
     return drawing, len(keys) - len(rows)
 
 
 def _sliced(drawing: Drawing) -> Drawing:
     """Return each line in equal slices of time, with one bar for what takes most of a slice."""
-    # Arrows become bands at both their ends first.
+    # Arrows become bands at both their ends first; those beside are bands already.
     bars = list(drawing.bars)
     for tail, head, start, end, _ in drawing.arrows:
         bars += [(row, "communication", "messages", start, end) for row in {tail, head}]
@@ -171,7 +182,7 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
     Times are ticks from the first event; a name stands once in a table.
     """
     times = [time for bar in drawing.bars for time in bar[3:]]
-    times += [time for arrow in drawing.arrows for time in arrow[2:4]]
+    times += [time for arrow in (*drawing.arrows, *drawing.beside) for time in arrow[2:4]]
     begin, end = min(times, default=0.0), max(times, default=0.0)
     scale = TICKS / (end - begin) if end > begin else 1.0
 
@@ -185,11 +196,15 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
         number = names.setdefault(name[:60], len(names))
         bars += [row, KINDS.index(kind), number, tick(start) - last, tick(stop) - tick(start)]
         last = tick(start)
-    arrows: list[int] = []
-    last = 0
-    for tail, head, start, stop, nbytes in sorted(drawing.arrows, key=lambda arrow: arrow[2]):
-        arrows += [tail, head, tick(start) - last, tick(stop) - tick(start), nbytes]
-        last = tick(start)
+
+    def flat(arrows: Sequence[tuple[int, int, float, float, int]]) -> list[int]:
+        result: list[int] = []
+        last = 0
+        for tail, head, start, stop, nbytes in sorted(arrows, key=lambda arrow: arrow[2]):
+            result += [tail, head, tick(start) - last, tick(stop) - tick(start), nbytes]
+            last = tick(start)
+        return result
+
     return {
         "lines": drawing.lines,
         "kinds": [[_colour(kind), WORDS[kind]] for kind in KINDS],
@@ -198,5 +213,6 @@ def _numbers(drawing: Drawing) -> dict[str, object]:
         "begin": begin,
         "seconds": 1 / scale if end > begin else 0.0,
         "bars": bars,
-        "arrows": arrows,
+        "arrows": flat(drawing.arrows),
+        "beside": flat(drawing.beside),
     }

@@ -10,7 +10,9 @@ SCRIPT = r"""
   const figure = document.getElementById("space-time"), canvas = figure.querySelector("canvas");
   const under = figure.querySelector(".under"), context = canvas.getContext("2d");
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const LINE = 24, TOP = 6, AXIS = 22, HEADS = 600, RIGHT = 8, BAND = 8;
+  const LINE = 24, TOP = 6, AXIS = 22, HEADS = 600, RIGHT = 8;
+  const BLOCKED = 6, TRANSFER = 7, BAND = 8;  // kinds; those before compute
+  const READABLE = 60, HAIR = 0.02;  // arrows beside the main streams; the shortest wait on a band, of the width
 
   // The numbers are steps from one start to the next; here they become bars and arrows.
   function read(flat) {
@@ -22,10 +24,25 @@ SCRIPT = r"""
     return items;
   }
   const bars = read(data.bars);
-  const arrows = [];
-  for (let i = 0, start = 0; i < data.arrows.length; i += 5) {
-    start += data.arrows[i + 2];
-    arrows.push([data.arrows[i], data.arrows[i + 1], start, start + data.arrows[i + 3], data.arrows[i + 4]]);
+  function arrowsOf(flat) {
+    const items = [];
+    for (let i = 0, start = 0; i < flat.length; i += 5) {
+      start += flat[i + 2];
+      items.push([flat[i], flat[i + 1], start, start + flat[i + 3], flat[i + 4]]);
+    }
+    return items;
+  }
+  const arrows = arrowsOf(data.arrows), beside = arrowsOf(data.beside);
+
+  // A collective call beside the main streams is a band from afar, and arrows from near.
+  const computing = new Set(bars.filter(bar => bar[1] < BLOCKED).map(bar => bar[0]));
+  const banded = new Set(bars.filter(bar => bar[1] === BAND && !computing.has(bar[0])).map(bar => bar[0]));
+  const inView = arrow => arrow[3] >= from && arrow[2] <= to;
+  const isFar = () => !beside.length || beside.filter(inView).length > READABLE;
+  function isShown([line, kind, , start, stop], far) {
+    if (stop < from || start > to || (kind === BAND && !far)) return false;
+    const share = (stop - start) / (to - from);
+    return !(far && banded.has(line)) || kind === BAND || kind < BLOCKED || (kind === BLOCKED && share > HAIR);
   }
   let from = 0, to = data.ticks, width = 0, left = 90;
   const x = tick => left + (tick - from) / (to - from) * (width - left - RIGHT);
@@ -50,7 +67,7 @@ SCRIPT = r"""
     context.font = "11px system-ui, sans-serif";
     context.textBaseline = "middle";
     const ink = dark.matches ? "#ddd" : "#222", faint = dark.matches ? "#555" : "#ccc";
-    const purple = dark.matches ? "#d873ab" : "#AA3377";
+    const purple = dark.matches ? "#d873ab" : "#AA3377";  // thin lines need more light on black
     left = Math.min(130, 12 + Math.max(...data.lines.map(name => context.measureText(name).width), 20));
 
     // Lines with their names, and the axis.
@@ -79,26 +96,27 @@ SCRIPT = r"""
     context.beginPath();
     context.rect(left, 0, width - left - RIGHT, height - AXIS);
     context.clip();
-    for (const [line, kind, name, start, stop] of bars) {
-      if (stop < from || start > to) continue;
+    const far = isFar(), shown = bars.filter(bar => isShown(bar, far));
+    for (const bar of [...shown.filter(bar => bar[1] === BAND), ...shown.filter(bar => bar[1] !== BAND)]) {
+      const [line, kind, name, start, stop] = bar, thin = kind === BAND && computing.has(line);
       const a = Math.max(x(start), left - 2), b = Math.min(x(stop), width), w = Math.max(b - a, 0.7);
-      context.globalAlpha = kind === BAND ? 0.75 : 1;
+      context.globalAlpha = thin ? 0.75 : 1;
       context.fillStyle = data.kinds[kind][0];
-      context.fillRect(a, y(line) - (kind === BAND ? -3 : 7), w, kind === BAND ? 6 : 14);
+      context.fillRect(a, y(line) - (thin ? -3 : 7), w, thin ? 6 : 14);
       context.globalAlpha = 1;
       const text = data.names[name];
       if (kind !== BAND && text && w > 8 && context.measureText(text).width + 6 < w) {
-        context.fillStyle = kind === 2 || kind === 3 ? "#000" : "#fff";
+        context.fillStyle = kind === 2 || kind === 3 ? "#111" : "#fff";
         context.fillText(text, (a + b) / 2, y(line) + 0.5);
       }
-      if (w > 4 && kind !== BAND) {
+      if (w > 4 && !thin) {
         context.fillStyle = dark.matches ? "#1b1b1d" : "#fff";
         context.fillRect(a + w - 0.6, y(line) - 7, 0.6, 14);
       }
     }
 
     // Arrows, with heads while they can be told apart.
-    const seen = arrows.filter(arrow => arrow[3] >= from && arrow[2] <= to);
+    const seen = (far ? arrows : [...arrows, ...beside]).filter(inView);
     const heads = seen.length <= HEADS;
     context.strokeStyle = context.fillStyle = purple;
     context.lineWidth = heads ? 1 : 0.4;
@@ -184,12 +202,12 @@ SCRIPT = r"""
 
   // What is under the pointer: a message within four pixels, else a bar.
   function name(px, py) {
-    const line = Math.floor((py - TOP) / LINE), at = tickAt(px);
-    const arrow = arrows.find(([tail, head, start, stop]) => {
+    const line = Math.floor((py - TOP) / LINE), at = tickAt(px), far = isFar();
+    const arrow = (far ? arrows : [...arrows, ...beside]).find(([tail, head, start, stop]) => {
       const part = (py - y(tail)) / (y(head) - y(tail));
       return part >= 0 && part <= 1 && Math.abs(x(start + part * (stop - start)) - px) < 4;
     });
-    const bar = bars.find(([row, , , start, stop]) => row === line && start <= at && at <= stop);
+    const bar = bars.find(bar => bar[0] === line && bar[3] <= at && at <= bar[4] && isShown(bar, far));
     under.textContent = arrow
       ? `${arrow[4].toLocaleString("en")} B, ${data.lines[arrow[0]]} to ${data.lines[arrow[1]]}, ` +
         time(arrow[3] - arrow[2])

@@ -6,7 +6,7 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from minidist.report.palette import MEMORY, PALETTE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_RANKS, MAX_POINTS = 8, 500  # a panel is not wider than so many points
+MAX_RANKS = 8
+MAX_POINTS, ALL_POINTS = 500, 2000  # of a panel, which is not wider; of all panels, so that a page can hold the picture
 
 
 def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
@@ -41,10 +42,10 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     for panel, trace in zip(panels, shown, strict=False):
         # stacks: (purposes, events), in `scale` bytes; each column is what was alive from that event on.
         account = [*trace.memory, trace.memory[-1]] if steps else trace.memory  # the last event has a width too
-        account = thinned(account, MAX_POINTS)
+        account = thinned(account, min(MAX_POINTS, ALL_POINTS // len(shown)))
         times = np.arange(len(account)) if steps else np.array([time for time, _ in account]) * factor
         stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in purposes])
-        panel.stackplot(times, stacks, step="post", colors=[_colour(name) for name in purposes])
+        _stack(panel, times, stacks, [_colour(name) for name in purposes])
 
         # The peak, with its label on the side where there is room.
         totals = stacks.sum(axis=0)
@@ -61,11 +62,30 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
 
         panel.set_ylabel(f"rank {trace.rank}\n[{size}]")
         panel.set_ylim(0, 1.25 * highest / scale)
+        panel.margins(x=0.01)
         tidy(panel)
     panels[-1].set_xlabel("event" if steps else f"time [{unit}]")
     panels[0].set_title(title or "memory over time, by purpose", fontsize=10, loc="left")
     handles = [patch(_colour(name), name.replace("_", " ")) for name in purposes]
     return finish(figure, handles, command)
+
+
+def _stack(panel: Any, times: np.ndarray, stacks: np.ndarray, colours: Sequence[str]) -> None:
+    """Draw one area per purpose on top of the one before, in as few corners as it has: most purposes rarely change."""
+    below = np.zeros(len(times))
+    for values, colour in zip(stacks, colours, strict=True):
+        above = below + values
+
+        # A sample at which neither edge changes is no corner.
+        corner = np.ones(len(times), bool)
+        corner[1:-1] = (np.diff(below)[:-1] != 0) | (np.diff(above)[:-1] != 0)
+        low, high = below[corner], above[corner]
+
+        # Nothing is drawn where the purpose has no bytes; the last sample with some reaches to the next one.
+        alive = high > low
+        alive[1:] |= alive[:-1].copy()
+        panel.fill_between(times[corner], low, high, where=alive, step="post", color=colour, linewidth=0)
+        below = above
 
 
 def _order(name: str) -> tuple[int, str]:

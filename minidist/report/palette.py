@@ -56,9 +56,9 @@ def shade(colour: str, chunk: int) -> str:
 
 
 def ink(colour: str) -> str:
-    """Return black or white, whichever is read better on the colour."""
+    """Return a dark ink or white, whichever is read better on the colour; a page in dark mode changes neither."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "white"
+    return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else "white"
 
 
 def kind_of(name: str) -> str:

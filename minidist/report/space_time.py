@@ -14,6 +14,7 @@ from minidist.comm.waiting import Waiting, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
+    Band,
     Interval,
     Pair,
     arrived,
@@ -31,7 +32,10 @@ if TYPE_CHECKING:
 
 Rows = dict[tuple[int, str], int]  # (rank, stream) -> line
 MAX_LABELS = 24  # with more messages the byte counts would cover each other
+BAR = 0.34  # the height of a bar, as a part of the distance between two lines
+HAIR = 0.02  # the width of the shortest wait that is drawn on a band, as a part of the picture's
 LABEL = 0.06  # the width of a label, as a part of the picture's
+CROWD = 6  # arrows that begin within the width of a label
 MAX_ARROWS = 1500  # with more, lines without heads
 MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
 
@@ -64,15 +68,22 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
             _bar(axes, (span.start, span.end), y, factor, PALETTE[kind], "compute")
             used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
     buckets, messages_of_their_own = _folded(messages)
-    lines_of_bands = _bands(axes, buckets, rows, factor, (right - begin) * factor, used)
+    width = (right - begin) * factor
+    drawn = bands(buckets)
+    of_bands = {(band.rank, band.lane) for band in drawn}
+    late: dict[tuple[int, str], list[Interval]] = {}
     for key, (blocked, transfer) in waits(messages, right).items():
         computing = [(span.start, span.end) for span in compute_of(traces[key[0]].spans, key[1])]
-        for interval in without(transfer, computing) if rows[key] not in lines_of_bands else ():
+        for interval in without(transfer, computing) if key not in of_bands else ():
             _bar(axes, interval, rows[key], factor, PALETTE["communication"] + "55", "transfer")
             used.setdefault("transfer", patch(PALETTE["communication"] + "55", "waits for bytes on their way"))
-        for interval in without(blocked, computing):
+        # A bucket has a wait for each of its messages; those shorter than HAIR would only make it look striped.
+        least = HAIR * width / factor if key in of_bands else 0.0
+        late[key] = [(start, end) for start, end in without(blocked, computing) if end - start >= least]
+        for interval in late[key]:
             _bar(axes, interval, rows[key], factor, PALETTE["blocked"], "blocked")
             used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
+    _bands(axes, drawn, late, rows, factor, width, used)
 
     # [3] After a deadlock: what each rank waits for, to the edge of the picture.
     for event in stuck:
@@ -84,7 +95,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
         axes.text(right * factor, y - 0.24, operation_text(event), **style)
 
     # [4] The messages, and the circle of waits.
-    _arrows(axes, messages_of_their_own, rows, factor, (right - begin) * factor, used)
+    _arrows(axes, messages_of_their_own, rows, factor, begin * factor, width, used)
     circle = _wait_for(axes, stuck, rows, right * factor, used)
 
     axes.set_yticks(list(rows.values()), [row_label(rank, lane) for rank, lane in rows])
@@ -127,8 +138,8 @@ def _begin(traces: Sequence[Trace]) -> float:
 def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid: str) -> None:
     from matplotlib.patches import Rectangle
 
-    corner, width = (interval[0] * factor, y - 0.16), (interval[1] - interval[0]) * factor
-    axes.add_patch(Rectangle(corner, width, 0.32, color=colour, linewidth=0, gid=gid, zorder=2))
+    corner, width = (interval[0] * factor, y - BAR / 2), (interval[1] - interval[0]) * factor
+    axes.add_patch(Rectangle(corner, width, BAR, color=colour, linewidth=0, gid=gid, zorder=2))
 
 
 def _folded(messages: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
@@ -140,25 +151,42 @@ def _folded(messages: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
     return beside, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
 
 
-def _bands(axes: Any, messages: list[Pair], rows: Rows, factor: float, width: float, used: dict[str, Any]) -> set[int]:
-    """Draw a bar for each collective call on each line, with the bytes that the line sent; return the lines."""
+def _bands(
+    axes: Any,
+    drawn: Sequence[Band],
+    late: dict[tuple[int, str], list[Interval]],
+    rows: Rows,
+    factor: float,
+    width: float,
+    used: dict[str, Any],
+) -> None:
+    """Draw a bar for each collective call on each line, under the waits in it, with the bytes that the line sent.
+
+    late: the waits that are drawn. width: of the picture, in units of its axis.
+    """
     from matplotlib.patches import Rectangle
 
-    # What waits for another rank is drawn on top, in red.
     colour = PALETTE["communication"]
-    drawn = bands(messages)
     for band in drawn:
-        y, long = rows[band.rank, band.lane], (band.end - band.start) * factor
-        style: Style = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.6, "gid": "band", "zorder": 1.5}
-        axes.add_patch(Rectangle((band.start * factor, y - 0.2), long, 0.4, **style))
-        if long > LABEL * width:
+        y, whole = rows[band.rank, band.lane], (band.start, band.end)
+        corner, long = (band.start * factor, y - BAR / 2), (band.end - band.start) * factor
+        # White between neighbours, which would hide a narrow band.
+        edge = 0.6 if long > HAIR / 4 * width else 0
+        style: Style = {"facecolor": colour, "edgecolor": "white", "linewidth": edge, "gid": "band", "zorder": 1.5}
+        axes.add_patch(Rectangle(corner, long, BAR, **style))
+        # The bytes, where nothing else is.
+        start, end = max(
+            without([whole], late.get((band.rank, band.lane), ())), key=lambda part: part[1] - part[0], default=whole
+        )
+        if (end - start) * factor > 0.75 * LABEL * width:
             text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": "white"}
-            axes.text((band.start + band.end) / 2 * factor, y, byte_text(band.nbytes), **text, zorder=4)
+            axes.text((start + end) / 2 * factor, y, byte_text(band.nbytes), **text, zorder=4)
         used.setdefault("band", patch(colour, "all messages of one bucket"))
-    return {rows[band.rank, band.lane] for band in drawn}
 
 
-def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, width: float, used: dict[str, Any]) -> None:
+def _arrows(
+    axes: Any, delivered: list[Pair], rows: Rows, factor: float, begin: float, width: float, used: dict[str, Any]
+) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
 
@@ -186,8 +214,12 @@ def _arrows(axes: Any, delivered: list[Pair], rows: Rows, factor: float, width: 
         if len(ends) <= MAX_LABELS:
             near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
             x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
+            x = max(x, begin + LABEL * width / 2)  # beside the names of the lines, not on them
             if any(abs(x - other[0]) < LABEL * width and abs(y - other[1]) < 0.2 for other in labels):
                 continue  # two numbers on each other are none
+            # Nor can one be read among many arrows.
+            if sum(abs(other[0] - x) < LABEL * width / 2 for other, _ in ends) > CROWD:
+                continue
             labels.append((x, y))
             box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
             text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": colour, "bbox": box}

@@ -7,10 +7,12 @@ of collectives travel in a context of their own.
 Proved by: tests/report/test_pictures.py
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from minidist.base.errors import quoted
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
 
 Interval = tuple[float, float]
@@ -85,8 +87,12 @@ def row_label(rank: int, lane: str) -> str:
     """Return what stands beside the line of a stream."""
     if lane == "main":
         return f"rank {rank}"
+    # A stream is called as its communicator, and that of an axis of a mesh like "world.2dp_pp0_cp0_tp0".
     name = lane.removeprefix("lane:")
-    return "its stream" if name == "world" else f"its stream on {name}"
+    axis = re.search(r"\.\d+([a-z]+(?:x[a-z]+)*)_", name)
+    if axis:
+        return f"its {axis[1]} stream"
+    return "its stream" if name == "world" else f"its stream on {quoted(name, marks=False)}"
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:

@@ -69,14 +69,15 @@ def run(folder, *arguments, size="1200,3400"):
     return answer
 
 
-def look(page: Path, folder: Path, script="", size="1200,3400"):
+def look(page: Path, folder: Path, script="", size="1200,3400", dark=False):
     """(facts measured in the browser, lines on its console).
 
-    script: an element that may set `window.extra`, a fact of its own.
+    script: an element that may set `window.extra`, a fact of its own. dark: with the user's wish for a dark page.
     """
     copy = folder / "measured.html"
     copy.write_text(page.read_text(encoding="utf-8").replace("</body>", script + MEASURE + "</body>"), encoding="utf-8")
-    answer = run(folder, "--virtual-time-budget=2000", "--dump-dom", copy.as_uri(), size=size)
+    mode = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    answer = run(folder, "--virtual-time-budget=2000", *mode, "--dump-dom", copy.as_uri(), size=size)
     found = re.search(r'<pre id="measured">(.*?)</pre>', answer.stdout, re.DOTALL)
     return json.loads(unescape(found[1])) if found else None, console_of(answer)
 

@@ -8,6 +8,7 @@ import pytest
 
 from minidist.base.errors import DeadlockError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
+from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
 from minidist.report.canvas import MAX_ITEMS, MAX_LINES, space_and_time
 from minidist.report.page import page
@@ -30,6 +31,11 @@ def numbers(text):
         times = [data["begin"] + data["seconds"] * tick for tick in (now, now + size)]
         arrows.append([tail, head, *times, nbytes])
     return data["lines"], bars, arrows
+
+
+def beside(text):
+    """The number of arrows of collective calls beside the main streams."""
+    return len(json.loads(re.search(r'id="space-time-data">(.*?)</script>', text, re.DOTALL)[1])["beside"]) // 5
 
 
 def said(text):
@@ -76,6 +82,25 @@ def test_every_bar_and_message_of_a_small_run_is_in_the_numbers():
     assert [bar[0] for bar in waited] == [0]  # rank 0 waits a second for rank 1
     assert waited[0][3:] == pytest.approx([1, 2], abs=1e-5)
     assert sorted(arrow[:2] + arrow[4:] for arrow in arrows) == [[0, 1, 16], [1, 0, 16]]
+
+
+@pytest.mark.parametrize(("calls", "many"), [(2, False), (6, True)])
+def test_many_messages_beside_the_main_streams_are_bands_too(calls, many):
+    """The script draws bands from afar and arrows from near; a few messages are arrows only."""
+
+    def main(comm):
+        for request in [all_reduce(comm, np.ones(8), async_op=True, algorithm="ring") for _ in range(calls)]:
+            request.wait()
+        all_reduce(comm, np.ones(8), algorithm="ring")
+
+    world = SimWorld(4)
+    world.run(main)
+    text = space_and_time(world.traces)
+    _, bars, arrows = numbers(text)
+    assert len(arrows) == 24 * (1 if many else 1 + calls)
+    assert beside(text) == (24 * calls if many else 0)
+    assert sum(bar[1] == "messages" for bar in bars) == (4 * calls if many else 0)
+    assert f"{24 * (calls + 1)} arrows" in text
 
 
 def test_after_a_deadlock_each_line_says_what_it_waits_for():

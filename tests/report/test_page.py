@@ -101,6 +101,54 @@ def test_a_page_of_a_run_without_anything_says_what_is_missing():
         assert words in text
 
 
+def test_only_paper_ink_and_grey_differ_between_light_and_dark(runs):
+    text = draw_report(runs / "mixed.jsonl", output=runs / "mixed.html").read_text(encoding="utf-8")
+    assert "filter:" not in text
+    assert "data:image/png;base64" not in re.sub(r"<image[^>]*>", "", text)  # every figure is SVG, or has no paper
+    for tag in re.findall(r"<(?:path|rect|use|g)[^>]*style=[^>]*>", text):
+        assert not re.search(r"(?:fill|stroke): #(?:ffffff|000000|f0f0f0)", tag), tag
+    assert re.search(r"<text [^>]*fill: #ffffff", text)  # white on a bar stays white
+
+
+COLOURS = """
+<script>
+window.extra = (async () => {
+  const shapes = [...document.querySelectorAll("figure path, figure rect, figure text, .key i")];
+  const canvas = document.querySelector("#space-time canvas");
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
+  await new Promise(done => addEventListener("load", done));
+  copy.drawImage(canvas, 0, 0);
+  const pixels = copy.getImageData(0, 0, canvas.width, canvas.height).data, seen = {};
+  for (let i = 0; i < pixels.length; i += 4) {
+    const colour = pixels.slice(i, i + 3).join(", ");
+    if (pixels[i + 3] === 255) seen[colour] = (seen[colour] || 0) + 1;
+  }
+  return {
+    paper: getComputedStyle(document.body).backgroundColor,
+    fills: [...new Set(shapes.flatMap(s => [getComputedStyle(s).fill, getComputedStyle(s).backgroundColor]))].sort(),
+    drawn: Object.keys(seen).filter(colour => seen[colour] > 200).sort(),
+  };
+})();
+</script>
+"""
+
+
+def test_the_hues_of_the_page_are_the_same_in_both_modes(runs, tmp_path):
+    path = draw_report(runs / "mixed.jsonl", output=tmp_path / "mixed.html")
+    light, dark = (look(path, tmp_path, COLOURS, dark=dark)[0]["extra"] for dark in (False, True))
+    assert (light["paper"], dark["paper"]) == ("rgb(255, 255, 255)", "rgb(27, 27, 29)")
+
+    def hues(colours):
+        values = {tuple(int(part) for part in re.findall(r"\d+", colour)[:3]) for colour in colours}
+        return {value for value in values if len(value) == 3 and max(value) - min(value) > 20}
+
+    assert len(hues(light["fills"])) >= 6
+    assert hues(light["fills"]) == hues(dark["fills"])
+    bars = {(68, 119, 170), (34, 136, 51), (204, 51, 17)}  # forward, backward, blocked
+    assert bars <= hues(light["drawn"])
+    assert bars <= hues(dark["drawn"])
+
+
 def test_the_page_in_a_browser(runs, tmp_path):
     """It loads without a word on the console and without the network; every figure has a size and something in it."""
     facts, console = look(draw_report(runs / "mixed.jsonl", output=tmp_path / "mixed.html"), tmp_path)

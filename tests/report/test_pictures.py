@@ -16,7 +16,7 @@ from minidist.report.bytes_matrix import matrix_of
 from minidist.report.memory_over_time import memory_over_time
 from minidist.report.palette import PALETTE, kind_of
 from minidist.report.streams import exposed
-from minidist.report.timeline import arrived, merged, pairs, without
+from minidist.report.timeline import arrived, merged, pairs, row_label, without
 
 EASY = LinkModel(alpha=1.0, beta=0.0)  # a message takes 1 s
 
@@ -75,6 +75,47 @@ def test_the_messages_of_a_bucket_become_one_band_when_there_are_many():
     # Ring: six messages of a second each, after 10, 20, ... seconds of backward.
     assert sorted({round(bar.get_x()) for bar in bars}) == [10, 20, 30, 40, 50, 60]
     assert {round(bar.get_width()) for bar in bars} == {6}
+
+
+def test_a_bucket_has_no_stripes_of_short_waits():
+    """A late rank makes one long wait at the beginning of a bucket, and short ones in it, which are not drawn."""
+
+    def main(comm):
+        requests = []
+        for _ in range(3):
+            comm.compute(seconds=10.0 + 3 * comm.rank, name="backward")
+            requests.append(all_reduce(comm, np.ones(64), async_op=True, algorithm="ring"))
+        for request in requests:
+            request.wait()
+
+    traces = run(main, 4, links=LinkModel(alpha=0.02, beta=0.01))
+    figure = draw("space-time", traces)
+    axes = figure.axes[0]
+    names = {round(y): tick.get_text() for y, tick in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
+    width = np.ptp(axes.get_xlim())
+    red = [
+        patch.get_width() / width
+        for patch in axes.patches
+        if patch.get_gid() == "blocked" and names[round(patch.get_y() + 0.17)] == "its stream"
+    ]
+    assert count(figure)["band"] == 3 * 4
+    assert red
+    assert min(red) > 0.015
+
+
+@pytest.mark.parametrize(
+    ("lane", "label"),
+    [
+        ("main", "rank 3"),
+        ("lane:world", "its stream"),
+        ("lane:world.2dp_pp0_cp0_tp0", "its dp stream"),
+        ("lane:world.2dp_pp0_cp0_tp0.2dup", "its dp stream"),
+        ("lane:world.4dpxcp_pp0_tp0", "its dpxcp stream"),
+        ("lane:mine", "its stream on mine"),
+    ],
+)
+def test_a_line_has_a_short_name(lane, label):
+    assert row_label(3, lane) == label
 
 
 def test_an_arrow_goes_from_departure_to_arrival():
@@ -255,6 +296,18 @@ def test_memory_marks_the_peak(moving):
         assert (peak.get_xdata()[0], peak.get_ydata()[0]) == (1, 35)
         assert len(axes.collections) == 2  # one area a purpose
         assert any("peak 35 B" in text.get_text() for text in axes.texts)
+
+
+def test_an_area_of_memory_is_where_its_purpose_has_bytes():
+    """From the sample with its first byte to the next one without any, on top of the purposes before it."""
+    (trace,) = run(lambda comm: None, 1)
+    for time, gradient in enumerate((0, 25, 5, 0, 0)):
+        trace.memory.append((float(time), {"parameter": 10 + (time > 3), "gradient": gradient}))
+    below, above = memory_over_time([trace]).axes[0].collections
+    assert below.get_paths()[0].get_extents().bounds == pytest.approx((0, 0, 4, 11))
+    (path,) = above.get_paths()
+    assert path.get_extents().bounds == pytest.approx((1, 10, 2, 25))
+    assert {(x, y) for x, y in path.vertices.tolist()} >= {(1, 35), (2, 35), (2, 15), (3, 15), (3, 10), (1, 10)}
 
 
 def test_lanes_show_the_link_to_the_host():
