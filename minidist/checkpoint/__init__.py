@@ -4,6 +4,7 @@ directory.py          saving and loading a directory of global tensors
 parameter_shards.py   which parts of the global tensors a rank's arrays are
 rank_state.py         state that belongs to a rank
 error_feedback.py     the residuals of compressed gradients
+buffers.py            running statistics
 resume.py             a training job in a checkpoint and back
 initial_weights.py    the weights of a checkpoint in a new job
 storage.py            the file operations of a save

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
+from minidist.checkpoint.buffers import load_buffers
 from minidist.checkpoint.directory import Checkpoint
 from minidist.checkpoint.resume import read_job_state
 from minidist.config.train_config import TrainConfig, flag
@@ -51,7 +52,10 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
 
 
 def load_initial_weights(config: TrainConfig, model: Any) -> None:
-    """Give a whole new model the weights of --init-from, in the model's own dtype; without the flag do nothing."""
+    """Give a whole new model the weights, and running statistics, of --init-from; without the flag do nothing.
+
+    They are converted to the model's own dtype.
+    """
     checkpoint = initial_checkpoint(config)
     if checkpoint is None:
         return
@@ -60,3 +64,4 @@ def load_initial_weights(config: TrainConfig, model: Any) -> None:
         checkpoint.expect(name, parameter.shape)
         parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
         parameter.updated()
+    load_buffers(checkpoint, model)

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError, quoted
+from minidist.checkpoint.buffers import buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
     Checkpoint,
     CheckpointShard,
@@ -82,6 +83,7 @@ class SavedJob(Protocol):
 
     config: TrainConfig
     batches: Batches
+    model: Any
 
     @property
     def data_digest(self) -> str: ...
@@ -129,7 +131,9 @@ def save_job(
     """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
     # Rank 0 writes the state; the others need not read all data for its fingerprint.
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
-    path = save(comm, directory, step, [*_shards(strategy), *error_feedback_shards(strategy)], state, storage)
+    shards = [*_shards(strategy), *error_feedback_shards(strategy)]
+    shards += buffer_shards(job.model, ReplicaId(comm.rank, comm.size))
+    path = save(comm, directory, step, shards, state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
     return path
 
@@ -284,6 +288,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         if isinstance(axis.optimizer, OffloadedOptimizer):
             axis.optimizer.refresh()
     load_error_feedback(checkpoint, strategy)
+    load_buffers(checkpoint, job.model)
     return checkpoint.step, saved.losses
 
 

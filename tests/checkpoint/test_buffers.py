@@ -1,0 +1,69 @@
+"""Running statistics of batch norms are in a checkpoint: a resumed job evaluates the model that was saved."""
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint import Checkpoint
+from minidist.checkpoint.initial_weights import load_initial_weights
+from minidist.commands.runner import run_training
+from minidist.config.models import make_model
+from minidist.config.train_config import TrainConfig
+from minidist.data import glyphs
+
+MODEL = """
+from minidist.autograd import relu
+from minidist.nn import BatchNorm, Linear, Module
+
+class Normed(Module):
+    def __init__(self, features, width, classes):
+        self.first, self.norm = Linear(features, width, dtype="float64"), BatchNorm(width, dtype="float64")
+        self.last = Linear(width, classes, dtype="float64")
+    def forward(self, x):
+        return self.last(relu(self.norm(self.first(x))))
+
+def normed(config, dataset):
+    return Normed(dataset.features, config.width, dataset.classes).initialize(config.seed)
+"""
+
+
+def config_of(folder, steps, **settings):
+    (folder / "mine.py").write_text(MODEL)
+    common = {"data": "glyphs", "width": 8, "optimizer": "sgd", "precision": "fp64", "global_batch": 12}
+    model = f"{folder / 'mine.py'}:normed"
+    return TrainConfig.make(model=model, **common, steps=steps, evaluate_every=2, **settings)
+
+
+@pytest.fixture
+def train(tmp_path):
+    return lambda steps, **settings: run_training(config_of(tmp_path, steps, **settings), None, 60, None)
+
+
+@pytest.mark.parametrize("then", [{}, {"dp": 2}, {"dp": 2, "zero": 3}], ids=str)
+def test_a_resumed_job_evaluates_the_model_that_was_saved(train, tmp_path, then):
+    straight = train(4, accumulation=2)
+    train(2, dp=2, save=str(tmp_path / "ck"))
+    assert Checkpoint(tmp_path / "ck").tensor("buffers/norm.running_mean").shape == (8,)
+    settings = then or {"accumulation": 2}
+    resumed = train(4, **settings, save=str(tmp_path / "ck"), resume=True)
+    assert resumed.losses == pytest.approx(straight.losses, rel=1e-12)
+    assert resumed.held_out[4] == pytest.approx(straight.held_out[4], rel=1e-12)
+
+
+def test_a_new_job_begins_with_the_statistics_of_its_initial_weights(train, tmp_path):
+    train(2, save=str(tmp_path / "ck"))
+    saved = Checkpoint(tmp_path / "ck")
+    config = config_of(tmp_path, 2, init_from=str(tmp_path / "ck"))
+    net = make_model(config, glyphs())
+    load_initial_weights(config, net)
+    for name, array in net.named_buffers():
+        np.testing.assert_array_equal(array, saved.tensor(f"buffers/{name}"))
+        assert abs(array - (name == "norm.running_var")).min() > 0  # not those of a new model
+
+
+def test_a_checkpoint_without_them_is_one_sentence(train, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("minidist.checkpoint.resume.buffer_shards", lambda *_: [])
+        train(2, save=str(tmp_path / "ck"))
+    with pytest.raises(UsageError, match=r"has no tensor 'buffers/norm.running_mean'"):
+        train(4, save=str(tmp_path / "ck"), resume=True)
