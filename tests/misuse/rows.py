@@ -108,6 +108,11 @@ def whole(model, optimizer):
     return gather_tensors(shards_of(model), optimizer)["weights"]
 
 
+def one_step(model, optimizer, comm):
+    loss_of(model, comm).backward()
+    optimizer.step()
+
+
 # --- wrappers and optimizers in the wrong order ---
 
 
@@ -123,8 +128,7 @@ def an_optimizer_before_fully_shard(comm):
     model = mlp()
     optimizer = SGD(model.parameters(), lr=LR)
     fully_shard(model, mesh=comm)
-    loss_of(model, comm).backward()
-    optimizer.step()
+    one_step(model, optimizer, comm)
 
 
 @refused(r"was sharded after this optimizer was made")
@@ -132,8 +136,7 @@ def an_optimizer_before_fully_shard_of_parameters_that_stay_whole(comm):
     model = mlp()
     optimizer = SGD(model.parameters(), lr=LR)
     fully_shard(model, mesh=comm, persistence_threshold=1000)
-    loss_of(model, comm).backward()
-    optimizer.step()
+    one_step(model, optimizer, comm)
 
 
 @refused(r"was sharded after this optimizer was made.*use ZeroOptimizer alone")
@@ -141,8 +144,7 @@ def another_optimizer_beside_zero(comm):
     model = mlp()
     other = SGD(model.parameters(), lr=LR)
     ZeroOptimizer(model, SGD, comm=comm, lr=LR)
-    loss_of(model, comm).backward()
-    other.step()
+    one_step(model, other, comm)
 
 
 @equal(mpi=True)

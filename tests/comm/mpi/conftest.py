@@ -20,6 +20,12 @@ from minidist.collectives import all_reduce, broadcast
 def one(value=0.0):
     return np.array([float(value)])
 """
+# Rank 0 sends a message that rank 1 never receives.
+UNRECEIVED = """
+def main(comm):
+    if comm.rank == 0:
+        comm.send(one(), 1)
+"""
 
 
 @pytest.fixture

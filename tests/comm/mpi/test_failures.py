@@ -8,6 +8,8 @@ import re
 
 import pytest
 
+from tests.comm.mpi.conftest import UNRECEIVED
+
 TIMEOUT = "2"  # seconds until a wait is reported: enough for ranks that have to share a busy core
 
 
@@ -606,14 +608,7 @@ def test_world_kill_ends_the_job_as_mpi_has_it(run):
 
 
 def test_a_message_that_is_never_received(run):
-    code, output = run(
-        """
-def main(comm):
-    if comm.rank == 0:
-        comm.send(one(), 1)
-""",
-        2,
-    )
+    code, output = run(UNRECEIVED, 2)
     assert code == 1
     assert "rank 1: received 0 of the 1 messages that rank 0 sent to it" in output, output
 

@@ -7,6 +7,7 @@ import pytest
 
 from minidist.base.errors import LauncherError
 from minidist.comm.launched import check_family, launched_rank, launched_size
+from tests.comm.mpi.conftest import UNRECEIVED
 
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
 
@@ -275,11 +276,7 @@ def main(comm):
 def test_no_rank_leaves_while_another_has_something_to_report(run):
     """The last barrier: rank 1 has a message left over, and rank 0, which has none, does not go on."""
     code, output = run(
-        """
-def main(comm):
-    if comm.rank == 0:
-        comm.send(one(), 1)
-""",
+        UNRECEIVED,
         2,
         last="""
 from minidist.comm.mpi.world import MPIWorld
