@@ -52,6 +52,7 @@ PURPOSES = (
     "quantization_range",
     "pruning",
     "clip_norm",
+    "trust_ratio",
     "metrics",
     "evaluation",
     "checkpoint",

@@ -61,6 +61,7 @@ FIXED = (
     "optimizer",
     "momentum",
     "nesterov",
+    "trust_coefficient",
     "betas",
     "eps",
     "weight_decay",

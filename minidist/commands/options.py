@@ -85,8 +85,9 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
     for name, info in TrainConfig.model_fields.items():
         kind, text = info.annotation, info.description or ""
         # A Literal becomes a word whose choices are in the help; TrainConfig checks it, with its own error message.
+        # With spaces between them, so that a narrow terminal wraps the choices instead of cutting them off.
         if get_origin(kind) is Literal:
-            text, kind = f"{text} ({'|'.join(get_args(kind))})", str
+            text, kind = f"{text} ({' | '.join(get_args(kind))})", str
         # A bool has one flag only, without Typer's --no-FLAG.
         panel = PANELS.get(name, panel)
         option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)

@@ -175,9 +175,9 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "momentum-by-optimizer",
-        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop"),
+        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop", "lars"),
         "--momentum {momentum} does not apply to --optimizer {optimizer}",
-        "use sgd or rmsprop, or leave it out",
+        "use sgd, rmsprop or lars, or leave it out",
     ),
     Rule(
         "nesterov-by-optimizer",
@@ -193,15 +193,28 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "betas-by-optimizer",
-        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw"),
+        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw", "lamb"),
         "--betas {betas} does not apply to --optimizer {optimizer}",
-        "use adam or adamw, or leave it out",
+        "use adam, adamw or lamb, or leave it out",
     ),
     Rule(
         "eps-by-optimizer",
-        lambda j: j.eps is not None and j.optimizer == "sgd",
-        "--eps {eps} does not apply to --optimizer sgd, which divides by nothing",
+        lambda j: j.eps is not None and j.optimizer in ("sgd", "lars"),
+        "--eps {eps} does not apply to --optimizer {optimizer}, whose formula has none",
         "use another optimizer, or leave it out",
+    ),
+    Rule(
+        "trust-coefficient-by-optimizer",
+        lambda j: changed(j, "trust_coefficient") and j.optimizer != "lars",
+        "--trust-coefficient {trust_coefficient} does not apply to --optimizer {optimizer}",
+        "use lars, or leave it out",
+    ),
+    Rule(
+        "trust-ratios-with-offload",
+        lambda j: j.optimizer in ("lars", "lamb") and j.offload == "optimizer",
+        "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
+        " brings each of them to the host once",
+        "use --offload none, or --zero 3 with --offload parameters",
     ),
     Rule(
         "selective-needs-attention",

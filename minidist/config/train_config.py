@@ -58,15 +58,22 @@ class TrainConfig(BaseModel):
 
     # optimization
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
-    optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw"] = Field("adamw", description="optimizer")
+    optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"] = Field(
+        "adamw", description="optimizer"
+    )
     lr: float = Field(3e-3, gt=0, description="learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD and RMSProp")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp and LARS")
+    trust_coefficient: float = Field(
+        0.001, gt=0, description="lars: how far a layer may move, as a share of its norm, at a learning rate of 1"
+    )
     nesterov: bool = Field(False, description="sgd with --momentum: Nesterov's form, as in PyTorch")
     betas: str | None = Field(
-        None, description="adam and adamw: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)"
+        None, description="adam, adamw and lamb: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)"
     )
     eps: float | None = Field(
-        None, gt=0, description="epsilon in the denominator (default: 1e-8; of adagrad 1e-10); sgd has none"
+        None,
+        gt=0,
+        description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
     )
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")

@@ -175,7 +175,7 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
 
     # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
     # square.
-    small = config.eps is not None and config.eps < 1e-8 and config.optimizer != "sgd"
+    small = config.eps is not None and config.eps < 1e-8 and config.optimizer not in ("sgd", "lars")
     magnifies = (
         small or config.optimizer in ("adagrad", "rmsprop") or (config.optimizer == "adam" and config.weight_decay)
     )

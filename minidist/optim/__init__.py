@@ -5,6 +5,10 @@ sgd.py          SGD, plain and with momentum
 adagrad.py      Adagrad
 rmsprop.py      RMSProp
 adam.py         Adam and AdamW
+layerwise.py    what optimizers with a learning rate for each layer share
+lars.py         LARS
+lamb.py         LAMB
+exact_sums.py   sums of squares without rounding, for the norms of layers
 schedule.py     learning rates as functions of the step
 clip.py         clipping by the global norm of the gradient
 loss_scale.py   the loss scale of float16
@@ -25,6 +29,9 @@ from minidist.optim.clip import (
     norm_from_blocks,
     scale_gradients_,
 )
+from minidist.optim.lamb import LAMB
+from minidist.optim.lars import LARS
+from minidist.optim.layerwise import LayerwiseOptimizer
 from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
 from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, OptimizerWrapper, is_bias_or_norm
 from minidist.optim.rmsprop import RMSProp
@@ -33,6 +40,8 @@ from minidist.optim.sgd import SGD
 from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
 
 __all__ = [
+    "LAMB",
+    "LARS",
     "MASTER",
     "NORM_BLOCK",
     "NO_DECAY",
@@ -44,6 +53,7 @@ __all__ = [
     "DynamicLossScaler",
     "FlatSlice",
     "Group",
+    "LayerwiseOptimizer",
     "LossScaleError",
     "Optimizer",
     "OptimizerWrapper",

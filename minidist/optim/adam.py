@@ -68,23 +68,12 @@ class Adam(Optimizer):
         # scale: sqrt(1 - beta2^t), which the step multiplies instead of every element of v
         beta1, beta2 = self.betas
         scale = math.sqrt(1 - beta2**self.step_count)
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-
-        # m = beta1 m + (1 - beta1) g
-        mean *= beta1
-        xp.multiply(grad, 1 - beta1, out=work)
-        mean += work
-
-        # v = beta2 v + (1 - beta2) g^2
-        square *= beta2
-        xp.square(grad, out=work)
-        work *= 1 - beta2
-        square += work
+        average_gradient(state, grad, self.betas, work)
 
         # p -= alpha_t m / (sqrt(v) + eps_t)
-        xp.sqrt(square, out=work)
+        xp.sqrt(state["exp_avg_sq"], out=work)
         work += self.eps * scale
-        xp.divide(mean, work, out=work)
+        xp.divide(state["exp_avg"], work, out=work)
         work *= lr * scale / (1 - beta1**self.step_count)
         data -= work
 
@@ -112,3 +101,19 @@ class AdamW(Adam):
         if decay:
             data *= 1 - lr * decay
         self._descend(data, grad, state, work[0], lr)
+
+
+def average_gradient(state: State, grad: xp.Array, betas: tuple[float, float], work: xp.Array) -> None:
+    """Update the averages "exp_avg" (m) and "exp_avg_sq" (v) of a block in place; `work` is overwritten."""
+    mean, square = state["exp_avg"], state["exp_avg_sq"]
+
+    # m = beta1 m + (1 - beta1) g
+    mean *= betas[0]
+    xp.multiply(grad, 1 - betas[0], out=work)
+    mean += work
+
+    # v = beta2 v + (1 - beta2) g^2
+    square *= betas[1]
+    xp.square(grad, out=work)
+    work *= 1 - betas[1]
+    square += work

@@ -82,6 +82,7 @@ class Optimizer:
     """
 
     temporaries = 1
+    joins = True  # may neighbouring parameters be updated as one array?
     settings: ClassVar[dict[str, Callable[[str, Any], Any]]] = {
         "lr": check_number,
         "lr_factor": check_number,
@@ -126,7 +127,7 @@ class Optimizer:
         last = self._runs[-1] if self._runs else None
         if isinstance(piece, FlatSlice):
             size = piece.stop - piece.start
-            if last and last.group is group and isinstance(last.slice, FlatSlice):
+            if self.joins and last and last.group is group and isinstance(last.slice, FlatSlice):
                 before = last.slice
                 if before.source is piece.source and before.stop == piece.start:
                     last.slice = FlatSlice(before.source, before.start, piece.stop, before.name)
@@ -162,53 +163,67 @@ class Optimizer:
 
         # step_count is t of the papers, 1 in the first step.
         self.step_count += 1
-        owners: dict[int, Any] = {}
-        for run in self._runs:
-            source = run.slice.source if isinstance(run.slice, FlatSlice) else run.slice
-            data, grad = run.slice.data, run.slice.grad
-            if grad is None:
-                continue
-            self._check(run, data, grad)
-
-            # Settings and arrays of the whole run.
-            data, grad = data.reshape(-1), grad.reshape(-1)
-            first = run.state is None
-            state = self._make_state(run, data) if run.state is None else run.state
-            missing = next((key for key in self.state_names(data.dtype) if key not in state), None)
-            if missing is not None:
-                raise UsageError(
-                    f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
-                    " state, such as momentum, are set before the first step"
-                )
-            work = self._workspace(data)
-            lr = float(self.lr * self.lr_factor * run.group.lr_scale)  # a NumPy scalar would promote
-            decay = float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
-            half = is_half(data.dtype)
-
-            # Block by block, so that all arithmetic finds its data in the cache.
-            for start in range(0, data.size, BLOCK):
-                block = slice(start, min(start + BLOCK, data.size))
-                parts = {name: array[block] for name, array in state.items()}
-                # What is updated: the float32 master in half precision, else the parameter itself.
-                values = parts.pop(MASTER) if half else data[block]
-                # The gradient in float32; the loss scale and the clip coefficient are multiplied in here, not in place.
-                gradient = upcast(grad[block])
-                if self.grad_scale != 1.0:
-                    gradient = gradient * float(self.grad_scale)
-                self.update(values, gradient, parts, [array[: block.stop - start] for array in work], lr, decay, first)
-                if half:
-                    data[block] = downcast(values, data.dtype)
-
-            owners[id(source)] = source
+        stepped = self._step_runs()
 
         # What ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
         self.last_step = self._describe_step()
 
         # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has.
         self.grad_scale = 1.0
+        owners: dict[int, Any] = {}
+        for run in stepped:
+            source = run.slice.source if isinstance(run.slice, FlatSlice) else run.slice
+            owners[id(source)] = source
         for owner in owners.values():
             if hasattr(owner, "updated"):
                 owner.updated(self.last_step)
+
+    def _step_runs(self) -> list[_Run]:
+        """Update every slice that has a gradient, and return these."""
+        return [run for run in self._runs if self._each_block(run, self.update)]
+
+    def _each_block(self, run: _Run, function: Callable[..., None], lr_scale: float = 1.0) -> bool:
+        """Call `function` (`update`, or one like it) for each block of a run; False when the run has no gradient.
+
+        lr_scale: multiplies the learning rate that `function` gets.
+        """
+        data, grad = run.slice.data, run.slice.grad
+        if grad is None:
+            return False
+        self._check(run, data, grad)
+
+        # Settings and arrays of the whole run.
+        data, grad = data.reshape(-1), grad.reshape(-1)
+        first = run.state is None
+        state = self._make_state(run, data) if run.state is None else run.state
+        missing = next((key for key in self.state_names(data.dtype) if key not in state), None)
+        if missing is not None:
+            raise UsageError(
+                f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
+                " state, such as momentum, are set before the first step"
+            )
+        work = self._workspace(data)
+        lr = float(self.lr * self.lr_factor * run.group.lr_scale * lr_scale)  # a NumPy scalar would promote
+        decay, half = self._decay_of(run), is_half(data.dtype)
+
+        # Block by block, so that all arithmetic finds its data in the cache.
+        for start in range(0, data.size, BLOCK):
+            block = slice(start, min(start + BLOCK, data.size))
+            parts = {name: array[block] for name, array in state.items()}
+            # What is updated: the float32 master in half precision, else the parameter itself.
+            values = parts.pop(MASTER) if half else data[block]
+            # The gradient in float32; the loss scale and the clip coefficient are multiplied in here, not in place.
+            gradient = upcast(grad[block])
+            if self.grad_scale != 1.0:
+                gradient = gradient * float(self.grad_scale)
+            function(values, gradient, parts, [array[: block.stop - start] for array in work], lr, decay, first)
+            if half:
+                data[block] = downcast(values, data.dtype)
+        return True
+
+    def _decay_of(self, run: _Run) -> float:
+        """Return the weight decay of a run's group."""
+        return float(self.weight_decay if run.group.weight_decay is None else run.group.weight_decay)
 
     def _describe_step(self) -> str:
         """Return the number of steps, the learning rate, and a checksum of all settings, in one line."""

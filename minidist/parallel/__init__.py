@@ -7,6 +7,7 @@ gradients.py            gradients summed while backward runs
 local_sgd.py            local SGD
 zero.py                 ZeRO 1 and 2
 fully_shard.py          ZeRO 3
+layer_sums.py           the norms of whole layers, for LARS and LAMB
 fsdp_state.py           when FSDP gathers, releases and reduces
 fsdp_param_group.py     the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
@@ -33,6 +34,7 @@ from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.parallel.gradients import Bucket, GradientReducer
 from minidist.parallel.host_pool import HostCopy, HostPool
+from minidist.parallel.layer_sums import LayerSums
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
 from minidist.parallel.overflow import agree_on_overflow, scaled_step
@@ -43,6 +45,7 @@ __all__ = [
     "HostCopy",
     "HostOptimizer",
     "HostPool",
+    "LayerSums",
     "OffloadedOptimizer",
     "Bucket",
     "DistributedDataParallel",

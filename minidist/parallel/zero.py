@@ -33,10 +33,11 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.nn.module import Module
-from minidist.optim import NORM_BLOCK, OptimizerWrapper
+from minidist.optim import NORM_BLOCK, LayerwiseOptimizer, OptimizerWrapper
 from minidist.parallel.data_parallel import check_same_model, check_same_values, not_copied
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
+from minidist.parallel.layer_sums import LayerSums
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -48,7 +49,8 @@ class ZeroOptimizer(OptimizerWrapper):
         model(batch).backward()      # gradients are reduced to their owners while this runs
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
-    module: a module or some parameters. stage: 1 or 2. defaults: arguments of `optimizer_class`.
+    module: a module or some parameters. stage: 1 or 2. defaults: arguments of `optimizer_class`; LARS and LAMB get the
+    norms of whole layers (`LayerSums` over `comm`; pass `layer_sums` where parameters are tensor-parallel, too).
     reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a shard boundary is
     sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
     reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
@@ -93,6 +95,8 @@ class ZeroOptimizer(OptimizerWrapper):
 
         # Each rank's optimizer sees its own shard only, so it allocates 1/n of the state.
         self.shard = Shard(self.flat, comm, alignment)
+        if isinstance(optimizer_class, type) and issubclass(optimizer_class, LayerwiseOptimizer):
+            defaults = {"layer_sums": LayerSums(self.flat.parameters, shards=comm), **defaults}
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.

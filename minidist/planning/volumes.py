@@ -31,6 +31,7 @@ from minidist.config.train_config import Batches, TrainConfig, pruning_of
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
+from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.local_sgd import local_sgd_volume
 from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.running_statistics import statistics_bytes
@@ -62,6 +63,7 @@ def closed_form_bytes(
     for volumes in (
         _data_axes(config, batches, pipeline, skipped, first_step),
         _norms(config, batches, pipeline, skipped),
+        _trust_ratios(config, batches, pipeline, skipped),
         _losses(config, batches),
         _overflow(config, batches),
         _ranges(config, batches, pipeline),
@@ -175,6 +177,24 @@ def _norms(
         places = sum(map(len, make_plan(config, batches.accumulation).holders().values()))
         nbytes += 2 * (dims.pp - 1) * dims.dp * dims.cp * dims.tp * (places + all_blocks)
     return Counter(clip_norm=(config.steps - skipped) * nbytes * NUMBER)
+
+
+def _trust_ratios(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
+) -> Counter[str]:
+    """Return the bytes of the norms of whole layers: summed over shards, and over tensor- and expert-parallel ranks."""
+    if config.optimizer not in ("lars", "lamb"):
+        return Counter()
+    dims, numbers = batches.dims, 0
+    for axis in (axis for stages in pipeline for axis in stages):
+        n, groups = group_of(batches, axis)
+        layers, copies = len(axis.parameters), config.dp_replicate
+        if config.zero:
+            numbers += copies * groups * layer_sums_volume(layers, n // copies)
+        numbers += dims.dp * dims.cp * layer_sums_volume(layers, dims.tp)
+        if axis.experts:
+            numbers += dims.edp * dims.cp * dims.tp * layer_sums_volume(layers, dims.ep)
+    return Counter(trust_ratio=(config.steps - skipped) * numbers * NUMBER)
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:

@@ -31,19 +31,32 @@ from minidist.data import (
 )
 from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
 from minidist.optim import (
+    LAMB,
+    LARS,
     SGD,
     Adagrad,
     Adam,
     AdamW,
     DynamicLossScaler,
+    LayerwiseOptimizer,
     Optimizer,
     RMSProp,
     StaticLossScaler,
     WarmupCosine,
 )
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.parallel import HostPool, OffloadedOptimizer
+from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rmsprop": RMSProp,
+    "adam": Adam,
+    "adamw": AdamW,
+    "lars": LARS,
+    "lamb": LAMB,
+}
 
 
 @dataclass
@@ -189,19 +202,26 @@ def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
     return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 
-def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer's class (or a function that makes it on the host) and its settings."""
+def optimizer_class(job: Job, layer_sums: LayerSums | None = None) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer's class (or a function that makes it on the host) and its settings.
+
+    layer_sums: where layers are sharded, what adds their squares over the ranks, for LARS and LAMB.
+    """
     config = job.config
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.optimizer in ("sgd", "rmsprop"):
+    if config.optimizer in ("sgd", "rmsprop", "lars"):
         settings["momentum"] = config.momentum
+    if config.optimizer == "lars":
+        settings["trust_coefficient"] = config.trust_coefficient
     if config.nesterov:
         settings["nesterov"] = True
     if config.betas is not None:
         settings["betas"] = tuple(map(float, config.betas.split(",")))
     if config.eps is not None:
         settings["eps"] = config.eps
-    kind = {"sgd": SGD, "adagrad": Adagrad, "rmsprop": RMSProp, "adam": Adam, "adamw": AdamW}[config.optimizer]
+    kind: Any = OPTIMIZERS[config.optimizer]
+    if layer_sums is not None and issubclass(kind, LayerwiseOptimizer):
+        settings["layer_sums"] = layer_sums
 
     # The same class on the host, with its state in the pool's memory.
     if job.pool is not None and config.offload == "optimizer":
@@ -209,9 +229,9 @@ def optimizer_class(job: Job) -> tuple[Any, dict[str, Any]]:
     return kind, settings
 
 
-def make_optimizer(job: Job, parameters: Any) -> Optimizer:
-    """Make the job's optimizer for a FlatParameters or for slices."""
-    kind, settings = optimizer_class(job)
+def make_optimizer(job: Job, parameters: Any, layer_sums: LayerSums | None = None) -> Optimizer:
+    """Make the job's optimizer for a FlatParameters or for slices; layer_sums: as for `optimizer_class`."""
+    kind, settings = optimizer_class(job, layer_sums)
     optimizer: Optimizer = kind(parameters, **settings)
     return optimizer
 

@@ -144,6 +144,7 @@ def apply_data_parallel(
                 name == "experts",
                 tied,
                 manual_sync,
+                {"tp": axes.tp, "ep": axes.ep} if name == "experts" else {"tp": axes.tp},
             )
             result.append(kind(job, group))
     return result

@@ -47,6 +47,7 @@ VALUES = {
     "optimizer": {"optimizer": "sgd"},
     "lr": {"lr": 0.02},
     "momentum": {"momentum": 0.5, "optimizer": "sgd"},
+    "trust_coefficient": {"trust_coefficient": 0.1, "optimizer": "lars"},
     "nesterov": {"nesterov": True, "momentum": 0.5, "optimizer": "sgd"},
     "betas": {"betas": "0.5,0.5"},
     "eps": {"eps": 0.1},
@@ -117,6 +118,7 @@ VALUES = {
     # Other values with code of their own, and what needs several ranks on one.
     "model: mlp": {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "layers": 3},
     "zero: 1": {"zero": 1, "dp": 2},
+    "optimizer: lamb": {"optimizer": "lamb"},
     "zero: 3": SHARDED,
     "schedule: pipedream": {"schedule": "pipedream", **CUT},
     "schedule: pipedream-2bw": {"schedule": "pipedream-2bw", **CUT},
@@ -147,6 +149,8 @@ PAIRS = [*((name, name) for name in VALUES), *itertools.combinations(VALUES, 2)]
 HONOURED = {
     ("accumulation", 2, "microbatches", 2): "two names of one number",
     ("microbatches", 2, "accumulation", 2): "two names of one number",
+    ("reduction", "ordered", "sparsity", 0.5): "two ranks add two numbers in either order",
+    ("reduction", "ordered", "sparsity_pattern", "2:4"): "two ranks add two numbers in either order",
     ("reduction", "ordered", "pp", 2): "a stage with a tied weight is reduced in order in any case",
 }
 
@@ -269,8 +273,8 @@ def test_pairs_that_were_ignored_once(first, second):
 def test_a_setting_that_nothing_reads_is_found(monkeypatch):
     original = train_job.optimizer_class
 
-    def forgets_eps(job):
-        kind, settings = original(job)
+    def forgets_eps(job, *more):
+        kind, settings = original(job, *more)
         return kind, {name: value for name, value in settings.items() if name != "eps"}
 
     monkeypatch.setattr(train_job, "optimizer_class", forgets_eps)

@@ -47,6 +47,14 @@ CASES = {
         {"nesterov": True, "optimizer": "sgd"},
         "--nesterov needs a --momentum above 0; add --momentum 0.9",
     ),
+    "trust-coefficient-by-optimizer": (
+        {"trust_coefficient": 0.1, "optimizer": "lamb"},
+        "--trust-coefficient 0.1 does not apply to --optimizer lamb; use lars",
+    ),
+    "trust-ratios-with-offload": (
+        {"optimizer": "lamb", "offload": "optimizer"},
+        "--optimizer lamb reads every gradient twice, .* use --offload none, or --zero 3",
+    ),
     "own-model-with-pp": (
         {"model": "mine.py:net", "pp": 2},
         "--pp 2 cuts the model into stages, .* not to --model mine.py:net",

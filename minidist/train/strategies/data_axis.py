@@ -8,9 +8,9 @@ everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
 Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums, clip_by_norm_
-from minidist.parallel import GradientReducer
+from minidist.parallel import GradientReducer, LayerSums
 from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.running_statistics import batch_norms
@@ -62,7 +62,7 @@ class Group:
     """The parameters of a stage that one data axis is responsible for, and the ranks that share them.
 
     tied: names of parameters that other stages have too. manual_sync: backward starts no reduction by itself, because
-    a pipeline starts them once per step.
+    a pipeline starts them once per step. cut_by: the communicators of other axes that shard the parameters, by name.
     """
 
     module: Module
@@ -73,6 +73,11 @@ class Group:
     experts: bool = False
     tied: Collection[str] = ()
     manual_sync: bool = False
+    cut_by: Mapping[str, Comm] = field(default_factory=dict)
+
+    def layer_sums(self, shards: Comm | None = None) -> LayerSums:
+        """Return what adds squares of layers over all ranks that hold parts of them; shards: those of the data axis."""
+        return LayerSums(self.parameters, shards, **self.cut_by)
 
 
 class DataAxis:

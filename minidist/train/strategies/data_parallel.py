@@ -26,7 +26,7 @@ class Replicated(DataAxis):
 
     def __init__(self, job: Job, group: Group) -> None:
         config, flat = job.config, FlatParameters(group.parameters)
-        optimizer = make_optimizer(job, flat)
+        optimizer = make_optimizer(job, flat, group.layer_sums())
         self.parallel = DistributedDataParallel(
             group.module,
             group.comm,
@@ -86,7 +86,7 @@ class LocalSteps(DataAxis):
         flat = FlatParameters(group.parameters)
         super().__init__(
             [flat],
-            make_optimizer(job, flat),
+            make_optimizer(job, flat, group.layer_sums()),
             model=group.module,
             stage=group.stage,
             replica=ReplicaId(group.comm.rank, group.comm.size),

@@ -1,0 +1,163 @@
+"""LARS and LAMB as jobs: equal to one device on every axis that cuts a layer, with every byte in the closed form."""
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.equality.served import compare_served, serve_and_keep
+from minidist.optim import LAMB
+from minidist.parallel import LayerSums, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
+from minidist.parallel.flat_shards import gather_tensors
+from minidist.parallel.layer_sums import layer_sums_volume
+from minidist.planning.volumes import closed_form_bytes
+from minidist.train.trainer import train
+from tests.equality.test_equality import verdict
+from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
+
+GPT = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 6,
+    "data": "markov",
+    "steps": 3,
+    "micro_batch": 2,
+    "reduction": "ordered",
+    "clip": 0.5,
+    "weight_decay": 0.1,
+}
+LAMB_JOB = {"optimizer": "lamb", "lr": 0.05, "betas": "0.8,0.95", "eps": 1e-4}
+LARS_JOB = {"optimizer": "lars", "lr": 2.0, "momentum": 0.9, "trust_coefficient": 0.01}
+jobs = pytest.mark.parametrize("job", [LAMB_JOB, LARS_JOB], ids=["lamb", "lars"])
+
+
+@jobs
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (3, {}),
+        (3, {"zero": 1}),
+        (3, {"zero": 2, "accumulation": 2}),
+        (3, {"zero": 3}),
+        (4, {"zero": 3, "dp_replicate": 2, "persistence_threshold": 100}),
+        (2, {"pp": 2}),
+        (4, {"pp": 2, "zero": 1, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
+        (4, {"pp": 2, "zero": 3}),
+        (2, {"zero": 3, "offload": "parameters"}),
+        (2, {"zero": 1, "precision": "bf16"}),
+        (2, {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "zero": 2}),
+    ],
+)
+def test_jobs_are_bitwise_equal(job, ranks, layout):
+    result = verdict(ranks, **{**GPT, **job, **layout})
+    assert result.equal, result.first_difference
+    assert result.tier == "ordered"
+
+
+@jobs
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, {"tp": 2}),
+        (4, {"tp": 2, "zero": 1, "sequence_parallel": True}),
+        (4, {"tp": 4, "model": "llama", "kv_heads": 2, "heads": 4, "zero": 3, "width": 24}),
+        (4, {"tp": 2, "pp": 2}),
+        (4, {"ep": 2, "dp": 2, "tp": 2, "experts": 4, "zero": 1}),
+        (2, {"cp": 2}),
+    ],
+)
+def test_jobs_that_cut_sums_are_equal_in_the_float_tier(job, ranks, layout):
+    result = verdict(ranks, **{**GPT, **job, **layout, "precision": "fp64"})
+    assert result.equal, result.first_difference
+
+
+@jobs
+def test_a_parameter_server_is_bitwise_equal(job):
+    """Betas and eps reach the servers' optimizers too: the reference has them."""
+    config = TrainConfig.make(**{**GPT, **job, "clip": None}, strategy="ps", servers=2)
+    world = SimWorld(4)
+    result = compare_served(config, world.run(serve_and_keep, config), world.traces)
+    assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (1, {}),
+        (3, {}),
+        (3, {"zero": 1}),
+        (4, {"zero": 3, "dp_replicate": 2}),
+        (8, {"tp": 2, "pp": 2, "zero": 2}),
+        (8, {"ep": 2, "dp": 4, "tp": 2, "experts": 4, "zero": 1}),
+        (4, {"zero": 1, "precision": "fp16", "loss_scale": 2.0**17, "cp": 2}),
+        (4, {"pp": 2, "zero": 1, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
+    ],
+)
+def test_every_byte_is_in_the_closed_form(ranks, layout):
+    config = TrainConfig.make(**{**GPT, **LAMB_JOB, **layout})
+    world = SimWorld(ranks)
+    results = world.run(train, config)
+    measured: dict[str, int] = {}
+    for trace in world.traces:
+        for purpose, volume in trace.bytes_by_purpose().items():
+            measured[purpose] = measured.get(purpose, 0) + volume
+    skipped = results[0].loss_scale["skipped"] if results[0].loss_scale else 0
+    sizes = [result.sizes for result in results]
+    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, skipped)
+    assert ("trust_ratio" in measured) == (config.zero > 0 or config.tp > 1)
+
+
+def test_one_message_of_288_bytes_per_layer():
+    """However many units ZeRO 3 has: one all-reduce per step."""
+    ranks, config = 3, TrainConfig.make(**{**GPT, **LAMB_JOB, "zero": 3, "steps": 1})
+    world = SimWorld(ranks)
+    layers = len(world.run(train, config)[0].sizes[0].parameters)
+    sent = [trace.bytes_by_purpose()["trust_ratio"] for trace in world.traces]
+    assert sum(sent) == 8 * layer_sums_volume(layers, ranks) == 2 * (ranks - 1) * 288 * layers
+    assert len(world.traces[0].sent("trust_ratio")) == 2 * (ranks - 1)  # a ring's messages
+
+
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_a_resumed_job_continues_with_the_same_bits_and_the_same_settings(zero, tmp_path):
+    values = {**GPT, **LARS_JOB, "zero": zero, "steps": 4}
+
+    def digests(**changed):
+        return [result.digest for result in SimWorld(2).run(train, TrainConfig.make(**{**values, **changed}))]
+
+    straight = digests()
+    digests(steps=2, save=str(tmp_path))
+    with pytest.raises(UsageError, match=r"--trust-coefficient 0\.01"):
+        digests(save=str(tmp_path), resume=True, trust_coefficient=0.02)
+    assert digests(save=str(tmp_path), resume=True) == straight
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_loop_of_ones_own(stage):
+    """ZeroOptimizer adds the sums by itself; fully_shard is told over which ranks."""
+    settings = {"lr": 0.05, "weight_decay": 0.1}
+
+    def program(comm):
+        model = small_gpt()
+        if stage == 3:
+            parameters = list(model.parameters())
+            for part in (*model.transformer.h, model):
+                fully_shard(part, mesh=comm, reduction="sum", algorithm="ordered")
+            shards, sums = shards_of(model), LayerSums(parameters, shards=comm)
+            optimizer = LAMB(sharded_parameters(model), layer_sums=sums, **settings)
+        else:
+            optimizer = ZeroOptimizer(
+                model, LAMB, comm=comm, stage=stage, reduction="sum", algorithm="ordered", **settings
+            )
+            shards = [optimizer.shard]
+        for step in range(2):
+            for shard in shards:
+                shard.flat.zero_grad()
+            loss_of(model, step, comm.rank, comm.size).backward()
+            optimizer.step()
+        return gather_tensors(shards, getattr(optimizer, "optimizer", optimizer))
+
+    expected = one_device(lambda flat: LAMB(flat, **settings), 2, 1, False)
+    for result in SimWorld(2).run(program):
+        assert_same(result, expected)
