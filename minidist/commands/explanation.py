@@ -31,9 +31,7 @@ def explain_job(
     stage}.
     """
     # Every step sends the same bytes, so one step without checkpoints is enough.
-    constant = {"warmup": 0, "warmup_curve": "linear", "warmup_start": 0.0, "decay": "constant", "final_lr": 0.0}
-    unsaved = {"save": None, "every": None, "keep": None, "resume": False, "from_step": None, "overwrite": False}
-    once = config.model_copy(update={"steps": 1, **unsaved, **constant})
+    once = trial(config, 1)
     size = number_of_ranks(once, ranks)
 
     # The first step is recorded, for the messages; the closed form is computed from the sizes that ranks report.
@@ -72,6 +70,13 @@ def explain_job(
     if parameters is not None:
         figures["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
     return figures
+
+
+def trial(config: TrainConfig, steps: int) -> TrainConfig:
+    """Return the job with so few steps: its learning rate is constant, and nothing is saved."""
+    constant = {"warmup": 0, "warmup_curve": "linear", "warmup_start": 0.0, "decay": "constant", "final_lr": 0.0}
+    unsaved = {"save": None, "every": None, "keep": None, "resume": False, "from_step": None, "overwrite": False}
+    return config.model_copy(update={"steps": steps, **unsaved, **constant})
 
 
 def table(figures: dict[str, Any]) -> str:

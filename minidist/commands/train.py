@@ -8,7 +8,16 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import DeepSpeed, EagerBytes, Ranks, Timeout, command_line, takes_config, with_deepspeed
+from minidist.commands.options import (
+    DeepSpeed,
+    EagerBytes,
+    Ranks,
+    Timeout,
+    command_line,
+    takes_config,
+    with_deepspeed,
+    within_limits,
+)
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig
 
@@ -27,11 +36,23 @@ def train(
         Path | None, typer.Option(help="a file of JSON lines, one per step; steps are numbered from 0")
     ] = None,
     deepspeed: DeepSpeed = None,
+    memory_budget: Annotated[
+        float | None,
+        typer.Option(
+            help="bytes of a rank: divide --global-batch into the largest micro-batches that fit",
+            callback=within_limits,
+        ),
+    ] = None,
 ) -> Result | None:
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.commands.runner import run_training
 
     config = with_deepspeed(config, deepspeed)
+    if memory_budget is not None:
+        from minidist.commands.memory_budget import fit_micro_batch
+
+        config, line = fit_micro_batch(config, ranks, memory_budget)
+        say(line)
     # A long run keeps no events: its memory would grow with every message.
     path = None if trace == Path("none") else trace or Path("runs/train.jsonl")
 
