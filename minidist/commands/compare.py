@@ -24,6 +24,7 @@ from minidist.commands.options import (
     given_settings,
     takes_config,
     with_deepspeed,
+    within_limits,
 )
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig, flag
@@ -54,7 +55,11 @@ def compare(
     sample: Annotated[int | None, typer.Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
     processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
     tolerance: Annotated[
-        float, typer.Option(help="of your own functions: largest difference, as a share of a tensor's largest entry")
+        float,
+        typer.Option(
+            help="of your own functions: largest difference, as a share of a tensor's largest entry",
+            callback=within_limits,
+        ),
     ] = 0.0,
 ) -> Result | None:
     """Run the job in parallel and on one device, and compare every tensor of every step.
