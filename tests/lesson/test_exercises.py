@@ -944,6 +944,90 @@ def by_message(comm, old_ranks, read, length):
     return solution("23.load_residual")(comm, old_ranks, read, length)
 
 
+def rounds_to_its_own_grid(comm, x):
+    scale = np.abs(x).max(initial=0.0) / 127 or 1.0
+    return np.clip(np.round(x / scale), -127, 127) * scale
+
+
+def adds_the_largest(comm, x):
+    largest = all_reduce(comm, np.array([np.abs(x).max(initial=0.0)]))
+    scale = largest[0] / 127 or 1.0
+    return np.clip(np.round(x / scale), -127, 127) * scale
+
+
+def forgets_that_some_have_no_values(comm, x):
+    scale = all_reduce(comm, np.array([np.abs(x).max()]), "max")[0] / 127
+    return np.clip(np.round(x / scale), -127, 127) * scale
+
+
+def gathers_all_values(comm, x):
+    table = np.zeros((comm.size, 64))
+    table[comm.rank, : x.size] = np.abs(x)
+    all_reduce(comm, table.reshape(-1))
+    scale = table.max() / 127 or 1.0
+    return np.clip(np.round(x / scale), -127, 127) * scale
+
+
+def reduces_everything(comm, gradient, mask):
+    return all_reduce(comm, gradient.copy()) * mask
+
+
+def forgets_the_places(comm, gradient, mask):
+    return all_reduce(comm, gradient[mask])
+
+
+def keeps_what_is_pruned(comm, gradient, mask):
+    gradient = gradient.copy()
+    gradient[mask] = all_reduce(comm, gradient[mask])
+    return gradient
+
+
+def chooses_by_its_zeros(comm, gradient, mask):
+    result, chosen = np.zeros_like(gradient), mask & (gradient != 0)
+    result[chosen] = all_reduce(comm, gradient[chosen])
+    return result
+
+
+def distils(comm, teachers, logits, rows, temperature, of=lambda x, t: np.exp(x / t), first=False):
+    if comm.rank < teachers:
+        for student in range(comm.size - teachers):
+            if (0 if first else student % teachers) == comm.rank:
+                scores = of(logits(student), temperature)
+                comm.send(scores / scores.sum(axis=1, keepdims=True) if of is not raw else scores, teachers + student)
+        return np.zeros((0, 4))
+    targets = np.zeros((rows, 4))
+    comm.recv(targets, 0 if first else (comm.rank - teachers) % teachers)
+    return targets
+
+
+def raw(logits, temperature):
+    return logits
+
+
+def distils_logits(*arguments):
+    return distils(*arguments, of=raw)
+
+
+def distils_without_a_temperature(*arguments):
+    return distils(*arguments, of=lambda x, t: np.exp(x))
+
+
+def one_teacher_does_all(*arguments):
+    return distils(*arguments, first=True)
+
+
+def a_student_computes(comm, teachers, logits, rows, temperature):
+    return logits(comm.rank - teachers) if comm.rank >= teachers else np.zeros((0, 4))
+
+
+def asks_the_teacher_beside_it(comm, teachers, logits, rows, temperature):
+    if comm.rank < teachers:
+        return solution("24.distil")(comm, teachers, logits, rows, temperature)
+    targets = np.zeros((rows, 4))
+    comm.recv(targets, (comm.rank - teachers) * teachers // (comm.size - teachers))
+    return targets
+
+
 def ranks_in_their_own_order(shape, traffic, node_size):
     return [rank // node_size for rank in range(int(np.prod(shape)))]
 
@@ -1328,6 +1412,19 @@ WRONG = [
     ("23.load_residual", all_to_the_first, "not its own to keep"),
     ("23.load_residual", shares_the_sum_equally, "bit for bit"),
     ("23.load_residual", by_message, "no rank needs to send anything"),
+    ("24.one_grid", rounds_to_its_own_grid, "agree on the largest first"),
+    ("24.one_grid", adds_the_largest, "reduce with 'max'"),
+    ("24.one_grid", forgets_that_some_have_no_values, "a rank without values still takes part"),
+    ("24.one_grid", gathers_all_values, "only the largest matters"),
+    ("24.kept_all_reduce", reduces_everything, "what is pruned travels too"),
+    ("24.kept_all_reduce", forgets_the_places, "put them back into their places"),
+    ("24.kept_all_reduce", keeps_what_is_pruned, "it must be zero"),
+    ("24.kept_all_reduce", chooses_by_its_zeros, "not by the gradient"),
+    ("24.distil", distils_logits, "a student learns from probabilities"),
+    ("24.distil", distils_without_a_temperature, "divide the logits by the temperature"),
+    ("24.distil", one_teacher_does_all, "more than its share"),
+    ("24.distil", a_student_computes, "only teachers have the model"),
+    ("24.distil", asks_the_teacher_beside_it, "in the same way on both sides"),
     ("26.save", latest_first, "first all files, then `latest`"),
     ("26.save", over_what_is_there, "a name that is free"),
     ("26.save", latest_in_place, "half of a name"),

@@ -1,0 +1,321 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 24 Smaller models
+#
+# *45 minutes. Before it: 06 and 23. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Train a model that is small **when it is used**: weights and inputs of 8 bits (*quantise*), most weights zero
+# (*prune*), or a small model that learns from a large one (*distil*).
+#
+# What it saves: a quarter of the bytes of a weight and integer products; with pruning also bytes of gradients while it
+# trains. What it costs: accuracy, unless the training knows what will be lost. And on several ranks one thing has to be
+# watched: **rounding and pruning are decisions, and all ranks must decide alike**.
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist.autograd.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
+from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
+from minidist.data import glyphs
+from minidist.lesson import check, expect, solution
+from minidist.nn import MLP
+from minidist.nn.quantization import convert, int8_bytes, int8_matmul, observers_of, prepare_qat
+from minidist.optim import Adam
+from minidist.optim.sparsity import SparsitySchedule
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.compression import compress
+from minidist.parallel.quantization import ranges_volume, update_ranges
+from minidist.parallel.selection import keep_largest, magnitude_keys, selection_bytes
+from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The loss of a dense float32 model, and of one that rounds to 8 bits and prunes four fifths of its weights on the way
+# (steps 30 to 100). It is set back, and recovers.
+
+# %%
+images, labels = glyphs().rows(np.arange(2000))
+ROWS, STEPS = 1600, 150  # the other 400 are never trained on
+
+
+def train(comm, int8=False, schedule=None, agree=True, steps=STEPS):
+    """Returns (losses, model, weights, pruner, what this rank sent in the last step)."""
+    model = MLP([images.shape[1], 64, 10], dtype=np.float64)
+    model = prepare_qat(model) if int8 else model
+    observers, pruner = observers_of(model), schedule and Pruner(prunable(model), schedule)
+    ddp = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered")
+    if pruner:
+        ddp.register_comm_hook(KeptEntries(comm, pruner, "sum", "ordered"), compress)
+    flat, optimizer, losses, sent = ddp.flat, Adam(ddp.flat, lr=0.03), [], [0]
+    mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
+    for step in range(steps):
+        flat.zero_grad()
+        loss = cross_entropy(ddp(Tensor(images[mine].astype(np.float64))), labels[mine], divisor=ROWS)
+        loss.backward()
+        optimizer.step()
+        if pruner:
+            pruner.prune(step + 1, [Part(p.name, p.data.reshape(-1)) for p in flat.parameters])
+            flat.updated()
+        update_ranges(observers, comm if agree else None)
+        losses.append(loss.item())
+        sent.append(comm.trace.bytes_by_purpose().get("gradient_reduce", 0))
+    return losses, model, flat.data.copy(), pruner, sent[-1] - sent[-2]
+
+
+def right(model):
+    with no_grad():
+        outputs = model.eval()(Tensor(images[ROWS:].astype(np.float64))).data
+    return float(100 * (outputs.argmax(axis=1) == labels[ROWS:]).mean())
+
+
+gradually = SparsitySchedule(0.8, 30, 100, 5)
+dense = SimWorld(1).run(train)[0]
+small = SimWorld(1).run(train, int8=True, schedule=gradually)[0]
+command = "minidist train --model mlp --steps 150 --quantize int8 --sparsity 0.8 --sparsity-schedule 30,100,5 --trace t.jsonl; minidist report t.jsonl --picture loss"
+header = {"losses": small[0], "reference_losses": dense[0], "command": command, "title": "dense float and sparse INT8"}
+show(draw("loss", [], header, names=("dense, float", "80 % zeros, INT8")))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# The dense model recognises more than four of five digits that it has never seen. How many percent are right when four
+# fifths of the weights become zero **at once** after step 30, and the training goes on? When they do so **little by
+# little**, between steps 30 and 100? And how much less does a rank send in a step of data parallelism at the end?
+
+# %%
+my_guess = {"at once": 50.0, "little by little": 80.0, "times fewer bytes": 5.0}
+
+# %% [markdown]
+# ## 4 The code
+#
+# **Quantise.** A grid is a scale s, an integer z that stands for 0, and the smallest and the largest integer. Training
+# computes with the points of the grid, in floats, and pretends in backward that nothing was rounded: rounding has the
+# derivative 0 almost everywhere, and nothing would learn. (That is the *straight-through estimator*; where a value was
+# clamped, the gradient is 0.)
+
+# %%
+print(inspect.getsource(Grid.levels))
+print(inspect.getsource(fake_quantize))
+
+# %% [markdown]
+# The range of a weight is known. The range of a layer's inputs is observed, and at the end of a step the ranks agree
+# on it: two numbers per layer, and a maximum, which has no order of additions to care for.
+
+# %%
+print(inspect.getsource(update_ranges))
+
+# %% [markdown]
+# **Prune.** After step t the smallest weights become zero, as many as the schedule says (Zhu and Gupta 2017, equation
+# 1). Equal weights give equal masks, so no mask is sent; and where all ranks know what is zero, an all-reduce can
+# leave it out.
+
+# %%
+print(inspect.getsource(SparsitySchedule.at))
+print(inspect.getsource(KeptEntries.reduce))
+
+# %% [markdown]
+# ## 5 Check
+#
+# First the integers. One layer by hand: uint8 inputs, int8 weights, sums in int32; the zero point of the inputs is
+# taken off afterwards, once per output. The floats of training compute the same:
+
+# %%
+rng = np.random.default_rng(0)
+x, w = rng.normal(1, 1, (3, 5)), rng.normal(0, 1, (5, 2))
+inputs, weights = affine_grid(x.min(), x.max(), np.float64), symmetric_grid(np.abs(w).max(), np.float64)
+q, p = inputs.quantize(x), weights.quantize(w)
+total = int8_matmul(q, p) - int(inputs.zero_point) * p.sum(axis=0, dtype=np.int32)
+floats = fake_quantize(Tensor(x), inputs).data @ fake_quantize(Tensor(w), weights).data
+print(f"{q.dtype} x {p.dtype} -> {total.dtype}; first row {total[0]}")
+print(f"max |integers x scales - floats| = {np.abs(total * inputs.scale * weights.scale - floats).max():.1e}")
+assert np.allclose(total * inputs.scale * weights.scale, floats, rtol=0, atol=1e-12)
+
+# %% [markdown]
+# A whole model, on three ranks and on one: the grids are those of all rows, so the weights agree up to the order of
+# additions inside a product; and on three ranks they have the same bits. Then the model is converted.
+
+# %%
+world = SimWorld(3)
+(_, model, parallel, *_), (_, other, second, *_), _ = world.run(train, int8=True, steps=40)
+single = SimWorld(1).run(train, int8=True, steps=40)[0][2]
+print(f"max |w_parallel - w_single| = {np.abs(parallel - single).max():.1e}; ranks 0 and 1: "
+      f"{np.abs(parallel - second).max():.0f}")  # fmt: skip
+assert np.array_equal(parallel, second)
+assert np.allclose(parallel, single, rtol=0, atol=1e-6)
+
+sent = sum(trace.bytes_by_purpose()["quantization_range"] for trace in world.traces)
+print(f"ranges: {sent:,} B from all ranks in 40 steps; the formula says {40 * 8 * ranges_volume(2, 3):,} B")
+assert sent == 40 * 8 * ranges_volume(2, 3)
+
+sizes, rounded = int8_bytes(model), right(model)
+integers = right(convert(model))
+print(f"weights: {sizes['weight_bytes']:,} B instead of {sizes['float_bytes'] // 2:,} B in float32")
+print(f"right: {rounded:.1f} % rounded, {integers:.1f} % as integers")
+assert rounded == integers
+
+# %% [markdown]
+# Now the zeros.
+
+# %%
+accuracy = {"dense": right(dense[1])}
+for name, schedule in (("at once", SparsitySchedule(0.8, 30, 30)), ("little by little", gradually)):
+    world = SimWorld(3)
+    (_, sparse, weights, pruner, last), *_ = world.run(train, schedule=schedule)
+    accuracy[name] = right(sparse)
+for name, percent in accuracy.items():
+    guess = my_guess.get(name)
+    verdict = "" if guess is None else f"; your guess is {'right' if abs(guess - percent) < 8 else 'off'}"
+    print(f"{name:16} {percent:.0f} % right{verdict}")
+
+full = SimWorld(3).run(train, steps=1)[0][4]
+kept = weights.size - sum(pruner.pruned(STEPS))
+print(f"a rank sends {full:,} B in a dense step, {last:,} B now: {full / last:.1f} times fewer")
+print(f"the formula, 2 (n-1)/n of 8 B for each of {kept:,} kept entries: about {2 * 2 / 3 * 8 * kept:,.0f} B")
+print(f"your guess is {'right' if abs(my_guess['times fewer bytes'] - full / last) < 0.5 else 'off'}")
+assert abs(last - 2 * 2 / 3 * 8 * kept) < 100
+assert (weights == 0).sum() >= sum(pruner.pruned(STEPS))
+
+# %% [markdown]
+# Where every rank has only a *shard* of the weights (ZeRO 3), the smallest of all are no rank's to know. Sending the
+# weights would do; counting does, too: how many have which top 8 bits, then the next 8, until the threshold is known.
+# 256 numbers per digit, however many weights there are:
+
+# %%
+whole = rng.standard_normal(90_000).astype(np.float32)
+
+
+def threshold(comm):
+    mine = np.array_split(whole, comm.size)[comm.rank]
+    return keep_largest([magnitude_keys(mine)], [0], [9_000], 4, comm)[0]
+
+
+world = SimWorld(3)
+mask = np.concatenate(world.run(threshold))
+sent = sum(trace.bytes_by_purpose()["pruning"] for trace in world.traces)
+print(f"{mask.sum():,} of {mask.size:,} kept; sent {sent:,} B, the formula says {selection_bytes(1, 1, 4, 3):,} B; "
+      f"a gather would be {2 * whole.nbytes:,} B")  # fmt: skip
+assert np.array_equal(np.sort(np.abs(whole[mask])), np.sort(np.abs(whole))[-9_000:])
+assert sent == selection_bytes(1, 1, 4, 3)
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Ranks that do not agree on ranges round the same number to different grids. Gradients are still summed, so the
+# *weights* stay equal and nothing shows; but each rank computes with another model, and the INT8 model depends on who
+# saves it:
+
+# %%
+results = SimWorld(3).run(train, int8=True, agree=False, steps=40)
+scales = [float(model.layers[0].input_grid().scale) for _, model, *_ in results]
+scales += [float(model.layers[1].input_grid().scale) for _, model, *_ in results]
+print("scales of the second layer's inputs:", *(f"{scale:.5f}" for scale in scales[3:]))
+assert np.array_equal(results[0][2], results[1][2])
+assert len(set(scales[3:])) == 3
+
+# %% [markdown]
+# A model that has seen nothing cannot be converted:
+
+# %%
+with expect(UsageError):
+    convert(prepare_qat(MLP([4, 4, 2])))
+
+# %% [markdown]
+# ## 7 Exercises
+#
+# **One grid.** Each rank has values `x` (perhaps none). Round them to int8's grid, as floats: 127 is the largest
+# magnitude on *any* rank, halves are rounded to even, and where all values are zero they stay zero.
+
+
+# %%
+def one_grid(comm, x):
+    scale = np.abs(x).max(initial=0.0) / 127 or 1.0
+    return np.clip(np.round(x / scale), -127, 127) * scale
+
+
+check("24.one_grid", one_grid)
+
+# %%
+print(inspect.getsource(solution("24.one_grid")))
+check("24.one_grid", solution("24.one_grid"))
+
+# %% [markdown]
+# **An all-reduce of what is kept.** `mask` is the same on every rank. Return the sum of all ranks' gradients where it
+# is true, 0 elsewhere, and send no more than you must.
+
+
+# %%
+def kept_all_reduce(comm, gradient, mask):
+    return gradient * mask
+
+
+check("24.kept_all_reduce", kept_all_reduce)
+
+# %%
+print(inspect.getsource(solution("24.kept_all_reduce")))
+check("24.kept_all_reduce", solution("24.kept_all_reduce"))
+
+# %% [markdown]
+# **Distil.** A small model learns more from a large one's *probabilities* than from labels: that a 3 looks a little
+# like an 8 is in them, the more so when the logits are divided by a temperature first (Hinton et al. 2015). Ranks
+# 0 to `teachers` - 1 have the teacher, the others are students: student j is rank `teachers` + j, and its teacher is
+# rank j % `teachers`. `logits(j)` returns, on a teacher, the logits for student j's rows. Return, on a student, its
+# soft targets softmax(logits / temperature), an array (rows, 4); on a teacher an empty one, (0, 4).
+
+
+# %%
+def distil(comm, teachers, logits, rows, temperature):
+    if comm.rank < teachers:
+        return np.zeros((0, 4))
+    return np.full((rows, 4), 0.25)
+
+
+check("24.distil", distil)
+
+# %%
+print(inspect.getsource(solution("24.distil")))
+check("24.distil", solution("24.distil"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **y = (clamp(round(x / s) + z) - z) s**, gradient 1 inside the range: a model that trains with the rounding loses
+#   nothing when it is converted. Ranks agree on ranges with a maximum, two numbers per layer.
+# - **s_t = s_f (1 - (1 - (t - t0) / (t1 - t0))³)**: prune fast, then slowly, and let it recover. Equal weights give
+#   equal masks, so only **2 (n-1)/n of the kept gradients** are sent, and no mask.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 python mpi_examples/quantization.py
+#     mpiexec -n 4 python mpi_examples/sparsity.py
+#     mpiexec -n 4 minidist train --dp 4 --zero 1 --quantize int8 --evaluate-every 10 --steps 20
+#     mpiexec -n 4 minidist train --dp 4 --sparsity 0.8 --sparsity-schedule 5,15 --steps 20
+#     mpiexec -n 2 minidist train --dp 2 --sparsity-pattern 2:4 --sparsity-schedule 5 --steps 10
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `fake_quantize`, `affine_grid`, `symmetric_grid` | PyTorch `torch.fake_quantize_per_tensor_affine`, `torch.fake_quantize_per_channel_affine`; TensorFlow `fake_quant_with_min_max_vars` |
+# | `prepare_qat`, `convert` | PyTorch `torch.ao.quantization.prepare_qat`, `convert`; torchao `QATConfig(step="prepare")`, `step="convert"` |
+# | observers, `--quantize-observer` | PyTorch `MinMaxObserver`, `MovingAverageMinMaxObserver` |
+# | `update_ranges` at the end of a step | NVIDIA Transformer Engine: delayed scaling, `DelayedScaling(reduce_amax=True)` |
+# | `SparsitySchedule` | TensorFlow `tfmot.sparsity.keras.PolynomialDecay(power=3)`; DeepSpeed `"sparse_pruning": {"schedule_offset", "schedule_offset_end", "dense_ratio"}` |
+# | `--sparsity-scope layer`, `global` | PyTorch `torch.nn.utils.prune.l1_unstructured`, `global_unstructured` |
+# | `--sparsity-pattern 2:4` | PyTorch `torch.sparse.to_sparse_semi_structured`; NVIDIA ASP (Apex) |
+#
+# Next: [25 Plan it](25_plan_it.ipynb).
