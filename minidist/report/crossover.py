@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from minidist.report.frame import Style, finish, line, new_figure, tidy
+from minidist.report.frame import Style, finish, line, new_figure, plain_numbers, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,6 +61,8 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
     # On two logarithmic axes a time that is proportional to the bytes is a line of slope 1.
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    plain_numbers(axes.xaxis)
+    plain_numbers(axes.yaxis)
     axes.set_xlabel("bytes of the array")
     axes.set_ylabel("µs, log scale")
     tidy(axes)

@@ -81,6 +81,14 @@ def tidy(axes: Any) -> None:
         axes.spines[side].set_visible(False)
 
 
+def plain_numbers(axis: Any) -> None:
+    """Label a logarithmic axis without formulas, which no text of a picture may be (`finish`)."""
+    from matplotlib.ticker import NullFormatter
+
+    axis.set_major_formatter(lambda value, place: f"{value:.0e}" if value < 0.1 or value > 1e6 else f"{value:,g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def patch(colour: str, label: str) -> Any:
     """Return a legend entry: a filled box."""
     from matplotlib.patches import Patch

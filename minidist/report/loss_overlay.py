@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from minidist.report.frame import Style, finish, line, new_figure, tidy
+from minidist.report.frame import Style, finish, line, new_figure, plain_numbers, tidy
 from minidist.report.palette import PALETTE
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ def loss_overlay(
     style: Style = {"color": PALETTE["blocked"], "marker": "o", "linestyle": ":", "markersize": 3}
     second.plot(range(len(difference)), np.maximum(difference, SMALLEST), **style, linewidth=0.8, gid="difference")
     second.set_yscale("log")
+    plain_numbers(second.yaxis)
     second.set_ylim(SMALLEST, 10)
     second.set_ylabel(f"max |difference| of {what}", color=PALETTE["blocked"])
     second.spines["top"].set_visible(False)

@@ -78,6 +78,9 @@ def test_the_virtual_table_is_the_clock(operation):
 def test_the_crossover_picture_has_a_line_for_each_algorithm_and_names_what_auto_chose():
     rows = virtual.bench_virtual_collectives("all_reduce", 16, sizes=[2**k for k in range(0, 27, 3)])["rows"]
     axes = crossover(rows, command="minidist bench collectives --simulated").axes[0]
+    labels = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
+    assert labels
+    assert not any("$" in label for label in labels)
     lines = {line.get_gid(): line for line in axes.lines if line.get_gid()}
     assert set(lines) == {*ALGORITHMS["all_reduce"], "auto"}
     best = [min(row["median_s"] for row in rows if row["bytes"] == 2**k) * 1e6 for k in range(0, 27, 3)]

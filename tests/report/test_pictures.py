@@ -273,6 +273,10 @@ def test_loss_overlay_has_the_difference_on_its_own_axis():
     left, right = figure.axes
     assert {line.get_gid() for line in left.lines} == {"single", "parallel"}
     assert right.get_yscale() == "log"
+    labels = [label.get_text() for label in right.get_yticklabels()]  # no formulas: a picture's text is shown as it is
+    assert "1e-03" in labels
+    assert "1" in labels
+    assert not any("$" in label for label in labels)
     assert right.lines[0].get_ydata()[1] == 1e-3
     assert "1.0e-03" in left.get_title(loc="left")
     del header["max_difference"]
