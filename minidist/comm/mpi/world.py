@@ -247,17 +247,19 @@ class MPIWorld:
         # A collective call of MPI's, which blocks: the watchdog must know of it.
         before, self.waiting = self.waiting, Entering(comm, origin)
         claim = Claim(origin, comm.members[comm.rank], comm.members, label, call_site(sys._getframe(1)))
-        if comm.name != "world":
-            self.membership.compare(claim)
-        if comm.size == self.size and list(comm.members) == list(range(self.size)):
-            handle = self.base.Dup()
-        else:
-            group = self.MPI.COMM_WORLD.Get_group().Incl(list(comm.members))
-            handle = self.base.Create_group(group)
-            group.Free()
-        self.handles[comm.name] = handle
-        self.handles[comm.name + "/collectives"] = handle.Dup()
-        self.waiting = before
+        try:
+            if comm.name != "world":
+                self.membership.compare(claim)
+            if comm.size == self.size and list(comm.members) == list(range(self.size)):
+                handle = self.base.Dup()
+            else:
+                group = self.MPI.COMM_WORLD.Get_group().Incl(list(comm.members))
+                handle = self.base.Create_group(group)
+                group.Free()
+            self.handles[comm.name] = handle
+            self.handles[comm.name + "/collectives"] = handle.Dup()
+        finally:
+            self.waiting = before
 
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
@@ -449,11 +451,13 @@ class MPIWorld:
         else:
             self.waiting = request
             self.handling = sys.exc_info()[1]
-            if self.active:
-                self._poll(request)
-            else:
-                self._block(request)
-            self.waiting = self.handling = None
+            try:
+                if self.active:
+                    self._poll(request)
+                else:
+                    self._block(request)
+            finally:  # a program may catch an error, and go on
+                self.waiting = self.handling = None
 
         # The message is there: check the buffer, then record when it ended.
         if not receiving and request.header_request is not None:
@@ -602,10 +606,12 @@ class MPIWorld:
         self.unwaited.pop(id(work), None)
         if self.running is None:
             self.waiting = work
-            while not work.finished:
-                self.progress()
-                os.sched_yield()
-            self.waiting = None
+            try:
+                while not work.finished:
+                    self.progress()
+                    os.sched_yield()
+            finally:
+                self.waiting = None
         else:
             while not work.finished:
                 self.main.switch()
