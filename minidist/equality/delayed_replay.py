@@ -29,15 +29,17 @@ from minidist.train.strategies.strategy import Strategy
 
 
 class DelayedUnit:
-    """Parameters with one delay: all versions, the mini-batches' gradients until an update, and the optimizer.
+    """Parameters with one delay: their versions, the mini-batches' gradients until an update, and the optimizer.
 
     replicas: ranks of each stage. tied: whether another stage shares it; it then has the longest delay of all.
+    versions: number -> values, from the one that was used last to the latest. No later micro-batch needs an older one,
+    because a version rule never goes back, so the memory does not grow with the steps.
     """
 
     def __init__(self, job: Job, parameters: Any, stage: int, stages: int, replicas: Sequence[int], tied: bool) -> None:
         self.flat = FlatParameters(parameters)
         self.optimizer = ScheduledOptimizer(job, self.flat)
-        self.versions = [self.flat.data.copy()]
+        self.versions, self.latest = {0: self.flat.data.copy()}, 0
         self.round = replicas[stage]  # mini-batches per update
         self.parts: list[Array] = []
         self.gradient, self.state = np.zeros_like(self.flat.data), dict[str, dict[str, Array]]()
@@ -57,6 +59,13 @@ class DelayedUnit:
         # Weight stashing: each stage uses its newest version.
         return max(0, t // self.round - self.warm_up)
 
+    def bind(self, t: int) -> None:
+        """Compute with the version of micro-batch `t`, and forget older ones."""
+        version = self.version_of(t)
+        for older in [number for number in self.versions if number < version]:
+            del self.versions[older]
+        self.flat.bind(self.versions[version].copy(), version)
+
     def add(self, gradient: Array, last: bool) -> None:
         """Take the gradient of a step; make an update when a round is complete, or it is the job's last step."""
         self.parts.append(np.array(gradient))
@@ -73,14 +82,15 @@ class DelayedUnit:
 
     def _update(self, gradient: Array) -> None:
         # A version is an array of its own, so that older ones stay as they were.
-        self.flat.bind(self.versions[-1].copy(), len(self.versions) - 1)
+        self.flat.bind(self.versions[self.latest].copy(), self.latest)
         for parameter in self.flat.parameters:
             if parameter.requires_grad:
                 parameter.grad = gradient[self.flat.slice_of(parameter)].reshape(parameter.shape).copy()
         self.optimizer.step()
         self.gradient = gradient
         self.state = {name: {k: a.copy() for k, a in row.items()} for name, row in self.optimizer.state.items()}
-        self.versions.append(self.flat.data.copy())
+        self.latest += 1
+        self.versions[self.latest] = self.flat.data.copy()
         self.flat.zero_grad()
 
 
@@ -128,8 +138,7 @@ class DelayedDevice(Strategy):
             for module, units in zip(self.modules, self.stages, strict=True):
                 # Forward and backward of a micro-batch use one version: the tape keeps what forward has read.
                 for unit in units:
-                    version = unit.version_of(t)
-                    unit.flat.bind(unit.versions[version].copy(), version)
+                    unit.bind(t)
                 x = module(*(x if isinstance(x, tuple) else (x,)))
             loss: Tensor = job.loss_of(x, targets)
             loss.backward()
@@ -142,7 +151,7 @@ class DelayedDevice(Strategy):
     def tensors(self) -> Tensors:
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
         for unit in self.units:
-            add_record(result, unit.flat, unit.versions[-1], unit.gradient, unit.state)
+            add_record(result, unit.flat, unit.versions[unit.latest], unit.gradient, unit.state)
         return result
 
     def square_sums(self) -> Array:

@@ -9,6 +9,7 @@ from minidist.comm.launch import execute
 from minidist.commands.runner import number_of_ranks, summarize
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
+from minidist.equality.delayed_replay import replay
 from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
@@ -23,6 +24,7 @@ SMALL = {
     "layers": 3,
     "reduction": "ordered",
 }
+TWO_AND_ONE = {"replicas": "2,1"}
 NAMES = ["pipedream", "pipedream-vertical-sync", "pipedream-2bw"]
 
 
@@ -48,6 +50,20 @@ def test_every_step_equals_the_replay(name, optimizer):
 def test_replicated_and_uneven_stages(ranks, values):
     result = verdict(ranks, **{**SMALL, "schedule": "pipedream", "pp": ranks, **values})
     assert result.equal, result.first_difference
+
+
+@pytest.mark.parametrize("values", [*({"schedule": name} for name in NAMES), {"schedule": "pipedream", **TWO_AND_ONE}])
+def test_the_replay_keeps_the_versions_that_are_needed_and_no_older_ones(values):
+    """As many for 24 steps as for 8: at most the longest delay, and the latest one."""
+    most = []
+    for steps in (8, 24):
+        config = TrainConfig.make(**{**SMALL, "model": "mlp", "data": "glyphs", "steps": steps, "pp": 3, **values})
+        kept = []
+        replay(
+            config, resolve_batches(config, 3), [lambda s, k=kept: k.extend(len(u.versions) for u in s.strategy.units)]
+        )
+        most.append(max(kept))
+    assert most[0] == most[1] <= 4
 
 
 def test_a_delay_of_one_too_few_is_found(monkeypatch):
