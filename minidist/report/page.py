@@ -62,6 +62,7 @@ td:first-child, th:first-child { text-align: left; }
 @media (max-width: 700px) {
   body { margin: 1rem auto; } h1 { font-size: .95rem; } table { font-size: 13px; } td, th { padding-right: .5rem; }
   figure svg, figure img { max-width: none; width: min(var(--natural), 620px); }
+  figure.small svg { max-width: 100%; }
 }
 """
 
@@ -167,7 +168,8 @@ def _figure(make: Callable[[], "Figure"], label: str, kind: str) -> str:
         image = base64.b64encode(png(figure, dpi=110)).decode()
         drawn = f'<img alt="{html.escape(label)}" src="data:image/png;base64,{image}">'
     style = f"--natural: {natural}px"
-    return f'<figure id="{kind}" role="img" aria-label="{html.escape(label)}" style="{style}">{drawn}</figure>'
+    size = ' class="small"' if natural <= 500 else ""  # small enough to be shrunk to a phone's width
+    return f'<figure id="{kind}"{size} role="img" aria-label="{html.escape(label)}" style="{style}">{drawn}</figure>'
 
 
 def _svg(figure: "Figure", salt: str) -> str:

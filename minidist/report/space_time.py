@@ -9,7 +9,7 @@ Proved by: tests/report/test_pictures.py
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.trace import MessageEvent, Trace
+from minidist.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.comm.waiting import Waiting, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
@@ -35,7 +35,6 @@ MAX_LABELS = 24  # with more messages the byte counts would cover each other
 BAR = 0.34  # the height of a bar, as a part of the distance between two lines
 HAIR = 0.02  # the width of the shortest wait that is drawn on a band, as a part of the picture's
 LABEL = 0.06  # the width of a label, as a part of the picture's
-CROWD = 6  # arrows that begin within the width of a label
 MAX_ARROWS = 1500  # with more, lines without heads
 MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
 
@@ -62,10 +61,9 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     # [2] What each stream computes, then where it waits (red) or transfers.
     for (rank, lane), y in rows.items():
         axes.plot([begin * factor, right * factor], [y, y], color="#999999", linewidth=0.8, zorder=1)
-        spans = compute_of(traces[rank].spans, lane)
-        for span in spans:
-            kind = kind_of(span.name)
-            _bar(axes, (span.start, span.end), y, factor, PALETTE[kind], "compute")
+        for name, interval in _joined(compute_of(traces[rank].spans, lane)):
+            kind = kind_of(name)
+            _bar(axes, interval, y, factor, PALETTE[kind], "compute")
             used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
     buckets, messages_of_their_own = _folded(messages)
     width = (right - begin) * factor
@@ -95,7 +93,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
         axes.text(right * factor, y - 0.24, operation_text(event), **style)
 
     # [4] The messages, and the circle of waits.
-    _arrows(axes, messages_of_their_own, rows, factor, begin * factor, width, used)
+    _arrows(axes, messages_of_their_own, rows, factor, begin * factor, width, bool(drawn), used)
     circle = _wait_for(axes, stuck, rows, right * factor, used)
 
     axes.set_yticks(list(rows.values()), [row_label(rank, lane) for rank, lane in rows])
@@ -133,6 +131,17 @@ def _begin(traces: Sequence[Trace]) -> float:
     """Return when the first thing that is drawn begins."""
     posted = [event.posted for trace in traces for event in trace.messages]
     return max(0.0, min([span.start for trace in traces for span in trace.spans] + posted, default=0.0))
+
+
+def _joined(spans: Sequence[SpanEvent]) -> list[tuple[str, Interval]]:
+    """Return (name, interval) of each span; those of one name that touch are one, without a seam between them."""
+    result: list[tuple[str, Interval]] = []
+    for span in spans:
+        if result and result[-1][0] == span.name and result[-1][1][1] == span.start:
+            result[-1] = (span.name, (result[-1][1][0], span.end))
+        else:
+            result.append((span.name, (span.start, span.end)))
+    return result
 
 
 def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid: str) -> None:
@@ -185,7 +194,14 @@ def _bands(
 
 
 def _arrows(
-    axes: Any, delivered: list[Pair], rows: Rows, factor: float, begin: float, width: float, used: dict[str, Any]
+    axes: Any,
+    delivered: list[Pair],
+    rows: Rows,
+    factor: float,
+    begin: float,
+    width: float,
+    has_bands: bool,
+    used: dict[str, Any],
 ) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.patches import FancyArrowPatch
@@ -206,20 +222,18 @@ def _arrows(
         axes.add_collection(LineCollection(ends, colors=colour, linewidths=0.3, gid="messages", zorder=3))
         return
 
-    # labels: the places that are taken.
+    # Beside buckets there are too many messages for the bytes of each. labels: the places that are taken.
+    labelled = len(ends) <= MAX_LABELS and not has_bands
     labels: list[tuple[float, float]] = []
     arrow: Style = {"arrowstyle": "-|>,head_length=3.5,head_width=1.8", "shrinkA": 0, "shrinkB": 0}
     for (tail, head), (send, _) in zip(ends, delivered, strict=True):
         axes.add_patch(FancyArrowPatch(tail, head, **arrow, color=colour, linewidth=1.0, gid="message", zorder=3))
-        if len(ends) <= MAX_LABELS:
+        if labelled:
             near = 0.33 / max(abs(head[1] - tail[1]), 1)  # a third of a line away from the sender
             x, y = ((1 - near) * a + near * b for a, b in zip(tail, head, strict=True))
             x = max(x, begin + LABEL * width / 2)  # beside the names of the lines, not on them
             if any(abs(x - other[0]) < LABEL * width and abs(y - other[1]) < 0.2 for other in labels):
                 continue  # two numbers on each other are none
-            # Nor can one be read among many arrows.
-            if sum(abs(other[0] - x) < LABEL * width / 2 for other, _ in ends) > CROWD:
-                continue
             labels.append((x, y))
             box: Style = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
             text: Style = {"fontsize": 6.5, "ha": "center", "va": "center", "color": colour, "bbox": box}

@@ -103,6 +103,15 @@ def test_a_bucket_has_no_stripes_of_short_waits():
     assert min(red) > 0.015
 
 
+def test_pieces_of_one_computation_are_one_bar_without_seams():
+    def main(comm):
+        for name in ("forward", "backward", "backward", "backward"):
+            comm.compute(seconds=1.0, name=name)
+
+    bars = [bar for bar in draw("space-time", run(main, 1)).axes[0].patches if bar.get_gid() == "compute"]
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 1), (1, 3)]
+
+
 @pytest.mark.parametrize(
     ("lane", "label"),
     [
