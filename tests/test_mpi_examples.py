@@ -378,3 +378,13 @@ def test_three_axes(world):
     assert losses[-1] < losses[0]
     for name in ("tied", "pipeline_activation", "tensor_forward", *(["gradient_reduce"] if ranks == 8 else [])):
         assert f"'{name}'" in output
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_trust_ratios_of_shards_are_those_of_whole_layers(world):
+    code, output = start(world, 2, "trust_ratios")
+    assert code == 0, output
+    *losses, last = output.splitlines()
+    assert losses == start("simulated", 1, "trust_ratios")[1].splitlines()[:-1]
+    sent, paper = re.fullmatch(r"norms of 28 layers: rank 0 sent (.*) B, on paper about (.*) B", last).groups()
+    assert sent == paper
