@@ -226,6 +226,14 @@ class Module:
                 f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}"
             )
 
+        # Of a sharded parameter there is at most a gathered copy, which the next gather replaces.
+        for name, parameter in own.items():
+            if name in state and parameter.flat is not None and getattr(parameter.flat.shard, "own", None) is not None:
+                raise AutogradError(
+                    f"load_state_dict: {name!r} is sharded, and each rank has a part of it; load the state before"
+                    " fully_shard, or set this rank's part, the `data` of shards_of(model)"
+                )
+
         # All shapes are checked before any value is copied, so an error leaves the model as it was.
         holders: dict[str, Any] = {**own, **buffers}
         for name, holder in holders.items():

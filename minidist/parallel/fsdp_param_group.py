@@ -14,6 +14,8 @@ Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precisi
 from typing import NoReturn
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -178,6 +180,9 @@ class FSDPParamGroup:
         if self.gather is not None:
             self.gather.wait()
             assert self.arriving is not None
+            # A write into the gathered copy (`p.data[...] = x`) would be lost with it, so NumPy refuses it.
+            if type(self.arriving) is np.ndarray:
+                self.arriving.flags.writeable = False
             self.flat.bind(self.arriving)
             self.version = self.flat.version
             self.gather = self.arriving = self.part = None

@@ -71,7 +71,8 @@ def fully_shard(
     ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
     other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
 
-    At construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
+    The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
+    construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
     """
     if reduction not in ("mean", "sum"):

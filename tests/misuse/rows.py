@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 from minidist.autograd import Parameter, Tensor, cross_entropy, mse_loss, no_grad
 from minidist.base.random import batch_coordinates
@@ -1253,6 +1254,35 @@ def a_sharded_parameter_set_while_it_is_whole(comm):
     model = fully_shard(mlp(), mesh=comm, persistence_threshold=1000)
     model(rows(0)[0])
     model.layers[0].weight.data = np.zeros((5, 6))
+
+
+SHARDED_STATE = (
+    r"load_state_dict: 'layers.0.weight' is sharded, .*load the state before fully_shard, or set this rank's part"
+)
+
+
+@refused(SHARDED_STATE)
+def load_state_dict_of_a_sharded_model_on_one_rank(comm):
+    model = fully_shard(mlp(), mesh=comm)
+    if comm.rank == 0:
+        model.load_state_dict(mlp(seed=1).state_dict())
+    comm.barrier()
+
+
+@refused(SHARDED_STATE, mpi=True)
+def load_state_dict_of_a_sharded_model_while_it_is_whole(comm):
+    model = fully_shard(mlp(), mesh=comm, persistence_threshold=1000)
+    model(rows(0)[0])
+    model.load_state_dict(mlp(seed=1).state_dict())
+
+
+@equal()
+def a_write_into_a_gathered_copy_is_not_lost_in_silence(comm):
+    model = fully_shard(mlp(), mesh=comm, reshard_after_forward=False)
+    before = model(rows(0)[0]).data
+    with pytest.raises(ValueError, match="read-only"):
+        model.layers[0].weight.data[...] = 0
+    yield {"y": model(rows(0)[0]).data}, {"y": before}
 
 
 @refused(r"clipping needs shards that begin at multiples of 1024")
