@@ -4,27 +4,63 @@ Python raises KeyboardInterrupt between two instructions of the main program, an
 to none. But Python's own signal handler, in C, writes the signal's number into a file descriptor at once. A thread
 reads it, gives the main program half a second to be interrupted, and ends the job when it was not.
 
+Open MPI's mpiexec makes SIGTERM of it, passes on nothing that a rank prints from then on, and kills the ranks a quarter
+of a second later. So a rank that it has started says at once where it was, past the launcher: into the launcher's own
+standard error, or on the terminal.
+
 Proved by: tests/comm/mpi/test_interrupts.py
 """
 
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 GRACE = 0.5  # seconds
+_LAUNCHERS = ("prterun", "prte", "orterun", "mpirun", "mpiexec")
+
+
+def started_by_open_mpi() -> bool:
+    """Return whether Open MPI's mpiexec has started this process."""
+    return "OMPI_COMM_WORLD_RANK" in os.environ
+
+
+def say_past_the_launcher(text: str, launchers: tuple[str, ...] = _LAUNCHERS) -> None:
+    """Write into the standard error of the launcher, if it is this process's parent, else on the terminal, if any."""
+    places = ["/dev/tty"]
+    parent = os.getppid()
+    with suppress(OSError):
+        if Path(f"/proc/{parent}/comm").read_text().strip() in launchers:
+            places.insert(0, f"/proc/{parent}/fd/2")
+    for place in places:
+        try:
+            file = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        except OSError:  # another system, another user's launcher, or no terminal
+            continue
+        os.write(file, text.encode())
+        os.close(file)
+        return
+
+
+def _wait_for_the_thread(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread ends the process."""
 
 
 class InterruptWatch:
     """Calls `end` from a thread when SIGINT has come and the main program could not be interrupted.
 
-    A program with a handler of its own for SIGINT, or in another thread than the main one, is left alone.
+    terminate: called instead when Open MPI's mpiexec has sent SIGTERM. A program with a handler of its own for a
+    signal, or in another thread than the main one, is left alone.
     """
 
-    def __init__(self, end: Callable[[], None]) -> None:
-        self.end = end
+    def __init__(self, end: Callable[[], None], terminate: Callable[[], None]) -> None:
+        self.end, self.terminate = end, terminate
+        self.terminates = False
         self.interrupted = False  # was KeyboardInterrupt raised in the main program?
         self.active = (
             threading.current_thread() is threading.main_thread()
@@ -42,6 +78,9 @@ class InterruptWatch:
             self.active = False
             return
         signal.signal(signal.SIGINT, self._handler)
+        if started_by_open_mpi() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            self.terminates = True
+            signal.signal(signal.SIGTERM, _wait_for_the_thread)
         threading.Thread(target=self._watch, daemon=True, name="minidist-interrupts").start()
 
     def _handler(self, number: int, frame: FrameType | None) -> None:
@@ -50,6 +89,9 @@ class InterruptWatch:
 
     def _watch(self) -> None:
         while signals := self.receiver.recv(64):
+            if signal.SIGTERM in signals and self.terminates:
+                self.terminate()
+                return
             if signal.SIGINT in signals:
                 time.sleep(GRACE)
                 if not self.interrupted:
@@ -64,4 +106,6 @@ class InterruptWatch:
             signal.set_wakeup_fd(-1)
             if signal.getsignal(signal.SIGINT) == self._handler:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self.terminates and signal.getsignal(signal.SIGTERM) is _wait_for_the_thread:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self.sender.close()  # which ends the thread

@@ -58,7 +58,7 @@ from minidist.comm.header import (
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
-from minidist.comm.mpi.interrupts import InterruptWatch
+from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.membership import Membership
 from minidist.comm.mpi.staging import fetch, is_device_array, pinned_like, put
@@ -101,7 +101,7 @@ class MPIWorld:
         self.watchdog: Watchdog | None = None
         self.folder = JobFolder(None)
         with Starting(start_limit() if timeout else 0.0) as starting:
-            self.interrupts = InterruptWatch(self._interrupted)
+            self.interrupts = InterruptWatch(self._interrupted, self._terminated)
             MPI = starting.start_mpi()
             self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
             self.unchecked = not (checks or record or synchronous)
@@ -231,6 +231,17 @@ class MPIWorld:
         """End the job after Ctrl-C: the main program waits inside MPI, and cannot be interrupted."""
         what = interruption(self.place)
         self.end(f"minidist: rank {self.rank} of {self.size}: {what}", EXIT_CODE, "interrupted")
+
+    def _terminated(self) -> NoReturn:
+        """End this process when Open MPI's mpiexec ends the job, as after Ctrl-C; a host's first rank says so."""
+        try:
+            if self.hosts.index(self.hosts[self.rank]) == self.rank:
+                say_past_the_launcher(f"minidist: rank {self.rank} of {self.size}: {interruption(self.place)}\n")
+            if self.watchdog:
+                self.watchdog.discard()
+            self.folder.discard()
+        finally:
+            os._exit(EXIT_CODE)
 
     # messages ---------------------------------------------------------------------------------------------------------
 

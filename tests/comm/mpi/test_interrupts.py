@@ -13,7 +13,8 @@ from minidist.comm.mpi.interrupts import InterruptWatch
 from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import place_of
 
-OPEN_MPI = "Open MPI's mpiexec ends the ranks itself, with SIGTERM"
+OPEN_MPI = "Open MPI's mpiexec ends the ranks itself, with SIGTERM, and soon after with SIGKILL"
+FAILED = 1  # the exit code of Open MPI's mpiexec, whatever those of the ranks are
 SECONDS = 5.0  # until the job is over; one second on an idle machine
 
 WHERE = {
@@ -27,8 +28,6 @@ WHERE = {
 
 @pytest.mark.parametrize("where", WHERE)
 def test_under_mpiexec(run, tmp_path, where):
-    if run.open_mpi:
-        pytest.skip(OPEN_MPI)
     code, output, seconds = run.interrupted(
         "ready",
         f"""
@@ -41,10 +40,11 @@ def main(comm):
         2,
     )
     lines = [line for line in output.splitlines() if line.startswith("minidist:")]
-    assert len(lines) == 1, output
-    assert re.fullmatch(r"minidist: rank \d of 2: interrupted", lines[0])
+    if not run.open_mpi or lines:  # which kills the ranks after a quarter of a second: on a busy machine too soon
+        assert len(lines) == 1, output
+        assert re.fullmatch(r"minidist: rank \d of 2: interrupted", lines[0])
     assert "Traceback" not in output
-    assert code == 130
+    assert code == (FAILED if run.open_mpi else 130)
     assert seconds < SECONDS
     assert not list(tmp_path.glob("minidist-*"))
 
@@ -68,8 +68,6 @@ JOB = ["train", "--layers", "2", "--width", "16", "--steps", "100000", "--save",
 
 @pytest.mark.parametrize("world", ["simulated", "mpi"])
 def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, world):
-    if run.open_mpi and world == "mpi":
-        pytest.skip(OPEN_MPI)
     code, output, seconds = run.interrupted(
         "1/100000 steps",
         "",
@@ -77,7 +75,10 @@ def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, wor
         launcher=world == "mpi",
         last=f"from minidist.commands.app import main\nmain({JOB + ['--dp', '2']})",
     )
-    (line,) = [line for line in output.splitlines() if line.startswith("minidist:")]
+    lines = [line for line in output.splitlines() if line.startswith("minidist:")]
+    if run.open_mpi and world == "mpi" and not lines:
+        pytest.skip(OPEN_MPI)
+    (line,) = lines
     found = re.fullmatch(
         r"minidist: (rank \d of 2: )?interrupted in step (\d+), with \d+ of 100000 steps done; "
         r"(no checkpoint was written yet to kept"
@@ -90,7 +91,7 @@ def test_a_training_job_says_its_step_and_its_last_checkpoint(run, tmp_path, wor
     assert saved in (step - step % 3, step + 1 - (step + 1) % 3)  # it may have been interrupted in the saving
     if saved:
         assert (tmp_path / "kept" / f"step-{saved:08d}").is_dir()
-    assert code == 130
+    assert code == (FAILED if run.open_mpi and world == "mpi" else 130)
     assert seconds < SECONDS
     assert "Traceback" not in output
 
@@ -131,7 +132,7 @@ def main(comm):
 def test_a_handler_of_the_user_s_own_stays():
     mine = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        watch = InterruptWatch(lambda: None)
+        watch = InterruptWatch(lambda: None, lambda: None)
         assert not watch.active
         watch.stop()
     finally:
@@ -146,7 +147,7 @@ def interrupt_myself():
 def test_signals_are_as_before_when_the_watch_ends(monkeypatch):
     monkeypatch.setattr(interrupts, "GRACE", 0.05)
     ended = threading.Event()
-    watch = InterruptWatch(ended.set)
+    watch = InterruptWatch(ended.set, lambda: None)
     assert watch.active
     with pytest.raises(KeyboardInterrupt):
         interrupt_myself()
@@ -154,3 +155,31 @@ def test_signals_are_as_before_when_the_watch_ends(monkeypatch):
     watch.stop()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.set_wakeup_fd(-1) == -1
+
+
+@pytest.mark.parametrize("open_mpi", [False, True])
+def test_the_signal_that_open_mpi_makes_of_ctrl_c(monkeypatch, open_mpi):
+    """Any other launcher's SIGTERM ends the process as it always did."""
+    monkeypatch.setattr(interrupts, "started_by_open_mpi", lambda: open_mpi)
+    ended = threading.Event()
+    watch = InterruptWatch(lambda: None, ended.set)
+    try:
+        if open_mpi:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert ended.wait(5)
+        else:
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        watch.stop()
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/comm"), reason="Linux only")
+def test_what_is_said_past_the_launcher(monkeypatch, capfd):
+    """It is added to what the launcher has written, which may go into a file."""
+    with open("/proc/self/comm") as file:
+        name = file.read().strip()
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    os.write(2, b"before, ")
+    interrupts.say_past_the_launcher("interrupted\n", (name,))
+    assert capfd.readouterr().err == "before, interrupted\n"
