@@ -1243,6 +1243,46 @@ def two_bubbles_ahead(stages, microbatches):
     ]
 
 
+def squares_by_layer(sizes, weights, update):
+    layer_of = np.repeat(np.arange(len(sizes)), sizes)
+    return layer_of, np.stack([np.bincount(layer_of, a**2, len(sizes)) for a in (weights, update)])
+
+
+def step_by(squares, layer_of, weights, update, zeros=1.0):
+    both = (squares > 0).all(axis=0)
+    ratios = np.where(both, np.sqrt(squares[0] / np.where(both, squares[1], 1)), zeros)
+    return weights - ratios[layer_of] * update
+
+
+def each_rank_its_own_ratio(comm, sizes, weights, update):
+    layer_of, squares = squares_by_layer(sizes, weights, update)
+    return step_by(squares, layer_of, weights, update)
+
+
+def one_ratio_for_the_model(comm, sizes, weights, update):
+    total = all_reduce(comm, np.array([weights @ weights, update @ update]))
+    return step_by(total[:, None], np.zeros(len(weights), int), weights, update)
+
+
+def zeros_never_move(comm, sizes, weights, update):
+    layer_of, squares = squares_by_layer(sizes, weights, update)
+    return step_by(all_reduce(comm, squares), layer_of, weights, update, zeros=0.0)
+
+
+def a_message_per_layer(comm, sizes, weights, update):
+    layer_of, squares = squares_by_layer(sizes, weights, update)
+    for layer in range(len(sizes)):
+        squares[:, layer] = all_reduce(comm, squares[:, layer].copy())
+    return step_by(squares, layer_of, weights, update)
+
+
+def gathers_all_elements(comm, sizes, weights, update):
+    layer_of, squares = squares_by_layer(sizes, weights, update)
+    return step_by(
+        all_reduce(comm, np.concatenate([squares, np.zeros((99, len(sizes)))]))[:2], layer_of, weights, update
+    )
+
+
 WRONG = [
     ("00.in_rank_order", no_rank_waits, "no rank waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -1404,6 +1444,11 @@ WRONG = [
     ("22.ring_attention", own_keys_only, "its own keys only"),
     ("22.ring_attention", passes_on_its_own_block, "not your own again"),
     ("22.ring_attention", once_too_often, "n - 1 steps"),
+    ("29.trust_ratio_step", each_rank_its_own_ratio, "several rates"),
+    ("29.trust_ratio_step", one_ratio_for_the_model, "each layer has its own"),
+    ("29.trust_ratio_step", zeros_never_move, "never move"),
+    ("29.trust_ratio_step", a_message_per_layer, "one all-reduce"),
+    ("29.trust_ratio_step", gathers_all_elements, "too many bytes"),
     ("23.load_residual", starts_without, "is lost"),
     ("23.load_residual", only_its_own, "takes over several"),
     ("23.load_residual", its_own_even_if_there_is_none, "starts with zeros"),

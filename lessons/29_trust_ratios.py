@@ -1,0 +1,200 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 29 Optimizers: trust ratios
+#
+# *30 minutes. Before it: 06 and 11. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# With thousands of samples in a batch, **give each layer a step as long as its weights**: LARS and LAMB.
+#
+# What it saves: one learning rate fits all layers, so fewer and larger steps train as well. What it costs: an
+# element's step is no longer a function of that element alone. It needs two norms of its whole layer, and with ZeRO or
+# tensor parallelism no rank has a whole layer: a message more in every step.
+
+# %%
+import inspect
+from unittest.mock import patch
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.comm import LinkModel, SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.equality.compare import compare_rank
+from minidist.lesson import check, expect, solution
+from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
+from minidist.optim import LAMB, SGD, Adam, LayerwiseOptimizer
+from minidist.parallel import LayerSums, fully_shard, sharded_parameters
+from minidist.report import draw, show
+from minidist.train.trainer import train
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then parameters.
+
+# %%
+JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 2, "context": 16, "data": "markov", "micro_batch": 2,
+       "optimizer": "lamb", "lr": 0.02, "reduction": "ordered"}  # fmt: skip
+world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
+world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
+command = (
+    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture lanes"
+)
+show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB"}))
+
+# %% [markdown]
+# ## 3 Predict
+#
+# Two things. SGD steps all layers of a GPT by one learning rate. How many times further does the layer that moves most
+# move in the first step than the one that moves least, each as a share of its norm? And how many bytes per layer leave
+# a rank of four for the norms that LAMB needs?
+
+# %%
+my_guess = {"most / least": 2.0, "bytes": 16}
+
+# %% [markdown]
+# ## 4 The code
+#
+# A step has two passes: squares of every layer, one message, and then the update with `lr` times the ratio.
+
+# %%
+print(inspect.getsource(LayerwiseOptimizer._step_runs))
+print(inspect.getsource(LAMB.trust_ratio))
+print(inspect.getsource(LayerSums.__call__))
+
+# %% [markdown]
+# ## 5 Check
+#
+# First the steps: |update| / |weights| of each layer, after one step from the same gradient.
+
+
+# %%
+def moved(make):
+    """The share of its norm by which each matrix moves in the first step."""
+    model = GPT(GPTConfig(vocab_size=16, n_positions=8, n_embd=16, n_layer=2, n_head=2), seed=0)
+    tokens = np.random.default_rng(0).integers(0, 16, (4, 9))
+    flat = FlatParameters(model.parameters())
+    before = [p.data.copy() for p in flat.parameters]
+    model(tokens[:, :-1], tokens[:, 1:], 32.0).backward()
+    make(flat).step()
+    pairs = [(p.data, old) for p, old in zip(flat.parameters, before, strict=True) if p.data.ndim == 2]
+    return [float(np.linalg.norm(new - old) / np.linalg.norm(old)) for new, old in pairs]
+
+
+spread = {}
+for name, make in {
+    "SGD": lambda flat: SGD(flat, lr=0.1),
+    "Adam": lambda flat: Adam(flat, lr=0.01),
+    "LAMB": lambda flat: LAMB(flat, lr=0.01),
+}.items():
+    shares = moved(make)
+    spread[name] = max(shares) / min(shares)
+    print(f"{name:5} a matrix moves by {min(shares):.4f} to {max(shares):.4f} of its norm: {spread[name]:.1f} times")
+print(f"your guess for SGD: {my_guess['most / least']}")
+assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
+
+# %% [markdown]
+# Now the bytes. Float64 sums would depend on where a layer is cut, so the ratio would, and with it every weight.
+# minidist sums squares as whole numbers of 18 limbs (`optim/exact_sums.py`): 2 x 18 x 8 = 288 B per layer instead of 16,
+# and the weights are those of one device, bit for bit.
+
+# %%
+world = SimWorld(4)
+results = world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
+layers = len(results[0].sizes[0].parameters)
+sent = sum(trace.bytes_by_purpose()["trust_ratio"] for trace in world.traces) / 4
+print(
+    f"{sent / layers:.0f} B per layer and rank; 2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B; your guess {my_guess['bytes']}"
+)
+assert sent / layers == 2 * 3 / 4 * 288
+
+
+def against_one_device(**layout):
+    """The verdict on three steps of four ranks: every gradient, weight and optimizer state of every step."""
+    return SimWorld(4).run(compare_rank, TrainConfig.make(**JOB, steps=3, **layout))[0]
+
+
+for zero in (0, 1, 2, 3):
+    verdict = against_one_device(dp=4, zero=zero)
+    print(f"ZeRO {zero}: {verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
+    assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# Each rank takes the ratio of what it has. The losses look as good as before, so nothing tells you; the weights do:
+
+# %%
+with patch.object(LayerSums, "__call__", lambda self, sums: sums):
+    wrong = against_one_device(dp=4, zero=1)
+print(
+    f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; max |w_parallel - w_single| = {wrong.max_difference['weights']:.1e}"
+)
+assert not wrong.equal
+
+# %% [markdown]
+# In a loop of your own minidist does not let that happen in silence:
+
+
+# %%
+def forgets(comm):
+    model = MLP([6, 8, 3])
+    fully_shard(model, mesh=comm)
+    LAMB(sharded_parameters(model), lr=0.01)
+
+
+with expect(UsageError):
+    SimWorld(2).run(forgets)
+
+# %% [markdown]
+# ## 7 Exercise: a step with trust ratios, on shards
+#
+# All layers lie one after the other in one array, which is cut over the ranks. A rank has `sizes[i]` elements of layer i
+# (0 where it has none), their `weights`, and their `update`. Return this rank's new weights: weights - ratio * update,
+# where a layer's ratio is the norm of its weights by the norm of its update, both of the whole layer, and 1 where either
+# is 0. The numbers are small and whole, so float64 sums will do.
+
+
+# %%
+def trust_ratio_step(comm, sizes, weights, update):
+    return weights - np.linalg.norm(weights) / max(np.linalg.norm(update), 1e-9) * update
+
+
+check("29.trust_ratio_step", trust_ratio_step)
+
+# %%
+print(inspect.getsource(solution("29.trust_ratio_step")))
+check("29.trust_ratio_step", solution("29.trust_ratio_step"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's momentum. Norms are of
+#   whole layers, so shards must talk: one all-reduce of two numbers per layer, whatever the layers' sizes.
+# - A sum that is the same for every cut has to be exact: then equal weights stay equal, bit for bit.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
+#     mpiexec -n 4 minidist compare --optimizer lars --lr 2 --momentum 0.9 --dp 4 --zero 1 --steps 3 --reduction ordered
+#     mpiexec -n 4 python mpi_examples/trust_ratios.py
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `LAMB` | You et al. 2020, algorithm 2; NVIDIA Apex `FusedLAMB`, DeepSpeed `FusedLamb` (with `max_coeff`, `min_coeff`: bounds of the ratio) |
+# | `LARS(trust_coefficient=)` | You et al. 2017, eta; Apex `LARC(trust_coefficient)`, TensorFlow `eeta` |
+# | `LayerSums` | Apex `DistributedFusedLAMB` |
+# | `--nesterov` | PyTorch `SGD(nesterov=True)` |
+#
+# Back to the [index](README.md).
