@@ -66,7 +66,9 @@ def state_of_rank_0(patch: Patch) -> None:
     """every rank restores the optimizer state of rank 0's elements"""
     right = resume._state
     patch.setattr(
-        resume, "_state", lambda checkpoint, axes, p, start, stop: right(checkpoint, axes, p, 0, stop - start)
+        resume,
+        "_state",
+        lambda checkpoint, axes, p, start, stop, before: right(checkpoint, axes, p, 0, stop - start, before),
     )
 
 

@@ -153,8 +153,8 @@ def test_masks_of_one_layout_resume_in_another(tmp_path, monkeypatch):
     (tmp_path / "latest").write_text("step-00000004")
 
     class WithoutMasks(Checkpoint):
-        def __init__(self, directory):
-            super().__init__(directory)
+        def __init__(self, directory, step=None):
+            super().__init__(directory, step=step)
             self.tensors = {name: entry for name, entry in self.tensors.items() if not name.startswith("masks/")}
 
     monkeypatch.setattr("minidist.checkpoint.resume.Checkpoint", WithoutMasks)
