@@ -19,7 +19,7 @@ from minidist.base.errors import UsageError
 from minidist.nn.dropout import AttentionDropout, Dropout, require_coordinates
 from minidist.nn.embedding import Embedding
 from minidist.nn.experts import MixtureOfExperts
-from minidist.nn.language_model import LanguageModel, TiedHead
+from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
 from minidist.nn.norm import LayerNorm
@@ -182,6 +182,10 @@ class GPT(LanguageModel):
         """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
         return self.transformer.h
 
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
+        """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
+        return GPTStage(self, first, last, is_first, is_last)
+
     def forward(
         self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
     ) -> Tensor:
@@ -196,6 +200,34 @@ class GPT(LanguageModel):
     def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
         """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
         return loss + reshape(auxiliary, loss.shape) * (self.config.aux_loss_weight * share)
+
+
+class GPTStage(Module):
+    """Blocks first..last-1 of a GPT, with the embedding in front or the head behind."""
+
+    def __init__(self, model: GPT, first: int, last: int, embeds: bool, heads: bool) -> None:
+        transformer = model.transformer
+        self.embeds, self.heads = embeds, heads
+        if embeds:
+            self.wte, self.wpe, self.drop = transformer.wte, transformer.wpe, transformer.drop
+            self._embed = transformer.embed
+        self.h = transformer.h[first:last]
+        self.experts = bool(model.config.n_experts)
+        if heads:
+            self.ln_f = transformer.ln_f
+            self.head = model.lm_head if embeds else with_own_weight(model.lm_head)  # last: its weight may be a copy
+
+    def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
+        """Return activations (batch, T, D), or logits on the last stage, from tokens or activations.
+
+        With experts also the sum of their auxiliary losses so far, shape (1,).
+        """
+        if self.embeds:
+            x = self._embed(x)
+        for block in self.h:
+            x = block(x)
+        out = self.head(self.ln_f(x)) if self.heads else x
+        return (out, auxiliary_losses(self.h, auxiliary)) if self.experts else out
 
 
 def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:

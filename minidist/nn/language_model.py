@@ -9,9 +9,10 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_llama.py
 """
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
-from minidist.autograd import Tensor, cross_entropy, linear
+from minidist.autograd import Parameter, Tensor, cross_entropy, linear
 from minidist.base import arrays as xp
 from minidist.nn.embedding import Embedding
 from minidist.nn.module import Identity, Module
@@ -29,10 +30,18 @@ class TiedHead(Module):
         return linear(x, self.weight)
 
 
+def with_own_weight(head: Any) -> Any:
+    """Return a tied head with a copy of its weight, of the same name, for a stage that does not have the embedding."""
+    head, shared = copy(head), head.weight
+    head.weight = Parameter(xp.array(shared.data), shared.requires_grad, shared.name, shared.init)
+    head.weight.layout = shared.layout
+    return head
+
+
 class LanguageModel(Module):
     """Base of GPT and Llama. `model(tokens)` gives logits (batch, T, vocab), `model(tokens, targets)` the loss.
 
-    Subclasses define `decoder` and `blocks`, and set `lm_head`, which takes the decoder's output to logits.
+    Subclasses define `decoder`, `blocks` and `stage`, and set `lm_head`, which takes the decoder's output to logits.
     """
 
     lm_head: Any  # a TiedHead or a Linear, or what a parallel style puts in its place; it has a `weight`
@@ -50,6 +59,10 @@ class LanguageModel(Module):
     def blocks(self) -> Sequence[Module]:
         """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
         raise NotImplementedError(f"{type(self).__name__} has no blocks")
+
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
+        """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
+        raise NotImplementedError(f"{type(self).__name__} has no stages")
 
     def forward(
         self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None

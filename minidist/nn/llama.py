@@ -31,7 +31,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.embedding import Embedding
-from minidist.nn.language_model import LanguageModel, TiedHead
+from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
 from minidist.nn.norm import RMSNorm
@@ -227,3 +227,32 @@ class Llama(LanguageModel):
     def blocks(self) -> list[LlamaBlock]:
         """The repeated layers, in order: what a pipeline cuts between and FSDP shards one by one."""
         return self.model.layers
+
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
+        """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
+        return LlamaStage(self, first, last, is_first, is_last)
+
+
+class LlamaStage(Module):
+    """Blocks first..last-1 of a Llama, with the embedding in front or the head behind."""
+
+    def __init__(self, model: Llama, first: int, last: int, embeds: bool, heads: bool) -> None:
+        inner = model.model
+        self.embeds, self.heads, self.rotary_emb = embeds, heads, inner.rotary_emb
+        if embeds:
+            self.embed_tokens = inner.embed_tokens
+        self.layers = inner.layers[first:last]
+        if heads:
+            self.norm = inner.norm
+            tied = model.config.tie_word_embeddings and not embeds
+            self.head = with_own_weight(model.lm_head) if tied else model.lm_head
+
+    def forward(self, x: Any) -> Tensor:
+        """Return activations (batch, T, width), or logits on the last stage, from tokens or activations."""
+        angles = self.rotary_emb(xp.arange(x.shape[1]))
+        if self.embeds:
+            x = self.embed_tokens(x)
+        for layer in self.layers:
+            x = layer(x, angles)
+        result: Tensor = self.head(self.norm(x)) if self.heads else x
+        return result

@@ -10,7 +10,7 @@ from typing import Any
 from minidist.autograd import Tensor
 from minidist.base import arrays as xp
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module
+from minidist.nn.module import Module, Sequential
 from minidist.nn.segments import run_blocks
 
 
@@ -40,6 +40,10 @@ class MLP(Module):
     def blocks(self) -> list[Linear]:
         """The layers, in order: what a pipeline cuts between and FSDP shards one by one."""
         return self.layers
+
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Sequential:
+        """Return layers first..last-1 as a stage of a pipeline."""
+        return Sequential(*self.layers[first:last])
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sizes[0]) -> (batch, sizes[-1])."""

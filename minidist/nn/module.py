@@ -312,6 +312,15 @@ class Sequential(Module):
     def __init__(self, *layers: Any) -> None:
         self.layers = list(layers)
 
+    @property
+    def blocks(self) -> list[Any]:
+        """The layers, in order: what a pipeline cuts between."""
+        return self.layers
+
+    def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> "Sequential":
+        """Return layers first..last-1 as a stage of a pipeline."""
+        return Sequential(*self.layers[first:last])
+
     def forward(self, x: Any) -> Any:
         """The last layer's output."""
         for layer in self.layers:

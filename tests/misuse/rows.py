@@ -21,6 +21,7 @@ from minidist.base.random import batch_coordinates
 from minidist.collectives import all_reduce
 from minidist.comm import init_device_mesh
 from minidist.nn import GPT, MLP, BatchNorm, Dropout, FlatParameters, GPTConfig, Linear, Module, ModuleDict, Sequential
+from minidist.nn.language_model import with_own_weight
 from minidist.optim import SGD, Adam, AdamW, clip_grad_norm_
 from minidist.parallel import (
     DistributedDataParallel,
@@ -1166,6 +1167,60 @@ def too_many_micro_batches(comm):
 def the_stages_of_another_rank(comm):
     stages, _ = split_model(mlp(), 2, [1 - comm.rank])
     Pipeline(comm, get_schedule("gpipe").plan(2, 2), stages, cross_entropy)
+
+
+class Embedded(Module):
+    """A model of one's own that a pipeline can cut: something in front of its blocks, and a head that is tied to it."""
+
+    def __init__(self, seed=4):
+        self.front = Linear(6, 6, bias=False, dtype=np.float64, seed=None)
+        self.blocks = [Linear(6, 6, activation="relu", dtype=np.float64, seed=None) for _ in range(3)]
+        self.norm = Linear(6, 6, dtype=np.float64, seed=None)
+        self.initialize(seed)
+
+    def stage(self, first, last, is_first, is_last):
+        front, back = [self.front] * is_first, [self.norm, with_own_weight(self.front)] * is_last
+        return Sequential(*front, *self.blocks[first:last], *back)
+
+    def forward(self, x):
+        return Sequential(self.front, *self.blocks, self.norm, self.front)(x)
+
+
+@equal(mpi=True)
+def a_model_of_ones_own_cut_into_stages(comm):
+    stages, tied = split_model(Embedded(), comm.size, [comm.rank])
+    assert tied == ["front.weight"]
+    plan = get_schedule("1f1b").plan(comm.size, 4)
+    pipe = Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, 16.0), tied=tied)
+    data = [rows(i) for i in range(4)]
+    losses = pipe.step([x.data for x, _ in data], [targets for _, targets in data])
+    model = Embedded()
+    alone = [cross_entropy(model(x), targets, 16.0) for x, targets in data]
+    for loss in alone:
+        loss.backward()
+    yield dict(enumerate(losses)), {i: loss.item() for i, loss in enumerate(alone)}
+    expected = {p.name: p.grad for p in model.parameters()}
+    yield {p.name: p.grad for p in stages[0].parameters}, {p.name: expected[p.name] for p in stages[0].parameters}
+
+
+class Forgets(Embedded):
+    def stage(self, first, last, is_first, is_last):
+        return Sequential(*[self.front] * is_first, *self.blocks[first:last])
+
+
+@refused(r"parameter 'norm.weight' of Forgets is in none of the 2 stages; let its method stage put .*\(is_first\)")
+def a_cut_that_leaves_a_layer_out(comm):
+    split_model(Forgets(), 2, [comm.rank])
+
+
+@refused(r"cannot cut a Ends; give it a property `blocks` and a method stage\(first, last, is_first, is_last\)")
+def a_cut_of_a_model_without_blocks(comm):
+    split_model(Ends(0), 2, [comm.rank])
+
+
+@refused(r"2 parameters of Sequential are called 'weight'.*call initialize\(seed\)")
+def a_cut_of_a_model_without_names(comm):
+    split_model(Sequential(Linear(6, 6), Linear(6, 6)), 2, [comm.rank])
 
 
 @refused(r"cannot cut 2 layers into 3 stages")

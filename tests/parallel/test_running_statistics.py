@@ -10,7 +10,7 @@ from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
-from minidist.nn import BatchNorm, Linear, Module
+from minidist.nn import BatchNorm, Linear, Module, Sequential
 from minidist.optim import SGD
 from minidist.parallel import (
     DistributedDataParallel,
@@ -23,7 +23,6 @@ from minidist.parallel import (
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
-from minidist.pipeline.runtime.stages import LayersStage
 
 STEPS, ROWS = 3, 5
 
@@ -126,7 +125,7 @@ def pipelined(comm, plan, replicas):
     mesh = init_device_mesh(comm, (replicas, plan.ranks), ("dp", "pp"))
     model, m = Net(), plan.microbatches
     parts = [[model.first, model.norm], [model.last]] + [[] for _ in range(plan.stages - 2)]
-    stages = [PipelineStage(LayersStage(parts[n]), n) for n in plan.stages_of(mesh["pp"].rank)]
+    stages = [PipelineStage(Sequential(*parts[n]), n) for n in plan.stages_of(mesh["pp"].rank)]
     count, step = replicas * m, 0
     first = mesh["dp"].rank * m
     pipe = Pipeline(
@@ -170,7 +169,7 @@ def test_an_asynchronous_pipeline_refuses_replicas_of_batch_norm_and_a_data_axis
             else get_schedule("pipedream").plan(2, 4)
         )
         ranks = comm.split(comm.rank // plan.ranks)
-        stages = [PipelineStage(LayersStage([Net().norm]), n) for n in plan.stages_of(ranks.rank)]
+        stages = [PipelineStage(Sequential(Net().norm), n) for n in plan.stages_of(ranks.rank)]
         versions = WeightVersions(ranks, plan, stages, lambda flat: SGD(flat, lr=0.5))
         Pipeline(ranks, plan, stages, lambda y, t: y.sum(), versions=versions, data=comm if data else None)
 

@@ -8,8 +8,8 @@ Parameters keep their names in the whole model, so a stage's initial weights are
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Function, Parameter, Tensor
-from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.nn import GPT, Llama, Module
+from minidist.base.limits import check_whole
+from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
-from minidist.nn.gpt import auxiliary_losses
 
 
 @dataclass(frozen=True)
@@ -133,90 +132,17 @@ class _Together(Function):
         return tuple(ctx.gradients)
 
 
-# --- stages of the models of nn ---
-
-
-class GPTStage(Module):
-    """Blocks first..last-1 of a GPT, with the embedding in front or the head behind."""
-
-    def __init__(self, model: GPT, first: int, last: int, embeds: bool, heads: bool) -> None:
-        transformer = model.transformer
-        self.embeds, self.heads = embeds, heads
-        if embeds:
-            self.wte, self.wpe, self.drop = transformer.wte, transformer.wpe, transformer.drop
-            self._embed = transformer.embed
-        self.h = transformer.h[first:last]
-        self.experts = bool(model.config.n_experts)
-        if heads:
-            self.ln_f = transformer.ln_f
-            self.head = model.lm_head if embeds else with_own_weight(model.lm_head)  # last: its weight may be a copy
-
-    def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
-        """Return activations (batch, T, D), or logits on the last stage, from tokens or activations.
-
-        With experts also the sum of their auxiliary losses so far, shape (1,).
-        """
-        if self.embeds:
-            x = self._embed(x)
-        for block in self.h:
-            x = block(x)
-        out = self.head(self.ln_f(x)) if self.heads else x
-        return (out, auxiliary_losses(self.h, auxiliary)) if self.experts else out
-
-
-class LlamaStage(Module):
-    """Blocks first..last-1 of a Llama, with the embedding in front or the head behind."""
-
-    def __init__(self, model: Llama, first: int, last: int, embeds: bool, heads: bool) -> None:
-        inner = model.model
-        self.embeds, self.heads, self.rotary_emb = embeds, heads, inner.rotary_emb
-        if embeds:
-            self.embed_tokens = inner.embed_tokens
-        self.layers = inner.layers[first:last]
-        if heads:
-            self.norm = inner.norm
-            tied = model.config.tie_word_embeddings and not embeds
-            self.head = with_own_weight(model.lm_head) if tied else model.lm_head
-
-    def forward(self, x: Any) -> Tensor:
-        """Return activations (batch, T, width), or logits on the last stage, from tokens or activations."""
-        angles = self.rotary_emb(xp.arange(x.shape[1]))
-        if self.embeds:
-            x = self.embed_tokens(x)
-        for layer in self.layers:
-            x = layer(x, angles)
-        result: Tensor = self.head(self.norm(x)) if self.heads else x
-        return result
-
-
-def with_own_weight(head: Any) -> Any:
-    """Return a tied head with a copy of its weight, for a stage that does not have the embedding."""
-    head, shared = copy(head), head.weight
-    head.weight = Parameter(xp.array(shared.data), shared.requires_grad, shared.name, shared.init)
-    head.weight.layout = shared.layout
-    return head
-
-
-class LayersStage(Module):
-    """Some of an MLP's layers."""
-
-    def __init__(self, layers: Sequence[Module]) -> None:
-        self.layers = list(layers)
-
-    def forward(self, x: Any) -> Any:
-        """Return the last layer's output."""
-        for layer in self.layers:
-            x = layer(x)
-        return x
+# --- a whole model, cut into stages ---
 
 
 def split_model(
-    model: Module, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None
+    model: Any, stages: int, numbers: Sequence[int], cuts: Sequence[int] | None = None
 ) -> tuple[list[PipelineStage], list[str]]:
     """Return stages `numbers` of a model cut into `stages`, and the names of parameters that several stages share.
 
-    model: a GPT, a Llama or an MLP. cuts: how many blocks (layers) each stage gets; by default as equal as possible,
-    the first ones one more. Raises UsageError when there are more stages than blocks, or the cuts do not add up.
+    model: a GPT, a Llama, an MLP, a Sequential, or one of your own that `cut_model` can cut. cuts: how many blocks
+    (layers) each stage gets; by default as equal as possible, the first ones one more. Raises UsageError when there are
+    more stages than blocks, or the cuts do not add up.
     """
     modules, tied = cut_model(model, stages, cuts)
     return [PipelineStage(modules[number], number) for number in numbers], tied
@@ -237,19 +163,47 @@ def blocks_per_stage(blocks: int, stages: int, cuts: Sequence[int] | None = None
     return sizes
 
 
-def cut_model(model: Module, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
-    """Return the modules of all stages, and the names of the parameters that several share; see `split_model`."""
-    blocks = list(getattr(model, "blocks", ()))
-    if not blocks:
-        raise UsageError(f"cannot cut a {type(model).__name__}; make PipelineStages of its parts yourself")
-    sizes = blocks_per_stage(len(blocks), stages, cuts)
+def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tuple[list[Module], list[str]]:
+    """Return the modules of all stages, and the names of the parameters that several share; see `split_model`.
 
-    # A language model's first stage embeds and its last one has the head, which may share the embedding's weight.
-    bounds = list(pairwise(offsets(sizes)))
-    if isinstance(model, (GPT, Llama)):
-        kind: Any = GPTStage if isinstance(model, GPT) else LlamaStage
-        made: list[Module] = [kind(model, a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
-        tied = isinstance(model, GPT) or model.config.tie_word_embeddings
-        head: Any = model.lm_head
-        return made, [head.weight.name] if tied and stages > 1 else []
-    return [LayersStage(blocks[a:b]) for a, b in bounds], []
+    model.blocks: what it can be cut between. model.stage(first, last, is_first, is_last): a module that computes blocks
+    first..last-1 of what the stage before returns, with what comes in front of all blocks, and behind them. A parameter
+    that two stages use is a copy of the same name in one of them (`nn.language_model.with_own_weight`).
+    """
+    blocks = list(getattr(model, "blocks", ()))
+    if not blocks or not callable(getattr(model, "stage", None)):
+        raise UsageError(
+            f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
+            " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
+        )
+    check_whole("stages", stages, 1)
+    if cuts is None and stages > len(blocks):
+        raise UsageError(
+            f"cannot cut {len(blocks)} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
+            f" or at most {len(blocks)} stages (ranks x chunks)"
+        )
+    sizes = list(cuts) if cuts is not None else chunk_sizes(len(blocks), stages)
+    if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
+        raise UsageError(
+            f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is"
+            f" {len(blocks)}"
+        )
+    bounds = pairwise(offsets(sizes))
+    made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
+
+    # What no stage has would not be computed; what several have is tied. Both go by the names.
+    names = Counter(parameter.name for parameter in model.parameters())
+    for name, count in names.items():
+        if count > 1:
+            raise UsageError(
+                f"{count} parameters of {type(model).__name__} are called {name!r}, and stages find what they share by"
+                " name; call initialize(seed) at the end of the model's __init__, which names them by their paths"
+            )
+    counts = Counter(name for stage in made for name in {parameter.name for parameter in stage.parameters()})
+    for name, parameter in model.named_parameters():
+        if parameter.name not in counts:
+            raise UsageError(
+                f"parameter {name!r} of {type(model).__name__} is in none of the {stages} stages; let its method stage"
+                " put what comes in front of the blocks into the first one (is_first), and what follows into the last"
+            )
+    return made, [name for name, count in counts.items() if count > 1]
