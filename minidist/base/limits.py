@@ -20,6 +20,7 @@ from minidist.base.errors import UsageError, quoted
 
 MAX_RANKS = 100_000  # of a simulated world; each rank has a stack, and in training a model of its own
 MAX_SWEPT_RANKS = 4_096  # of a world that is run many times, or drawn
+MAX_LAYERS = 10_000  # of a model; each is built, so more would take minutes before the first step
 MAX_BATCH = 10_000_000  # samples of one step; their numbers are drawn for every step
 MAX_COUNT = 10**15  # of anything that is only counted, such as steps or elements; floats count exactly up to 9e15
 MAX_VALUE = 1e30  # of a time, a rate or a number of bytes; sums and squares of more do not fit a float

@@ -12,7 +12,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import PydanticCustomError
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_RANKS, MAX_VALUE, MIN_VALUE, is_size, whole_number
+from minidist.base.limits import (
+    MAX_BATCH,
+    MAX_COUNT,
+    MAX_LAYERS,
+    MAX_RANKS,
+    MAX_VALUE,
+    MIN_VALUE,
+    is_size,
+    whole_number,
+)
 from minidist.base.user_file import is_user_function
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
@@ -28,7 +37,7 @@ class TrainConfig(BaseModel):
     model: str = Field(
         "gpt", description="gpt or llama (byte-level language models), mlp (classifier), or your own, FILE.py:FUNCTION"
     )
-    layers: int = Field(2, ge=1, le=MAX_COUNT, description="blocks of a language model; hidden layers of the MLP")
+    layers: int = Field(2, ge=1, le=MAX_LAYERS, description="blocks of a language model; hidden layers of the MLP")
     width: int = Field(64, ge=1, le=MAX_COUNT, description="width of the model (d)")
     heads: int = Field(4, ge=1, le=MAX_COUNT, description="attention heads")
     kv_heads: int | None = Field(

@@ -63,7 +63,7 @@ def test_an_interrupt_that_python_drops_ends_the_run_all_the_same(interrupt, mon
     before, began = sys.unraisablehook, time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         SimWorld(2).run(program)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # not the ten seconds of the program
     assert sys.unraisablehook is before
 
 

@@ -60,6 +60,7 @@ DIGITS = "9" * 5_000
         ["train", "--microbatches", str(10**8)],
         ["train", "--dp", str(10**18), "--ep", "7"],
         ["train", "--layers", str(10**400)],
+        ["train", "--layers", str(10**6)],
         ["train", "--recompute", f"budget:{DIGITS}"],
         ["train", "--strategy", "ps", "--consistency", f"ssp:{DIGITS}", "--ranks", "3"],
         ["train", "--set", f"steps={DIGITS}"],
