@@ -21,7 +21,7 @@ from zlib import crc32
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.half import downcast, is_half, upcast
-from minidist.base.limits import check_number
+from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices
 
@@ -302,6 +302,7 @@ class Optimizer:
 
         Raises UsageError for a state that is missing, unknown, or of another shape or dtype, with its parameter's name.
         """
+        count = check_whole("step", saved["step"])
         # A state of an unknown parameter is a mistake of the caller; silence would lose it.
         states = saved["state"]
         names = [name for run in self._runs for name, _, _ in run.pieces]
@@ -335,7 +336,7 @@ class Optimizer:
                             f"this optimizer needs {place.shape} {place.dtype}"
                         )
                     xp.copyto(place, value)
-        self.step_count = int(saved["step"])
+        self.step_count = count
 
 
 class OptimizerWrapper:

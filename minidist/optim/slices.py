@@ -80,11 +80,18 @@ def as_slices(parameters: Any) -> Iterator[Any]:
         )
 
 
-def gradients(parameters: Any) -> Iterator[xp.Array]:
-    """Yield the gradients that exist, as 1-D arrays: one per `FlatParameters`, slice or parameter."""
+def holders(parameters: Any) -> Iterator[Any]:
+    """Yield what has a gradient in a `FlatParameters`, a slice, a parameter, or an iterable (a generator) of these."""
     if hasattr(parameters, "data") and hasattr(parameters, "grad"):
-        if parameters.grad is not None:
-            yield parameters.grad.reshape(-1)
+        yield parameters
     else:
         for piece in parameters:
-            yield from gradients(piece)
+            yield from holders(piece)
+
+
+def gradients(parameters: Any) -> Iterator[xp.Array]:
+    """Yield the gradients that exist, as 1-D arrays: one per `FlatParameters`, slice or parameter."""
+    for holder in holders(parameters):
+        grad = holder.grad
+        if grad is not None:
+            yield grad.reshape(-1)

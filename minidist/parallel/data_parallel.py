@@ -110,7 +110,14 @@ class DistributedDataParallel(Module):
         """Replace the all-reduce of a bucket by `hook(state, bucket)`, which starts a reduction and returns its Work.
 
         The result must be in `bucket.buffer` after the Work's wait. Each rank calls it once per bucket, in index order.
+        state: such as a `Compressor`, whose `op` must be this wrapper's reduction.
         """
+        op, own = getattr(state, "op", None), "mean" if self.reducer.op == "avg" else "sum"
+        if op in ("mean", "sum") and op != own:
+            raise UsageError(
+                f"rank {self.comm.rank}: this DistributedDataParallel has reduction={own!r}, and the hook's state"
+                f" op={op!r}, so the gradient would be scaled wrongly by {self.comm.size}; make it with op={own!r}"
+            )
         self.reducer.replace_communication(partial(hook, state))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.arrays import Array
+from minidist.base.errors import UsageError
 from minidist.base.half import all_finite
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
@@ -52,6 +53,13 @@ def scaled_step(
     `ZeroOptimizer`). gradients: the reduced ones that this rank holds, still scaled. clip: called when the step is
     made, between unscaling and the step.
     """
+    gradients = list(gradients)
+    if gradients and all(gradient is None for gradient in gradients):
+        raise UsageError(
+            f"rank {comm.rank}: scaled_step got {len(gradients)} gradients, all of them None, so no overflow would be"
+            " seen; call backward before it, and with ZeRO or fully_shard pass the `grad` of this rank's shards"
+        )
+
     # Every rank must call the all-reduce, also one whose own gradients are finite.
     finite = all(gradient is None or all_finite(gradient) for gradient in gradients)
     overflow = agree_on_overflow(comm, not finite)

@@ -22,7 +22,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import init_device_mesh
 from minidist.nn import GPT, MLP, BatchNorm, Dropout, FlatParameters, GPTConfig, Linear, Module, ModuleDict, Sequential
 from minidist.nn.language_model import with_own_weight
-from minidist.optim import SGD, Adam, AdamW, clip_grad_norm_
+from minidist.optim import SGD, Adam, AdamW, DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import (
     DistributedDataParallel,
     HostPool,
@@ -31,9 +31,11 @@ from minidist.parallel import (
     clip_shards_,
     fully_shard,
     gather_tensors,
+    scaled_step,
     sharded_parameters,
     shards_of,
 )
+from minidist.parallel.compression import TopK, compress
 from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.parallel.model_parallel import apply_tensor_parallel
 from minidist.pipeline.plan import get_schedule
@@ -567,6 +569,60 @@ def clipping_shards_by_zero(comm):
     model = fully_shard(mlp(), mesh=comm)
     loss_of(model, comm, divisor=False).backward()
     clip_shards_(comm, shards_of(model), 0)
+
+
+IN_SHARDS = r"clip_grad_norm_ of 'layers.0.weight', whose summed gradient lies in shards on 2 ranks; call clip_shards_"
+
+
+@refused(IN_SHARDS)
+def clipping_the_slices_of_a_sharded_model_by_their_own_norm(comm):
+    model = fully_shard(mlp(), mesh=comm)
+    loss_of(model, comm, divisor=False).backward()
+    clip_grad_norm_(sharded_parameters(model), 1.0)
+
+
+@refused(IN_SHARDS)
+def clipping_the_parameters_of_zero(comm):
+    model = mlp()
+    ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+
+
+@refused(IN_SHARDS)
+def clipping_the_flat_parameters_of_zero(comm):
+    model = mlp()
+    zero = ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+    clip_grad_norm_(zero.flat, 1.0)
+
+
+@refused(
+    r"clip_grad_norm_ of 'layers.0.weight', of which this rank has a shard of axis 'tp'; call parallel.tensor.clip"
+)
+def clipping_a_split_model_by_this_ranks_norm(comm):
+    model = apply_tensor_parallel(MLP([6, 4, 2]), comm)
+    model(Tensor(np.ones((2, 6), np.float32))).sum().backward()
+    clip_grad_norm_(FlatParameters(model.parameters()), 1.0)
+
+
+@refused(r"has reduction='sum', and the hook's state op='mean'.*make it with op='sum'")
+def a_compressor_of_another_reduction(comm):
+    model = DistributedDataParallel(mlp(), comm, reduction="sum")
+    model.register_comm_hook(TopK(comm, 0.5), compress)
+
+
+@refused(r"step=-3; it must be a whole number of at least 0")
+def an_optimizer_state_of_negative_steps(comm):
+    SGD(mlp().parameters(), lr=LR).load_state_dict({"step": -3, "state": {}})
+
+
+@refused(r"scaled_step got 4 gradients, all of them None.*pass the `grad` of this rank's shards")
+def a_scaled_step_that_looks_for_an_overflow_in_no_gradient(comm):
+    model = mlp()
+    zero = ZeroOptimizer(model, SGD, comm=comm, lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+    scaled_step(comm, DynamicLossScaler(), zero, [p.grad for p in model.parameters()])
 
 
 # --- what changes between forward and backward ---

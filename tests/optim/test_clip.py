@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
+from minidist.nn import MLP
 from minidist.nn.flat import FlatParameters
 from minidist.optim import (
     NORM_BLOCK,
@@ -109,3 +110,14 @@ def test_an_infinite_norm_to_clip_by_leaves_the_gradient_as_it_is():
     piece = ParameterSlice(np.zeros(2), np.array([3.0, 4.0]), "w")
     assert clip_grad_norm_(piece, float("inf")) == 5
     np.testing.assert_array_equal(piece.grad, [3, 4])
+
+
+def test_a_generator_of_parameters_is_clipped_too():
+    """`model.parameters()` is one: it was walked once for the norm, and then there was nothing left to scale."""
+    for make in (lambda m: m.parameters(), lambda m: iter([m.parameters()]), lambda m: [*m.parameters()]):
+        model = MLP([3, 4, 2], dtype=np.float64)
+        for parameter in model.parameters():
+            parameter.grad = np.ones(parameter.shape)
+        size = sum(parameter.size for parameter in model.parameters())
+        assert clip_grad_norm_(make(model), 0.5) == pytest.approx(size**0.5)
+        assert clip_grad_norm_(make(model), 9.0) == pytest.approx(0.5, rel=1e-5)
