@@ -34,7 +34,7 @@ CASES = {
         {"data": "tokens:damaged.u32", "width": 1024},
         r"--data tokens:damaged\.u32 has tokens up to 2,147,483,647, .* check the file and the dtype",
     ),
-    "memory-of-the-machine": ({"layers": 10**6, "width": 8192}, "parameters on 1 ranks .* use fewer --layers"),
+    "memory-of-the-machine": ({"layers": 9_999, "width": 8192}, "parameters on 1 ranks .* use fewer --layers"),
     "tokens-for-language-models": ({"data": "glyphs"}, "--data glyphs holds labelled samples, .* use --model mlp"),
     "samples-for-classifiers": ({"model": "mlp", "data": "markov"}, "--data markov holds tokens, .*use --model gpt"),
     "width-by-heads": (
