@@ -191,7 +191,7 @@ assert abs(last - 2 * 2 / 3 * 8 * kept) < 100
 assert (weights == 0).sum() >= sum(pruner.pruned(STEPS))
 
 # %% [markdown]
-# Where every rank has only a *shard* of the weights (ZeRO 3), the smallest of all are no rank's to know. Sending the
+# Where every rank has only a *shard* of the weights (ZeRO 3), no rank alone can find the smallest of all. Sending the
 # weights would do; counting does, too: how many have which top 8 bits, then the next 8, until the threshold is known.
 # 256 numbers per digit, however many weights there are:
 

@@ -15,9 +15,9 @@
 #
 # With thousands of samples in a batch, **give each layer a step as long as its weights**: LARS and LAMB.
 #
-# What it saves: one learning rate fits all layers, so fewer and larger steps train as well. What it costs: an
-# element's step is no longer a function of that element alone. It needs two norms of its whole layer, and with ZeRO or
-# tensor parallelism no rank has a whole layer: a message more in every step.
+# What it saves: one learning rate fits all layers, so fewer and larger steps train as well. What it costs: the
+# step of an element depends on two norms of its whole layer. With ZeRO or tensor parallelism no rank has a whole layer,
+# so every step sends one message more.
 
 # %%
 import inspect

@@ -130,7 +130,7 @@ def event_of(kind: type, record: Mapping[str, Any], ranks: int) -> Any:
     absent = [name for name, field in known.items() if name not in record and field.default is MISSING]
     if unknown or absent:
         raise BadLineError(
-            f"there is no field {quoted(unknown[0])}" if unknown else f"the field {quoted(absent[0])} is missing"
+            f"the field {quoted(unknown[0])} is unknown" if unknown else f"the field {quoted(absent[0])} is missing"
         )
 
     # Each value by itself, then the ranks, which the header bounds.

@@ -290,7 +290,9 @@ def name_of_step(directory: str | Path, step: int) -> str:
     found = [name for name in there if name.partition(".")[0] == _name(step, 0)]
     if not found:
         steps = ", ".join(dict.fromkeys(str(order_of(name)[0]) for name in there[-10:])) or "none"
-        raise UsageError(f"there is no checkpoint of step {step} in {str(directory)!r}; there are those of: {steps}")
+        raise UsageError(
+            f"the checkpoint of step {step} does not exist in {str(directory)!r}; it has those of steps {steps}"
+        )
     return max(found, key=order_of)
 
 
@@ -380,8 +382,8 @@ class Checkpoint:
         if name is None:
             if not (root / "latest").exists():
                 raise UsageError(
-                    f"there is no checkpoint in {quoted(str(root))} (no file 'latest'); name one that train --save has"
-                    " written, or train without --resume"
+                    f"the directory {quoted(str(root))} has no checkpoint (no file 'latest'); name one that train"
+                    " --save has written, or train without --resume"
                 )
             name = _latest(root)
         self.path = root / name

@@ -30,7 +30,7 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
     path = Path(config.init_from)
     if not ((path / "latest").exists() or (path / "metadata.json").exists()):
         raise UsageError(
-            f"there is no checkpoint in --init-from {quoted(config.init_from)}; name a directory that train --save has"
+            f"--init-from {quoted(config.init_from)} has no checkpoint in it; name a directory that train --save has"
             " written, or one of the folders in it, such as step-00000040"
         )
     checkpoint = Checkpoint(path.parent, path.name) if (path / "metadata.json").exists() else Checkpoint(path)

@@ -155,7 +155,7 @@ def keep_last(
             if checkpoint.state.get("losses") == list(losses[: checkpoint.step]):
                 mine.append(name)
         except UsageError:
-            continue  # a damaged one is nobody's
+            continue  # a damaged checkpoint belongs to no run
     for name in sorted(mine, key=order_of)[:-keep]:
         (storage or Storage()).discard(Path(directory) / name)
 

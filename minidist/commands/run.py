@@ -19,7 +19,7 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
-        raise UsageError(f"there is no script {quoted(str(script))}; give the path of a Python file")
+        raise UsageError(f"script {quoted(str(script))} does not exist; give the path of a Python file")
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     sys.argv = [str(script), *context.args]

@@ -212,7 +212,7 @@ def _degree(key: str, field_name: str) -> Callable[[Any, Translation], None]:
         for inner, value in values.items():
             if inner == own and value != "auto":
                 degree = _whole(key, value)
-                # 0 is how DeepSpeed says that there is no such axis.
+                # DeepSpeed turns the axis off with 0.
                 result.apply(key, value, **({field_name: degree} if degree > 1 else {}))
             elif inner == "enabled" and value is True:
                 result.apply(f"{name}.enabled", value)

@@ -214,7 +214,7 @@ NOTED: dict[str, Noted] = {
     "zero_optimization.use_multi_rank_bucket_allreduce": Noted(
         (True, False), "a rank reduces the shard that is its own"
     ),
-    "zero_optimization.log_trace_cache_warnings": Noted((True, False), "there is no cache of a trace"),
+    "zero_optimization.log_trace_cache_warnings": Noted((True, False), "minidist has no trace cache"),
     "zero_optimization.save_muon_momentum_buffer_in_memory": Noted((False,), "minidist has no Muon"),
     # activations
     "activation_checkpointing.partition_activations": Noted((False, None), "--sequence-parallel splits activations"),

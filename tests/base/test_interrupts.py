@@ -60,10 +60,11 @@ def test_an_interrupt_that_python_drops_ends_the_run_all_the_same(interrupt, mon
         while time.monotonic() < end:
             comm.barrier()
 
-    before, began = sys.unraisablehook, time.monotonic()
+    # Seconds of computing, which other processes do not change; the program takes ten.
+    before, began = sys.unraisablehook, time.process_time()
     with pytest.raises(KeyboardInterrupt):
         SimWorld(2).run(program)
-    assert time.monotonic() - began < 5  # not the ten seconds of the program
+    assert time.process_time() - began < 1
     assert sys.unraisablehook is before
 
 

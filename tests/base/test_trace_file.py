@@ -137,7 +137,7 @@ def test_report_says_that_a_trace_is_incomplete(suffix, file, tmp_path, capsys):
         (1, {"nbytes": 10**30}, "nbytes is 1000"),
         (1, {"posted": "now"}, "posted is 'now'"),
         (1, {"posted": 1e300}, "posted is 1e+300"),
-        (1, {"colour": "red"}, "there is no field 'colour'"),
+        (1, {"colour": "red"}, "the field 'colour' is unknown"),
         (1, {"event": "party"}, "event 'party' is not known"),
         (2, {"name": "a\nb"}, "name is 'a\\nb'"),
         (4, {"live": [1]}, "a sample of memory"),

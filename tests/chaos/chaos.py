@@ -95,11 +95,6 @@ class Job:
             return {"losses": printed["losses"], "digest": printed["digest"]}
         return None
 
-    def is_done(self) -> bool:
-        """Return whether it has made its last step."""
-        steps = JOBS[self.name][1][-1]
-        return self.result() is not None or f"{steps}/{steps} steps" in self.said()
-
     def said(self) -> str:
         """Return what it printed; mpiexec reports a killed rank on standard output."""
         return "".join((self.folder / name).read_text(errors="replace") for name in ("err", "out"))
@@ -176,9 +171,8 @@ def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Pa
         try:
             launcher.wait(TIMEOUT + GRACE)
         except subprocess.TimeoutExpired:
-            # A job that has made its last step waits in MPI_Finalize for a rank that is stopped on the way there. Rank
-            # 0 may write its trace and its result for as long as it takes, so no time limit holds any more.
-            if fault == "stop" and job.is_done():
+            # A job that has printed its result waits in MPI_Finalize for a rank that is stopped there.
+            if fault == "stop" and job.result() is not None:
                 outcome.late = True
                 os.kill(victim, signal.SIGCONT)
             else:

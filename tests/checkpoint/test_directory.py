@@ -203,7 +203,7 @@ def test_a_flipped_bit_in_the_metadata(tmp_path):
 
 
 def test_what_is_not_there_is_said(tmp_path):
-    with pytest.raises(UsageError, match="no checkpoint in"):
+    with pytest.raises(UsageError, match="has no checkpoint"):
         Checkpoint(tmp_path)
     SimWorld(1).run(write, tmp_path, 1)
     with pytest.raises(UsageError, match="has no tensor 'd'"):

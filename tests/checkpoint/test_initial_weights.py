@@ -76,7 +76,7 @@ def test_it_is_compared_with_one_device_and_saved_and_resumed(trained, tmp_path)
         ({"heads": 4}, "--heads 2"),
         ({"model": "llama"}, "--model gpt"),
         ({"context": 5}, "transformer.wpe.weight"),
-        ({"init_from": "nowhere"}, "there is no checkpoint in --init-from 'nowhere'; name a directory that train"),
+        ({"init_from": "nowhere"}, "--init-from 'nowhere' has no checkpoint in it; name a directory that train"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, sentence, trained):

@@ -204,7 +204,9 @@ def test_a_run_continues_from_a_step(tmp_path):
     assert (tmp_path / "latest").read_text() == "step-00000004.1"
     # Of two checkpoints of a step, the one that was saved last.
     assert run(2, steps=5, save=str(tmp_path), resume=True, from_step=3)[0].losses[3] == again.losses[3]
-    with pytest.raises(UsageError, match=r"no checkpoint of step 9 in .*; there are those of: 1, 2, 3, 4, 5"):
+    with pytest.raises(
+        UsageError, match=r"checkpoint of step 9 does not exist in .*; it has those of steps 1, 2, 3, 4, 5"
+    ):
         run(2, steps=5, save=str(tmp_path), resume=True, from_step=9)
 
 

@@ -136,7 +136,7 @@ class JobFolder:
         return True
 
     def is_gone(self) -> bool:
-        """Return whether somebody has removed the folder."""
+        """Return whether the folder has been removed."""
         return self.path is not None and not self.path.exists()
 
     # its end ----------------------------------------------------------------------------------------------------------
