@@ -88,7 +88,7 @@ def compare(
     # gradients are summed by an all-reduce.
     if "reduction" not in given_settings() and config.strategy == "auto" and config.compression == "none":
         config = config.model_copy(update={"reduction": "ordered"})
-    verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line())
+    verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line(), given_settings())
     if verdict is None:
         return None
     return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)

@@ -26,7 +26,7 @@ from minidist.comm.mpi.agreement import check_same_settings
 from minidist.config.rules import check_rules, notices
 from minidist.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.data import data_digest, load_dataset
-from minidist.equality.compare import Comparison, compare_rank, tier_of
+from minidist.equality.compare import Comparison, compare_rank, float_tier_settings, tier_of
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
@@ -315,8 +315,12 @@ def run_comparison(
     eager_bytes: int = 0,
     trace: Path | None = None,
     command: str = "",
+    given: Collection[str] | None = None,
 ) -> Comparison | None:
-    """Train in parallel and on one device; return the verdict, or None on ranks that do not print."""
+    """Train in parallel and on one device; return the verdict, or None on ranks that do not print.
+
+    given: the settings that the user chose; others may be set to what the float tier needs. None: all are chosen.
+    """
     size = number_of_ranks(config, ranks)
     if trace is not None:
         writable(trace)
@@ -327,7 +331,16 @@ def run_comparison(
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
 
-    tier_of(config, resolve_dims(config, size))
+    # Where bits cannot be equal, the float tier needs float64 and few steps, unless the user says otherwise.
+    dims = resolve_dims(config, size)
+    chosen, why = float_tier_settings(config, dims, TrainConfig.model_fields if given is None else given)
+    config = config.model_copy(update=chosen)
+    tier_of(config, dims)
+    if chosen:
+        number_of_ranks(config, ranks)  # the rules hold for other steps, too: a warm-up may be longer now
+        flags = " ".join(f"{flag(name)} {value}" for name, value in chosen.items())
+        if launched_rank() == 0:
+            print(f"minidist: compared with {flags}: {why}", file=sys.stderr, flush=True)
     interactive = not under_mpiexec() and sys.stderr.isatty()
 
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.

@@ -10,8 +10,9 @@ Three tiers, always named:
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -153,19 +154,10 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
 
     # Otherwise rounding differs: only float64 leaves room to tell it from a mistake, and only for some steps.
     if config.precision != "fp64":
-        if dims.splits_sums:
-            split = next(
-                f"--{name} {degree}"
-                for name, degree in (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
-                if degree > 1
-            )
-            raise UsageError(
-                f"{split} cuts the sums inside a micro-batch, so bits differ from one device's: compare it in the float"
-                " tier with --precision fp64"
-            )
+        otherwise = "" if dims.splits_sums else ", or use --reduction ordered"
         raise UsageError(
-            "--reduction ring adds in the ring's order, so bits differ from one device's: compare it in the float tier"
-            " with --precision fp64, or use --reduction ordered"
+            f"{_cut(config, dims)}, so bits differ from one device's: compare it in the float tier with --precision"
+            f" fp64{otherwise}"
         )
     if config.steps > FLOAT_STEPS:
         raise UsageError(
@@ -188,6 +180,29 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             " where no axis cuts sums"
         )
     return "float"
+
+
+def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collection[str]) -> tuple[dict[str, Any], str]:
+    """Return what a job of the float tier needs in place of defaults, and why; nothing for a job of another tier.
+
+    given: the settings that the user chose; they stay, and `tier_of` refuses those with which no tier holds.
+    """
+    if config.strategy != "auto" or (config.reduction == "ordered" and not dims.splits_sums):
+        return {}, ""
+    chosen: dict[str, Any] = {}
+    if "precision" not in given and config.precision != "fp64":
+        chosen["precision"] = "fp64"
+    if "steps" not in given and config.steps > FLOAT_STEPS:
+        chosen["steps"] = FLOAT_STEPS
+    return chosen, f"{_cut(config, dims)}, and equality to rounding shows in float64 over at most {FLOAT_STEPS} steps"
+
+
+def _cut(config: TrainConfig, dims: ParallelDims) -> str:
+    """Return why additions of a job in the float tier have another order than one device's."""
+    if not dims.splits_sums:
+        return f"--reduction {config.reduction} adds in the ring's order"
+    axes = (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
+    return next(f"--{name} {degree} cuts the sums inside a micro-batch" for name, degree in axes if degree > 1)
 
 
 def compare_rank(

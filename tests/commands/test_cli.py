@@ -147,10 +147,24 @@ def test_compare_keeps_what_the_loss_picture_needs(here, tmp_path):
     assert answer.returncode == 0, answer.stderr
 
 
-def test_compare_in_the_float_tier_needs_float64(here):
-    refused(here("compare", *SMALL, "--dp", "2", "--reduction", "ring"), "--precision fp64", "--reduction ordered")
-    answer = here("compare", *SMALL, "--dp", "2", "--reduction", "ring", "--precision", "fp64", "--json")
-    assert json.loads(answer.stdout)["tier"] == "float"
+def test_compare_in_the_float_tier_chooses_float64_and_few_steps(here):
+    for flags, cut in ((["--tp", "2"], "--tp 2 cuts the sums"), (["--dp", "2", "--reduction", "ring"], "ring's order")):
+        answer = here("compare", *SMALL, *flags, "--steps=2", "--json")
+        assert json.loads(answer.stdout)["tier"] == "float"
+        assert "compared with --precision fp64: " in answer.stderr
+        assert cut in answer.stderr
+    unset = [*SMALL[:10], *SMALL[12:]]  # without --steps
+    answer = here("compare", *unset, "--tp", "2", "--json")
+    assert json.loads(answer.stdout)["steps"] == 5
+    assert "compared with --precision fp64 --steps 5: --tp 2" in answer.stderr
+
+
+def test_compare_does_not_change_what_was_chosen(here):
+    words = refused(here("compare", *SMALL, "--dp", "2", "--reduction", "ring", "--precision", "fp32"), "fp64")
+    assert "--reduction ordered" in words
+    assert "compared with" not in words
+    refused(here("compare", *SMALL, "--tp", "2", "--steps=9"), "at most 5 steps")
+    refused(here("compare", *SMALL, "--tp", "2", "--optimizer", "adagrad"), "tiny squares")
 
 
 def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
