@@ -79,7 +79,12 @@ def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) ->
 
 def _compressed(strategy: CompressedStrategy) -> Iterator[tuple[str, CompressedAxis, Compressor]]:
     """Yield (name in the checkpoint, data axis, compressor) of each data axis whose gradients are compressed."""
+    stages: set[int] = set()
     for axis in strategy.data_axes:
         if axis.compressor is not None:
-            experts = f" experts {strategy.axes.ep.rank}" if axis.experts else ""
-            yield f"stage {axis.stage} tile {strategy.axes.tp.rank}{experts}", axis, axis.compressor
+            group = f" experts {strategy.axes.ep.rank}" if axis.experts else ""
+            # The second axis of a stage that is not that of its experts has the weights tied to another stage.
+            if not axis.experts and axis.stage in stages:
+                group = " tied"
+            stages.add(axis.stage)
+            yield f"stage {axis.stage} tile {strategy.axes.tp.rank}{group}", axis, axis.compressor

@@ -142,11 +142,14 @@ class Judge:
 
 def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     """Return the tier that applies to a job; raise UsageError when none does."""
+    # Compressed gradients are added in a declared order in any case, and what is sent jumps with the last bit of a sum.
     if config.compression != "none":
-        raise UsageError(
-            f"--compression {config.compression} changes the gradients, so no single device has the same weights;"
-            " compare without it (`train` counts its bytes)"
-        )
+        if dims.splits_sums:
+            raise UsageError(
+                f"{_cut(config, dims)}, and --compression {config.compression} makes another choice where a gradient"
+                " differs in its last bit, so no bound holds; compare it with --dp and --pp, or without compression"
+            )
+        return "ordered"
 
     # The order of all additions is declared.
     if config.reduction == "ordered" and not dims.splits_sums:
@@ -187,7 +190,11 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
 
     given: the settings that the user chose; they stay, and `tier_of` refuses those with which no tier holds.
     """
-    if config.strategy != "auto" or (config.reduction == "ordered" and not dims.splits_sums):
+    if (
+        config.strategy != "auto"
+        or config.compression != "none"
+        or (config.reduction == "ordered" and not dims.splits_sums)
+    ):
         return {}, ""
     chosen: dict[str, Any] = {}
     if "precision" not in given and config.precision != "fp64":

@@ -21,6 +21,7 @@ from minidist.config.train_config import Batches, TrainConfig
 from minidist.train.job import Job
 
 Sites = Sequence[list[Array]]  # [micro-batch number] -> the contributions to one parameter, in backward order
+Parts = list[list[Array | None]]  # [reduction of the step][replica] -> what the replica contributes
 Add = Callable[[str, Sites], Array | None]  # (parameter name, its contributions) -> their sum
 
 
@@ -40,21 +41,30 @@ def addition_of(job: Job) -> Add:
     return lambda name, sites: add_in_order(sites, order)
 
 
+def parts_of(job: Job) -> Callable[[str, Sites], Parts]:
+    """Return the function that adds a parameter's contributions within each replica, for what reduces them itself."""
+    if job.config.pp > 1:
+        return PipelineOrder(job).parts
+    order = declared_order(job.config, job.batches)
+    return lambda name, sites: replica_parts(sites, order)
+
+
 def add_in_order(contributions: Sites, order: GradientOrder) -> Array | None:
     """Add the contributions to a parameter of a single stage as `order` declares; None when there are none."""
+    # ZeRO 2, 3: the replicas in every micro-batch, then the micro-batches. DDP, ZeRO 1: one reduction per step.
+    return fold(fold_replicas(parts, order.groups) for parts in replica_parts(contributions, order))
+
+
+def replica_parts(contributions: Sites, order: GradientOrder) -> Parts:
+    """Return what each replica contributes to each reduction of a step: one per step, or one per micro-batch."""
     local = len(contributions) // order.replicas
     (sequence,) = order.microbatches  # one stage
 
     def of_replica(replica: int, numbers: Iterable[int]) -> Array | None:
         return fold(site for i in numbers for site in contributions[replica * local + i])
 
-    # ZeRO 2, 3: the replicas in every micro-batch, then the micro-batches.
-    if order.synchronize_each:
-        each = [[of_replica(replica, [i]) for replica in range(order.replicas)] for i in sequence]
-        return fold(fold_replicas(parts, order.groups) for parts in each)
-
-    # DDP, ZeRO 1: each replica's micro-batches, then the replicas.
-    return fold_replicas([of_replica(replica, sequence) for replica in range(order.replicas)], order.groups)
+    reductions = [[i] for i in sequence] if order.synchronize_each else [list(sequence)]
+    return [[of_replica(replica, numbers) for replica in range(order.replicas)] for numbers in reductions]
 
 
 class PipelineOrder:
@@ -85,13 +95,6 @@ class PipelineOrder:
         """
         local, replicas = len(contributions) // self.replicas, range(self.replicas)
 
-        # A stage's replicas on several ranks (DualPipe) each add their own micro-batches: the outer fold.
-        def on_replica(stage: int, uses: slice, replica: int) -> Array | None:
-            return fold(
-                fold(site for i in numbers for site in contributions[replica * local + i][uses])
-                for numbers in self.additions[stage]
-            )
-
         def on_all_replicas(stage: int, uses: slice) -> Array | None:
             def of_microbatch(i: int) -> Array | None:
                 parts = [fold(contributions[replica * local + i][uses]) for replica in replicas]
@@ -100,10 +103,23 @@ class PipelineOrder:
             return fold(fold(of_microbatch(i) for i in numbers) for numbers in self.additions[stage])
 
         # Without sharded gradients a tied weight is summed over its stages before the data axis; with them, after.
-        places = self.places(name)
         if self.reduce_each:
-            return fold(on_all_replicas(stage, uses) for stage, uses in places)
-        return fold(fold(on_replica(stage, uses, replica) for stage, uses in places) for replica in replicas)
+            return fold(on_all_replicas(stage, uses) for stage, uses in self.places(name))
+        return fold(self.parts(name, contributions)[0])
+
+    def parts(self, name: str, contributions: Sites) -> Parts:
+        """Return what each replica contributes to the one reduction of a step without sharded gradients."""
+        local = len(contributions) // self.replicas
+
+        # A stage's replicas on several ranks (DualPipe) each add their own micro-batches: the outer fold.
+        def on_replica(stage: int, uses: slice, replica: int) -> Array | None:
+            return fold(
+                fold(site for i in numbers for site in contributions[replica * local + i][uses])
+                for numbers in self.additions[stage]
+            )
+
+        places = self.places(name)
+        return [[fold(on_replica(stage, uses, r) for stage, uses in places) for r in range(self.replicas)]]
 
 
 def fold_replicas(parts: Sequence[Array | None], groups: int) -> Array | None:

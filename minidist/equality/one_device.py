@@ -13,6 +13,7 @@ import numpy as np
 from minidist.autograd import Parameter, contribution_recorder
 from minidist.base.arrays import Array
 from minidist.config.pipeline_plan import cut_stages, make_plan
+from minidist.equality.compression_replay import CompressionReplay
 from minidist.equality.gradient_order import Add
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums
@@ -27,7 +28,8 @@ Contributions = dict[Parameter, list[Array]]
 class OneDevice(Strategy):
     """The whole model; each step runs the micro-batches `numbers` one after the other.
 
-    add: sums a parameter's contributions. factor: what the sum is multiplied by.
+    add: sums a parameter's contributions. factor: what the sum is multiplied by. A job with --compression adds what
+    its replicas would send in place of them.
     """
 
     def __init__(self, job: Job, add: Add, numbers: Iterable[int], factor: int = 1) -> None:
@@ -41,6 +43,9 @@ class OneDevice(Strategy):
             ],
         )
         self.add, self.numbers, self.factor = add, list(numbers), factor
+        # A pipeline without other replicas has no reduction that could be compressed.
+        reduces = job.config.pp == 1 or job.batches.dp > 1
+        self.replay = CompressionReplay(job) if job.config.compression != "none" and reduces else None
 
     def forward_backward(self, step: int) -> list[float]:
         # Catch the contributions of all micro-batches: nothing is added while backward runs.
@@ -48,8 +53,11 @@ class OneDevice(Strategy):
 
         # Now add them, parameter by parameter.
         self.zero_grad()
+        sites = {p.name: [contributions.get(p, []) for _, contributions in caught] for p in self.flat.parameters}
+        totals = None if self.replay is None else self.replay.add(sites)
         for parameter in self.flat.parameters:
-            total = self.add(parameter.name, [contributions.get(parameter, []) for _, contributions in caught])
+            name = parameter.name
+            total = self.add(name, sites[name]) if totals is None else totals.get(name)
             if total is not None:
                 # In the dtype of the gradient, so that the product has the same bits as on a rank.
                 parameter.grad = total if self.factor == 1 else total * total.dtype.type(self.factor)
@@ -76,7 +84,7 @@ class OneDevice(Strategy):
             parts = [list(module.parameters())]
             if config.zero == 3:
                 parts = unit_parameters(module, config.persistence_threshold, tied)
-            elif config.zero == 2:
+            elif config.zero == 2 or config.compression != "none":
                 parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
             # A tied weight counts on the first stage.
             units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]

@@ -120,7 +120,8 @@ def apply_data_parallel(
     for parameter in module.parameters():
         if parameter.layout is not None and "ep" in parameter.layout.axes:
             groups["experts"].append(parameter)
-        elif config.zero == 2 and parameter.name in tied:
+        # A compressor chooses by the whole bucket, so both stages must have a tied weight in equal ones.
+        elif parameter.name in tied and (config.zero == 2 or config.compression != "none"):
             groups["tied"].append(parameter)
         else:
             groups["shared"].append(parameter)

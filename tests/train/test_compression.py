@@ -11,8 +11,10 @@ from minidist.checkpoint.error_feedback import load_error_feedback
 from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import tier_of
+from minidist.equality.compare import compare_rank, tier_of
+from minidist.equality.expected import expected_snapshots
 from minidist.parallel.compression.qsgd import QSGD
+from minidist.parallel.compression.sign import Sign
 from minidist.planning.volumes import closed_form_bytes
 from minidist.train.job import build
 from minidist.train.recipe import parallelize
@@ -66,11 +68,15 @@ def test_top_k_of_everything_has_the_bits_of_data_parallelism():
         assert len(digests) == 1
 
 
-@pytest.mark.parametrize("method", ["topk:0.05", "sign", "qsgd:15", "powersgd:1"])
-def test_a_resumed_job_continues_bit_for_bit(method, tmp_path):
-    whole = run(3, steps=4, compression=method)[2]
-    run(3, steps=2, compression=method, save=str(tmp_path))
-    parts = run(3, steps=4, compression=method, save=str(tmp_path), resume=True)[2]
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [(3, {"compression": method}) for method in ("topk:0.05", "sign", "qsgd:15", "powersgd:1")]
+    + [(4, {"compression": "sign", "pp": 2, "layers": 2, "microbatches": 2})],
+)
+def test_a_resumed_job_continues_bit_for_bit(ranks, values, tmp_path):
+    whole = run(ranks, steps=4, **values)[2]
+    run(ranks, steps=2, **values, save=str(tmp_path))
+    parts = run(ranks, steps=4, **values, save=str(tmp_path), resume=True)[2]
     assert [r.digest for r in parts] == [r.digest for r in whole]
     assert parts[0].losses == whole[0].losses
     assert parts[0].first_step == 2
@@ -147,7 +153,33 @@ def test_more_elements_than_a_bucket_has():
         run(2, compression="topk:9999999")
 
 
-def test_compression_is_not_compared():
-    made = config(compression="sign", reduction="ordered")
-    with pytest.raises(UsageError, match="--compression sign changes the gradients"):
+def verdict(ranks, **values):
+    made = config(**{"data": "markov", "clip": 0.5, **values})
+    check_rules(made, resolve_batches(made, ranks))
+    return SimWorld(ranks).run(compare_rank, made, expected_snapshots(made, ranks))[0]
+
+
+PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # its tied weight has two copies
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks", "layout"),
+    [(method, 3, {"accumulation": 2}) for method in METHODS]
+    + [(method, 4, PIPELINE) for method in ("sign", "powersgd:1")]
+    + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2}), ("qsgd:15", 1, {})],
+)
+def test_it_equals_one_device_that_keeps_every_replicas_residual(method, ranks, layout):
+    result = verdict(ranks, compression=method, **layout)
+    assert result.equal, result.first_difference
+    assert (result.tier, result.bound, result.steps) == ("ordered", 0.0, 2)
+
+
+def test_a_residual_that_is_lost_is_found(monkeypatch):
+    monkeypatch.setattr(Sign, "keep", lambda self, bucket, residual: None)
+    assert "gradients" in verdict(2, compression="sign").first_difference
+
+
+def test_what_no_bound_holds_for_is_not_compared():
+    made = config(compression="sign", tp=2)
+    with pytest.raises(UsageError, match=r"--tp 2 cuts the sums .* --compression sign makes another choice"):
         tier_of(made, resolve_batches(made, 2).dims)
