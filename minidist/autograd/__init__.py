@@ -26,6 +26,7 @@ embedding.py       table look-up
 dropout.py         dropout
 fake_quantize.py   values on a grid of integers, and the straight-through estimator
 cross_entropy.py   the loss of a classifier or language model
+distillation.py    the loss of a student that learns from a teacher's probabilities
 checkpoint.py      recomputation
 gradcheck.py       gradients compared with finite differences
 errors.py          errors of operations and of backward passes
@@ -44,6 +45,7 @@ from minidist.autograd.backward import (
 )
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
+from minidist.autograd.distillation import distillation_loss
 from minidist.autograd.dropout import dropout
 from minidist.autograd.elementwise import (
     absolute,
@@ -116,6 +118,7 @@ __all__ = [
     "contribution_recorder",
     "cross_entropy",
     "detect_in_place_changes",
+    "distillation_loss",
     "div",
     "dropout",
     "embedding",

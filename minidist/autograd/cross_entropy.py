@@ -26,26 +26,16 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     tokens of the step when this batch is one of several.
     """
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
-    if targets.shape != logits.shape[:-1] or not logits.shape:
-        raise ShapeError(f"cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}")
-    if targets.dtype.kind not in "iu":
-        raise AutogradError(f"cross_entropy: targets must be integers, not {targets.dtype}")
-    classes = logits.shape[-1]
-    flat = targets.reshape(-1)
+    shape, flat, counted = logits.shape, targets.reshape(-1), None
+    classes = shape[-1] if shape else 0
+    # Usually every row counts and there is nothing to look up.
+    usual = targets.shape == shape[:-1] and targets.dtype.kind in "iu" and not 0 <= ignore_index < classes
+    if not usual or (flat.size and (flat.min() < 0 or flat.max() >= classes)):
+        flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
     if logits.dtype.itemsize == 2:
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
-    # Rows with ignore_index look up class 0 and are multiplied by zero later; any other target out of range is an
-    # error.
-    counted = None
-    inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
-    if flat.size and (inside or flat.min() < 0 or flat.max() >= classes):
-        counted = flat != ignore_index
-        wrong = flat[counted & ((flat < 0) | (flat >= classes))]
-        if wrong.size:
-            raise AutogradError(f"cross_entropy: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
-        flat = xp.where(counted, flat, 0)
     is_mean = divisor is None
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
@@ -55,7 +45,6 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
-    shape = logits.shape
     largest = scores.max(axis=-1, keepdims=True, initial=-xp.inf)
     exponentials = scores - largest
     picked = exponentials[rows, flat]
@@ -102,6 +91,30 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
     result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
     return named_mean(result) if is_mean else result
+
+
+def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
+    """Return a loss's targets, one per row of the logits, and which rows count (None: all); errors for wrong ones.
+
+    Rows with ignore_index have class 0, so that it can be looked up; their losses have to be multiplied by zero.
+    """
+    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
+    if targets.shape != logits.shape[:-1] or not logits.shape:
+        raise ShapeError(f"{name}: targets of shape {targets.shape} for logits of shape {logits.shape}")
+    if targets.dtype.kind not in "iu":
+        raise AutogradError(f"{name}: targets must be integers, not {targets.dtype}")
+    classes, flat = logits.shape[-1], targets.reshape(-1)
+
+    # Any target out of range but ignore_index is an error.
+    counted = None
+    inside = 0 <= ignore_index < classes  # the id of a padding token may be a class itself
+    if flat.size and (inside or flat.min() < 0 or flat.max() >= classes):
+        counted = flat != ignore_index
+        wrong = flat[counted & ((flat < 0) | (flat >= classes))]
+        if wrong.size:
+            raise AutogradError(f"{name}: target {int(wrong[0])} is out of range: classes are 0..{classes - 1}")
+        flat = xp.where(counted, flat, 0)
+    return flat, counted
 
 
 def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> Tensor:

@@ -31,7 +31,10 @@ from minidist.base.half import downcast, is_half, upcast
 
 RULES: dict[str, tuple[str, ...]] = {
     "to half": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
-    "to float32": ("cross_entropy", "vocab_parallel_cross_entropy", "sum", "log_softmax", "exp", "log", "pow"),
+    "to float32": (
+        *("cross_entropy", "vocab_parallel_cross_entropy", "distillation_loss"),
+        *("sum", "log_softmax", "exp", "log", "pow"),
+    ),
     "promote": (
         *("add", "sub", "mul", "div", "maximum", "where", "concatenate", "stack"),
         *("softmax", "layer_norm", "rms_norm", "gelu", "swiglu", "tanh", "sigmoid", "rotary", "sqrt", "dropout"),

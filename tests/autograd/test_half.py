@@ -51,6 +51,7 @@ OPERATIONS = {
     "sqrt": (lambda x: ag.sqrt(x * x + 1.0), [(3, 7)]),
     "rotary": (lambda x: ag.rotary(x, ANGLES), [(2, 4, 2, 6)]),
     "cross_entropy": (lambda x: ag.cross_entropy(x, TARGETS), [(2, 4, 6)]),
+    "distillation_loss": (lambda x: ag.distillation_loss(x, TARGETS, np.eye(4, 6) * np.ones((2, 1, 1))), [(2, 4, 6)]),
     "sum": (lambda x: x.sum(1), [(3, 7)]),
     "mean": (lambda x: x.mean(), [(3, 7)]),
     "max": (lambda x: x.max(1), [(3, 7)]),
@@ -123,10 +124,15 @@ def test_a_sum_of_many_is_a_sum_in_float32(dtype):
     assert table.grad.astype(float).tolist() == [[4096.0] * 3]
 
 
-def test_a_loss_divided_by_many_tokens_keeps_its_gradient():
+@pytest.mark.parametrize(
+    "loss",
+    [ag.cross_entropy, lambda x, y, divisor: ag.distillation_loss(x, y, np.eye(1, 8) * 99, 1.0, 0.5, divisor)],
+    ids=["cross_entropy", "distillation_loss"],
+)
+def test_a_loss_divided_by_many_tokens_keeps_its_gradient(loss):
     """softmax / divisor is 1e-9: zero in float16, unless it is multiplied by the loss scale before it is stored."""
     logits = Tensor(np.zeros((1, 8), np.float16), requires_grad=True)
-    (ag.cross_entropy(logits, np.array([0]), divisor=1e8) * 2.0**16).backward()
+    (loss(logits, np.array([0]), divisor=1e8) * 2.0**16).backward()
     assert np.allclose(logits.grad.astype(float)[0, 1:], 2.0**16 / 8 / 1e8, rtol=1e-2)
 
 

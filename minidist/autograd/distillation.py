@@ -1,0 +1,112 @@
+"""Knowledge distillation as one node: a student learns from labels, and from a teacher's probabilities.
+
+    loss = (1 - a) * cross-entropy of the labels  +  a * T^2 * KL(p || q),    p = softmax(teacher's logits / T)
+                                                                              q = softmax(student's logits / T)
+
+A temperature T above 1 shows how the teacher ranks the wrong classes. The gradient of the second term falls with
+1 / T^2, so it is multiplied by T^2, and a means the same at every temperature. With z the student's logits, the
+gradient of a row is
+
+    d loss / d z = (1 - a) * (softmax(z) - onehot)  +  a * T * (q - p)
+
+Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015 (arXiv:1503.02531), section 2.
+Proved by: tests/autograd/test_fused.py
+"""
+
+from math import inf
+from typing import Any
+
+from minidist.autograd.cross_entropy import checked_divisor, checked_targets
+from minidist.autograd.errors import AutogradError, ShapeError
+from minidist.autograd.operands import operand
+from minidist.autograd.tensor import Tensor, named_mean, record
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, quoted
+from minidist.base.half import is_half, upcast
+from minidist.base.limits import check_number
+
+
+def distillation_loss(
+    logits: Tensor,
+    targets: Any,
+    teacher_logits: Any,
+    temperature: float = 2.0,
+    weight: float = 0.5,
+    divisor: float | None = None,
+    ignore_index: int = -100,
+) -> Tensor:
+    """Sum over rows of the two terms above, weighted 1 - weight and weight, divided by `divisor`; shape ().
+
+    logits, teacher_logits (..., classes); targets, divisor, ignore_index: as in `cross_entropy`, for both terms. The
+    teacher gets no gradient: its logits are an array, or a tensor that was computed under `no_grad`, else
+    AutogradError. They are converted to the dtype in which the student's are computed with.
+    """
+    temperature, weight = check_number("temperature", temperature, above=0), check_number("weight", weight)
+    if weight > 1:
+        raise UsageError(f"weight={quoted(weight)}; it must be from 0 (labels alone) to 1 (the teacher alone)")
+    flat, counted = checked_targets("distillation_loss", logits, targets, ignore_index)
+    shape, classes = logits.shape, logits.shape[-1]
+    is_mean = divisor is None
+    if divisor is None:
+        divisor = float(flat.size if counted is None else counted.sum()) or float("nan")
+    elif divisor.__class__ is not float or not 0 < divisor < inf:
+        divisor = checked_divisor("distillation_loss", divisor)
+
+    # In float32, or in the student's float64. A gradient to the teacher would be lost in silence.
+    student = operand(logits)
+    scores = student.data.reshape(flat.size, classes)
+    of_teacher = _teacher_rows(teacher_logits, shape).reshape(flat.size, classes).astype(scores.dtype, copy=False)
+
+    # Logarithms of softmax, shifted by the largest score, so that nothing overflows and log never meets a zero.
+    log_hard = _log_softmax(scores)
+    log_q, log_p = _log_softmax(scores / temperature), _log_softmax(of_teacher / temperature)
+    p, rows = xp.exp(log_p), xp.arange(flat.size)
+    # A class that the teacher excludes (a score of -inf) contributes 0 times a finite number.
+    soft = (p * (xp.maximum(log_p, -1e30) - log_q)).sum(axis=-1)
+    losses = (weight * temperature**2) * soft - (1 - weight) * log_hard[rows, flat]
+
+    # The gradient is made now, from arrays that are not needed any more; backward only scales it.
+    gradient = xp.exp(log_q, out=log_q)
+    gradient -= p
+    gradient *= weight * temperature / divisor
+    hard = xp.exp(log_hard, out=log_hard)
+    hard[rows, flat] -= 1
+    hard *= (1 - weight) / divisor
+    gradient += hard
+    if counted is not None:
+        losses *= counted
+        gradient *= counted[:, None]
+
+    def grad(g: xp.Array) -> xp.Array:
+        scaled: xp.Array = gradient
+        scaled *= g  # in place: this node runs once
+        return scaled.reshape(shape)
+
+    loss = losses.sum() / divisor
+    result = record("distillation_loss", loss, ((student, grad),), cost=15 * scores.size, saved=(gradient,))
+    return named_mean(result) if is_mean else result
+
+
+def _teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
+    """Return the teacher's logits as a float array of `shape`; AutogradError when they would need a gradient."""
+    if isinstance(teacher_logits, Tensor):
+        if teacher_logits.requires_grad:
+            raise AutogradError(
+                "distillation_loss: the teacher's logits need a gradient, and a teacher gets none; compute them under"
+                " no_grad()"
+            )
+        teacher_logits = teacher_logits.data
+    array = xp.as_array(teacher_logits)
+    if array.shape != shape:
+        raise ShapeError(
+            f"distillation_loss: the teacher's logits of shape {array.shape} for logits of shape {shape}; teacher and"
+            " student need the same classes (vocabulary) and the same rows"
+        )
+    return upcast(array) if is_half(array.dtype) else array
+
+
+def _log_softmax(scores: xp.Array) -> xp.Array:
+    """Return a new array: score - largest - log(sum of exp(score - largest)), by row."""
+    shifted = scores - scores.max(axis=-1, keepdims=True, initial=-xp.inf)
+    shifted -= xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
+    return shifted
