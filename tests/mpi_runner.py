@@ -1,18 +1,21 @@
 """Runs tests marked `@pytest.mark.mpi(n)` in n MPI ranks, so that a real MPI run is as cheap to write as any test.
 
-The pytest that a person starts (the *parent*) never imports mpi4py. It starts one `mpiexec` for each (module, n), and
-in each rank a pytest runs all selected tests of that module with that n, in the same order, with a barrier between.
+The pytest that a person starts (the *parent*) never imports mpi4py. It starts one `mpiexec` for each n, whose ranks
+stay: for each module, a pytest in each rank runs all selected tests of that module with that n, in the same order,
+with a barrier between. Python, NumPy and minidist are imported once, which takes longer than most tests.
 
-    parent                              rank 0, rank 1, ... (pytest on the same module)
-    writes tests.json  ------------->   select these tests
-    reads rank-*.jsonl <-------------   {"start": id}, {"report": ...}, {"done": id}
+    parent                                rank 0, rank 1, ...
+    writes tests.json, its folder   --->  a pytest on the same module, which selects these tests
+    reads rank-*.jsonl              <---  {"start": id}, {"report": ...}, {"done": id}
 
 A test passes when it passes on every rank. After a failure the other ranks may sit in a receive that no rank will ever
-send to, so they get a short grace and then the group is killed and started again from the next test. A test that
-exceeds its timeout fails with the stacks of all ranks. Nothing here can hang.
+send to, so they get a short grace and then are killed, and new ones are started with the next test. A test that exceeds
+its timeout fails with the stacks of all ranks. Nothing here can hang: ranks that wait for tests wait in a pipe of the
+parent, and end when that does.
 """
 
 import faulthandler
+import functools
 import importlib.util
 import json
 import os
@@ -28,12 +31,12 @@ from pathlib import Path
 
 import pytest
 
-DIRECTORY = "MINIDIST_MPI_TEST_DIRECTORY"  # set in a rank, and only there
+DIRECTORY = "MINIDIST_MPI_TEST_DIRECTORY"  # set in a rank, and only there: the folder of the tests that it runs
 RANKS = "MINIDIST_MPI_TEST_RANKS"
+MOST_KEPT = 4  # ranks that stay for the next module; more would take memory for little
 DEFAULT_TIMEOUT = 60.0  # seconds of one test, see the marker
 STARTUP_TIMEOUT = 60.0  # seconds until the first test begins
 GRACE = 2.0  # seconds for the other ranks to end a test that failed on one
-RESULTS = pytest.StashKey[dict]()
 
 
 def pytest_configure(config):
@@ -64,21 +67,41 @@ def comm(request):
 # ---------------------------------------------------------------------------------------------------- in each rank
 
 
+@functools.cache
+def between_tests():
+    """Our communicator: its barrier must not meet a message of a test."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Dup()
+
+
+def serve():
+    """Be one rank: run a pytest for each line of the pipe of this rank, (its folder, its arguments), to the end."""
+    rank, size = between_tests().rank, between_tests().size
+    if size != int(os.environ[RANKS]):
+        from mpi4py import MPI
+
+        sys.exit(
+            f"asked for {os.environ[RANKS]} ranks, but MPI says that this is rank {rank} of {size}: "
+            f"{mpiexec()} does not belong to the library of mpi4py, {MPI.Get_library_version().split(',')[0]}"
+        )
+    sys.path[0] = os.getcwd()  # not the folder of this file; as in `python -m pytest`
+    with open(Path(os.environ[DIRECTORY]) / f"pipe-{rank}") as pipe:
+        for line in pipe:
+            os.environ[DIRECTORY], *arguments = json.loads(line)
+            code = pytest.main(arguments)
+            if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                sys.exit(code)
+
+
 class Rank:
     """What a rank's pytest does besides running the tests: keep step with the others and write down what happened."""
 
     def __init__(self, config):
-        from mpi4py import MPI
-
         self.config = config
         self.directory = Path(os.environ[DIRECTORY])
-        self.between_tests = MPI.COMM_WORLD.Dup()  # our barrier must not meet a message of a test
-        rank, size = self.between_tests.rank, self.between_tests.size
-        if size != int(os.environ[RANKS]):
-            raise pytest.UsageError(
-                f"asked for {os.environ[RANKS]} ranks, but MPI says that this is rank {rank} of {size}: "
-                f"{mpiexec()} does not belong to the library of mpi4py, {MPI.Get_library_version().split(',')[0]}"
-            )
+        self.between_tests = between_tests()
+        rank = self.between_tests.rank
         config.option.basetemp = self.directory / f"tmp-{rank}"  # tmp_path, without a race between the ranks
         self.events = open(self.directory / f"rank-{rank}.jsonl", "w", buffering=1)  # noqa: SIM115, lives as long as we
         self.stack = open(self.directory / f"stack-{rank}.txt", "w")  # noqa: SIM115
@@ -126,7 +149,8 @@ class Parent:
 
     def __init__(self, config):
         self.config = config
-        config.stash[RESULTS] = {}
+        self.results = {}  # node id -> reports
+        self.launches = {}  # number of ranks -> Launch, of those that stay
 
     def pytest_collection_modifyitems(self, items):
         missing = "mpi4py" if importlib.util.find_spec("mpi4py") is None else "mpiexec" if mpiexec() is None else None
@@ -138,21 +162,59 @@ class Parent:
             if missing:
                 item.add_marker(pytest.mark.skip(reason=f"{missing} is not installed: pip install 'minidist[mpi]'"))
 
-    @pytest.hookimpl(tryfirst=True)
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item, nextitem):
+        done = yield
+        if nextitem is None:  # the last test of all
+            for launch in list(self.launches.values()):
+                self.finish(launch)
+        return done
+
+    @pytest.hookimpl(tryfirst=True, specname="pytest_runtest_protocol")
+    def pytest_run_in_ranks(self, item, nextitem):
+        """Report what the ranks say of a marked test; the first one of a module and n lets them run all of those."""
         if item.get_closest_marker("mpi") is None or item.get_closest_marker("skip") is not None:
             return None
-        results = self.config.stash[RESULTS]
-        if item.nodeid not in results:
+        if item.nodeid not in self.results:
             key = (item.path, ranks_of(item))
             marked = [other for other in item.session.items if other.get_closest_marker("mpi") is not None]
-            results.update(run_group(self.config, [o for o in marked if (o.path, ranks_of(o)) == key], ranks_of(item)))
+            self.run_group([o for o in marked if (o.path, ranks_of(o)) == key], ranks_of(item))
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in results[item.nodeid]:
+        for report in self.results[item.nodeid]:
             item.ihook.pytest_runtest_logreport(report=report)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         item.session._setupstate.teardown_exact(nextitem)  # the module of an ordinary test before us may end here
         return True
+
+    def run_group(self, items, ranks):
+        """Take the reports of all `items`, of one module. Starts new ranks after each test that failed."""
+        rest = items
+        while rest:
+            if ranks not in self.launches:
+                self.launches[ranks] = Launch(self.config, ranks)
+            launch = self.launches[ranks]
+            launch.begin(rest)
+            for item in rest:
+                trouble = launch.follow(item)
+                self.results[item.nodeid] = merge(item, launch.reports[item.nodeid], trouble)
+                rest = rest[1:]
+                if trouble or launch.failed(item):
+                    self.launches.pop(ranks).kill()
+                    break
+        if ranks > MOST_KEPT and ranks in self.launches:
+            self.finish(self.launches[ranks])
+
+    def finish(self, launch):
+        """Let ranks end; ranks that do not end are a failure of the last of their tests."""
+        trouble = launch.finish()
+        self.launches.pop(launch.ranks).kill()
+        if trouble:
+            report = failure(launch.items[-1], trouble, when="teardown")
+            launch.items[-1].ihook.pytest_runtest_logreport(report=report)
+
+    def pytest_unconfigure(self):
+        for launch in self.launches.values():
+            launch.kill()
 
 
 def alive(pid):
@@ -175,26 +237,6 @@ def ranks_of(item):
     return item.get_closest_marker("mpi").args[0]
 
 
-def run_group(config, items, ranks):
-    """The reports of all `items`, of one module, by node id. Starts `mpiexec` again after each test that failed."""
-    results = {}
-    while len(results) < len(items):
-        rest = items[len(results) :]
-        with tempfile.TemporaryDirectory(prefix="minidist-mpi-") as directory:
-            launch = Launch(config, rest, ranks, Path(directory))
-            try:
-                for item in rest:
-                    trouble = launch.follow(item)
-                    if item is rest[-1] and not trouble and not launch.failed(item):
-                        trouble = launch.finish()
-                    results[item.nodeid] = merge(item, launch.reports[item.nodeid], trouble)
-                    if trouble or launch.failed(item):
-                        break
-            finally:
-                launch.kill()
-    return results
-
-
 def merge(item, by_rank, trouble):
     """One test's reports from those of its ranks: rank 0's where all agree, else a failure that says who did what."""
     failures = defaultdict(list)
@@ -210,46 +252,49 @@ def merge(item, by_rank, trouble):
         trouble = f"the ranks disagree: {outcomes}"
     parts = [f"==== on rank {', '.join(map(str, ranks))} ====\n{text}" for text, ranks in failures.items()]
     seconds = max((sum(report.duration for report in reports) for reports in by_rank.values()), default=0.0)
-    return [
-        pytest.TestReport(
-            nodeid=item.nodeid,
-            location=item.location,
-            keywords={},
-            outcome="failed",
-            longrepr="\n".join([*parts, trouble] if trouble else parts),
-            when="call",
-            duration=seconds,
-        )
-    ]
+    return [failure(item, "\n".join([*parts, trouble] if trouble else parts), seconds=seconds)]
+
+
+def failure(item, text, when="call", seconds=0.0):
+    """The report of a test that failed."""
+    return pytest.TestReport(
+        nodeid=item.nodeid,
+        location=item.location,
+        keywords={},
+        outcome="failed",
+        longrepr=text,
+        when=when,
+        duration=seconds,
+    )
 
 
 class Launch:
-    """One `mpiexec` and what its ranks have written so far."""
+    """One `mpiexec`, and what its ranks have written so far about the tests that they run."""
 
-    def __init__(self, config, items, ranks, directory):
-        self.config, self.ranks, self.directory = config, ranks, directory
-        self.reports = defaultdict(lambda: defaultdict(list))  # node id -> rank -> reports
-        self.done = defaultdict(set)  # node id -> ranks
-        self.started = set()  # node ids
-        self.ended = set()  # ranks
+    def __init__(self, config, ranks):
+        self.config, self.ranks = config, ranks
+        self.folder = Path(tempfile.mkdtemp(prefix="minidist-mpi-"))
+        self.groups = 0
         self.pids = {}
         self.shared_memory = set()  # files
         self.files = {}
-        (directory / "tests.json").write_text(json.dumps([item.nodeid for item in items]))
+
+        # Read and write: opening it does not wait for the other side.
+        for rank in range(ranks):
+            os.mkfifo(self.folder / f"pipe-{rank}")
+        self.pipes = [os.open(self.folder / f"pipe-{rank}", os.O_RDWR) for rank in range(ranks)]
+
         environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-        environment |= {DIRECTORY: str(directory), RANKS: str(ranks), "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {DIRECTORY: str(self.folder), RANKS: str(ranks), "OPENBLAS_NUM_THREADS": "1"}
         environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # importing hypothesis would take most of the time
         options = []
         version = subprocess.run([mpiexec(), "--version"], capture_output=True, text=True, check=False).stdout
         if "Open MPI" in version or "OpenRTE" in version:  # it refuses more ranks than cores, and root, unless told
             options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
             environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        pytest_options = ["-p", "no:cacheprovider", "--rootdir", config.rootpath]
-        if config.inipath:
-            pytest_options += ["-c", config.inipath]
-        self.output = open(directory / "output.txt", "w+")  # noqa: SIM115
+        self.output = open(self.folder / "output.txt", "w+")  # noqa: SIM115
         self.process = subprocess.Popen(
-            [mpiexec(), *options, "-n", str(ranks), sys.executable, "-m", "pytest", *pytest_options, items[0].path],
+            [mpiexec(), *options, "-n", str(ranks), sys.executable, __file__],
             env=environment,
             cwd=config.invocation_params.dir,
             stdin=subprocess.DEVNULL,
@@ -257,6 +302,25 @@ class Launch:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+    def begin(self, items):
+        """Let the ranks run these tests, of one module."""
+        self.items = items
+        self.reports = defaultdict(lambda: defaultdict(list))  # node id -> rank -> reports
+        self.done = defaultdict(set)  # node id -> ranks
+        self.started = set()  # node ids
+        self.ended = set()  # ranks
+        self.close_files()
+        self.groups += 1
+        self.directory = self.folder / str(self.groups)
+        self.directory.mkdir()
+        (self.directory / "tests.json").write_text(json.dumps([item.nodeid for item in items]))
+        options = ["-p", "no:cacheprovider", "--rootdir", self.config.rootpath]
+        if self.config.inipath:
+            options += ["-c", self.config.inipath]
+        line = json.dumps([str(word) for word in (self.directory, *options, items[0].path)]) + "\n"
+        for pipe in self.pipes:
+            os.write(pipe, line.encode())
 
     def read(self):
         """Take in the complete lines that the ranks have added."""
@@ -316,6 +380,7 @@ class Launch:
 
     def finish(self):
         """Wait for the processes to end after the last test. Returns "", or the stacks of those that do not."""
+        self.close_pipes()
         try:
             self.process.wait(STARTUP_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -351,6 +416,19 @@ class Launch:
         self.process.wait()
         for name in self.shared_memory:
             Path(name).unlink(missing_ok=True)
+        self.close_pipes()
+        self.close_files()
         self.output.close()
-        for file in self.files.values():
-            file.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def close_pipes(self):
+        while self.pipes:
+            os.close(self.pipes.pop())
+
+    def close_files(self):
+        while self.files:
+            self.files.popitem()[1].close()
+
+
+if __name__ == "__main__":
+    serve()

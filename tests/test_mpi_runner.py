@@ -46,13 +46,21 @@ def run(tmp_path):
     return run
 
 
-def test_every_rank_runs_the_test_and_the_parent_does_not_import_mpi4py(run):
+def test_every_rank_runs_the_test_and_the_parent_does_not_import_mpi4py(run, tmp_path):
+    """Also of a second module, in the same processes."""
+    second = """
+@pytest.mark.mpi(3)
+def test_the_same_processes():
+    assert int(open(f"pid-{world().rank}").read()) == os.getpid()
+"""
+    (tmp_path / "test_second.py").write_text(PREAMBLE + second)
     outcomes, output = run(
         """
 @pytest.mark.mpi(3)
 @pytest.mark.parametrize("root", [0, 2])
 def test_sum(root):
     assert world().allreduce(world().rank + root) == 3 + 3 * root
+    open(f"pid-{world().rank}", "w").write(str(os.getpid()))
 
 @pytest.mark.mpi(2)
 def test_two():
@@ -60,8 +68,10 @@ def test_two():
 
 def test_parent():
     assert "mpi4py" not in sys.modules
-"""
+""",
+        "test_second.py",
     )
+    assert "PASSED test_second.py::test_the_same_processes" in output
     names = ["test_sum[0]", "test_sum[2]", "test_two", "test_parent"]
     assert outcomes == dict.fromkeys(names, "PASSED"), output
 
@@ -136,6 +146,23 @@ def test_after():
     )
     assert outcomes == {"test_dies": "FAILED", "test_after": "PASSED"}, output
     assert "ended without a result" in output
+
+
+def test_ranks_that_do_not_end_after_all_tests_are_a_failure(run):
+    outcomes, output = run(
+        """
+@pytest.mark.mpi(2)
+def test_leaves_something():
+    import atexit
+    atexit.register(time.sleep, 20 * world().rank)
+
+def test_parent():
+    import tests.mpi_runner
+    tests.mpi_runner.STARTUP_TIMEOUT = 1
+"""
+    )
+    assert outcomes == {"test_leaves_something": "ERROR", "test_parent": "PASSED"}, output
+    assert "all tests ended but the ranks did not" in output
 
 
 def test_ranks_that_disagree_fail(run):
