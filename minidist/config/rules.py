@@ -283,13 +283,13 @@ CHECKPOINTS = (
     ),
 )
 
-# A compressor is a communication hook of data parallelism: it replaces the all-reduce of a gradient bucket.
+# A compressor is a communication hook: it replaces the all-reduce of a gradient bucket, or ZeRO 1's reduce-scatter.
 COMPRESSION = (
     Rule(
         "compression-with-zero",
-        lambda j: j.compressor != "none" and j.zero,
-        "--compression {compression} is a hook of data parallelism, and --zero {zero} reduces gradients in another way",
-        "use --zero 0",
+        lambda j: j.compressor != "none" and j.zero >= 2,
+        "--compression {compression} compresses a rank's whole gradient, and --zero {zero} keeps a shard of it",
+        "use --zero 0 or 1",
     ),
     Rule(
         "compression-with-reduction",
@@ -298,11 +298,12 @@ COMPRESSION = (
         "leave out one of the two",
     ),
     Rule(
-        "compression-in-half-precision",
-        lambda j: j.compressor != "none" and j.half,
-        "--compression {compression} does its arithmetic in the gradients' precision, and {precision} is too coarse for"
-        " it",
-        "use --precision fp32 or fp64",
+        "compression-with-loss-scaling",
+        # A cast passes an overflow on as it is.
+        lambda j: j.compressor not in ("none", "fp16", "bf16") and j.precision == "fp16",
+        "--compression {compression} computes with norms and with what earlier steps left, and with --precision"
+        " {precision} gradients overflow and change their scale between steps",
+        "use --precision bf16, fp32 or fp64, or --compression bf16",
     ),
 )
 

@@ -142,7 +142,7 @@ def bucket_groups(job: Job) -> list[list[list[Parameter]]]:
         # Both stages that have a tied weight reduce the same sum of their gradients, so it is replayed once.
         groups = [[p for p in stage.parameters() if p.name not in tied] for stage in stages]
         groups.append([p for p in job.model.parameters() if p.name in tied])
-    cap = config.bucket_cap_mb * 1e6 / job.dtype.itemsize
+    cap = config.reduce_bucket_size if config.zero else config.bucket_cap_mb * 1e6 / job.dtype.itemsize
     return [buckets_of(group, cap) for group in groups]
 
 

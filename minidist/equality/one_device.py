@@ -44,7 +44,7 @@ class OneDevice(Strategy):
         )
         self.add, self.numbers, self.factor = add, list(numbers), factor
         # A pipeline without other replicas has no reduction that could be compressed.
-        reduces = job.config.pp == 1 or job.batches.dp > 1
+        reduces = job.config.pp == 1 or job.batches.dp > 1 or job.config.zero
         self.replay = CompressionReplay(job) if job.config.compression != "none" and reduces else None
 
     def forward_backward(self, step: int) -> list[float]:

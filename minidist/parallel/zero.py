@@ -17,7 +17,7 @@ Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion
 Proved by: tests/parallel/test_zero.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -114,6 +114,16 @@ class ZeroOptimizer(OptimizerWrapper):
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise not_copied("ZeroOptimizer", self.comm)
 
+    def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
+        """Stage 1: replace the reduce-scatter of a bucket by `hook(state, bucket)`; see `DistributedDataParallel`.
+
+        The hook sums the whole bucket on every rank, which keeps the part of its shard. So gradients are sent as in
+        data parallelism. Raises UsageError with stage 2, where no rank has a whole gradient for a residual.
+        """
+        if self.stage == 2:
+            raise UsageError("a communication hook with stage 2, which keeps no whole gradient; use stage=1")
+        self.reducer.use_hook(partial(hook, state))
+
     def no_sync(self) -> AbstractContextManager[None]:
         """Stage 1: backward passes in the block add to the local gradient; the next one outside reduces the total.
 
@@ -197,6 +207,25 @@ class ShardReducer(GradientReducer):
         if not keep_whole:
             flat.make_buffers_with(self._make_bucket)
 
+    def use_hook(self, start: Callable[[Bucket], Work]) -> None:
+        """Let `start(bucket)` sum each bucket on every rank; this rank then takes the part of its shard.
+
+        Padding is not a part of any gradient, so that a hook sees what it would see without shards.
+        """
+        flat = self.flat
+        for i, bucket in enumerate(self.buckets):
+            end = min(bucket.slice.stop, flat.numel)
+            self.buckets[i] = replace(bucket, slice=slice(bucket.slice.start, end))
+            self.bucket_of.update(dict.fromkeys(bucket.parameters, self.buckets[i]))
+        self.replace_communication(lambda bucket: self._sum_whole(bucket, start))
+
+    def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Work]) -> Work:
+        """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
+        work = _PartOfShard(self.shard, bucket, start(bucket))
+        for parameter in bucket.parameters:
+            parameter.gradient.clear()
+        return work  # type: ignore[return-value]
+
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""
         bucket = self.bucket_of[parameter]
@@ -257,6 +286,24 @@ class ShardReducer(GradientReducer):
         """Wait for all buckets: the shard holds the sum over ranks, and over micro-batches since `zero_grad`."""
         self._collect(len(self.works))
         self.shard.filled = True
+
+
+class _PartOfShard:
+    """A sum of a whole bucket; waiting for it returns what belongs to this rank's shard."""
+
+    def __init__(self, shard: Shard, bucket: Bucket, work: Work) -> None:
+        self.shard, self.bucket, self.work = shard, bucket, work
+
+    def wait(self) -> xp.Array:
+        self.work.wait()
+        shard, piece = self.shard, self.bucket.slice
+        mine = shard.grad_buffer()[shard.place(piece)]
+        first = max(shard.start - piece.start, 0)
+        part = self.bucket.buffer[first : first + mine.size]
+        # The first reduction since zero_grad fills the shard; a later one is added by who waits.
+        if not shard.filled:
+            mine[...] = part
+        return part
 
 
 class _Done:

@@ -95,12 +95,15 @@ CASES = {
         "--init-from y gives the weights of a new job, and --resume continues the one in --save x; leave one",
     ),
     "overwrite-with-resume": ({"overwrite": True, "resume": True, "save": "x"}, "leave one of them out"),
-    "compression-with-zero": ({"compression": "fp16", "zero": 1, "dp": 2}, "--zero 1 reduces .* use --zero 0"),
+    "compression-with-zero": (
+        {"compression": "fp16", "zero": 2, "dp": 2},
+        "--zero 2 keeps a shard of it; use --zero 0 or 1",
+    ),
     "compression-with-reduction": (
         {"compression": "fp16", "reduction": "ordered", "dp": 2},
         "--compression fp16 replaces the all-reduce of a gradient, whose order --reduction ordered sets",
     ),
-    "compression-in-half-precision": ({"compression": "sign", "precision": "bf16"}, "bf16 is too coarse"),
+    "compression-with-loss-scaling": ({"compression": "sign", "precision": "fp16"}, "fp16 gradients overflow"),
     "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
     "quantization-with-tp": ({**INT8, "tp": 2}, "--tp 2 cuts weights, .* the largest element of each row"),
     "quantization-with-pp": ({**INT8, "pp": 2}, "--pp 2 leaves the ranges of a stage on its ranks"),

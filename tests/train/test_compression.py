@@ -21,6 +21,7 @@ from minidist.train.recipe import parallelize
 from minidist.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
+ZERO_1 = {"zero": 1, "reduce_bucket_size": 1000, "bucket_cap_mb": 25.0}
 METHODS = ["fp16", "bf16", "topk:0.05", "topk:7", "sign", "qsgd:15", "powersgd:1"]
 
 
@@ -49,10 +50,18 @@ def test_the_bytes_are_the_closed_form(method, ranks):
 
 @pytest.mark.parametrize(
     ("ranks", "layout"),
-    [(4, {"pp": 2, "microbatches": 2}), (4, {"tp": 2}), (2, {"synchronize_each": True, "accumulation": 3})],
+    [
+        (4, {"pp": 2, "microbatches": 2}),
+        (4, {"tp": 2}),
+        (2, {"synchronize_each": True, "accumulation": 3}),
+        (3, {"precision": "bf16"}),
+        (3, ZERO_1),
+        (4, {"tp": 2, "precision": "bf16", **ZERO_1}),
+    ],
 )
-def test_on_the_data_axis_of_other_layouts(ranks, layout):
-    made, world, results = run(ranks, **{**layout, "layers": 2, "compression": "topk:0.05"})
+@pytest.mark.parametrize("method", ["topk:0.05", "powersgd:1"])
+def test_on_the_data_axis_of_other_layouts(method, ranks, layout):
+    made, world, results = run(ranks, **{**layout, "layers": 2, "compression": method})
     sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
     assert (
         sent == closed_form_bytes(made, resolve_batches(made, ranks), [r.sizes for r in results])["gradient_reduce"] > 0
@@ -71,7 +80,8 @@ def test_top_k_of_everything_has_the_bits_of_data_parallelism():
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [(3, {"compression": method}) for method in ("topk:0.05", "sign", "qsgd:15", "powersgd:1")]
-    + [(4, {"compression": "sign", "pp": 2, "layers": 2, "microbatches": 2})],
+    + [(4, {"compression": "sign", "pp": 2, "layers": 2, "microbatches": 2})]
+    + [(3, {"compression": "topk:0.05", "precision": "bf16", **ZERO_1})],
 )
 def test_a_resumed_job_continues_bit_for_bit(ranks, values, tmp_path):
     whole = run(ranks, steps=4, **values)[2]
@@ -87,6 +97,19 @@ def test_residuals_are_in_the_memory_account():
         result = run(2, compression=method, steps=3)[2][0]
         held = sum(result.sizes[0].buckets) * 4
         assert (result.peak_by_purpose.get("communication", 0) >= held) == there
+
+
+def test_zero_1_has_the_bits_of_data_parallelism_where_the_buckets_are_equal():
+    one_bucket = {"bucket_cap_mb": 25.0, "compression": "sign", "steps": 3}
+    losses = [run(3, **one_bucket, zero=zero)[2][0].losses for zero in (0, 1)]
+    assert losses[0] == losses[1]
+
+
+def test_a_residual_moves_between_zero_1_and_data_parallelism(tmp_path):
+    one_bucket = {"bucket_cap_mb": 25.0, "compression": "sign"}
+    whole = run(2, steps=4, **one_bucket)[2]
+    run(2, **one_bucket, zero=1, save=str(tmp_path))
+    assert run(2, steps=4, **one_bucket, save=str(tmp_path), resume=True)[2][0].losses == whole[0].losses
 
 
 def residuals_after_loading(comm, path, made):
@@ -139,7 +162,7 @@ def test_qsgd_refuses_the_state_of_another_compressor(state):
     [
         ({"compression": "topk"}, "such as topk:0.01"),
         ({"compression": "zip"}, "it must be one of none, fp16"),
-        ({"compression": "sign", "zero": 1}, "--zero 1 reduces gradients in another way"),
+        ({"compression": "sign", "zero": 2}, "--zero 2 keeps a shard of it"),
     ],
 )
 def test_what_does_not_go_together(values, sentence):
@@ -166,7 +189,12 @@ PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # 
     ("method", "ranks", "layout"),
     [(method, 3, {"accumulation": 2}) for method in METHODS]
     + [(method, 4, PIPELINE) for method in ("sign", "powersgd:1")]
-    + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2}), ("qsgd:15", 1, {})],
+    + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2}), ("qsgd:15", 1, {})]
+    # Residuals in float32 beside gradients of 16 bits, and a rank that keeps its shard of the sum.
+    + [(method, 2, {"precision": "bf16", "accumulation": 2}) for method in METHODS if method != "topk:7"]
+    + [(method, 3, ZERO_1) for method in METHODS if method != "topk:7"]
+    + [("bf16", 2, {"precision": "fp16", "loss_scale": 2.0**24}), ("sign", 4, {**PIPELINE, **ZERO_1})]
+    + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2, "precision": "bf16", **ZERO_1})],
 )
 def test_it_equals_one_device_that_keeps_every_replicas_residual(method, ranks, layout):
     result = verdict(ranks, compression=method, **layout)

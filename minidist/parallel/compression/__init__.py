@@ -16,7 +16,8 @@ Each class below is the state of a communication hook of `DistributedDataParalle
     PowerSGD   r (m + k) values for an m x k matrix   a product of rank r, by one step of power iteration
 
 Error feedback: sent + residual = gradient + earlier residual, so over the steps everything arrives. QSGD needs none
-because its errors have mean zero, and a cast's are small. `sent_bytes` of each class is what it sends, in closed form.
+because its errors have mean zero, and a cast's are small. Of 16-bit gradients the arithmetic, the residuals
+and "a value" are float32; top-k sends 2 B per element. `sent_bytes` of each class is what it sends, in closed form.
 
 Sources: Lin et al., Deep gradient compression, ICLR 2018; Karimireddy et al., Error feedback fixes SignSGD, ICML 2019;
 Alistarh et al., QSGD, NeurIPS 2017; Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.

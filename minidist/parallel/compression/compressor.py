@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
+from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.collectives import volume
 from minidist.comm import Comm, PointToPoint, Work
@@ -46,10 +47,10 @@ class Compressor:
         raise NotImplementedError
 
     def corrected(self, bucket: Bucket) -> np.ndarray:
-        """Return the gradient plus the residual of earlier steps, as a new array."""
+        """Return the gradient plus the residual of earlier steps, as a new array; float32 for 16-bit gradients."""
         residual = self.residuals.get(bucket.index)
-        gradient: np.ndarray = bucket.buffer
-        return gradient.copy() if residual is None else gradient + residual
+        gradient: np.ndarray = bucket.buffer.astype(wide(bucket.buffer.dtype))
+        return gradient if residual is None else gradient + residual
 
     def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
         """Keep what was not sent for the next step; it counts as memory for communication."""
@@ -57,9 +58,7 @@ class Compressor:
 
     def finish(self, bucket: Bucket, total: np.ndarray) -> None:
         """Put the sum, or the mean, into the bucket."""
-        bucket.buffer[...] = total
-        if self.op == "mean":
-            bucket.buffer[...] /= bucket.buffer.dtype.type(self.comm.size)
+        bucket.buffer[...] = total / total.dtype.type(self.comm.size) if self.op == "mean" else total
 
     # --- in a checkpoint ---
 
@@ -71,7 +70,7 @@ class Compressor:
         """
         # In flat order, which does not depend on how the gradient is cut into buckets.
         flat = buckets[0].flat
-        result = np.zeros(flat.padded_numel, flat.dtype)
+        result = np.zeros(flat.numel, wide(flat.dtype))
         for bucket in buckets:
             if bucket.index in self.residuals:
                 result[bucket.slice] = self.residuals[bucket.index]
@@ -80,10 +79,10 @@ class Compressor:
     def load_residual(self, buckets: Sequence[Bucket], residual: np.ndarray) -> None:
         """Load what `residual` returned, for any buckets of the same flat gradient."""
         flat = buckets[0].flat
-        if residual.shape != (flat.padded_numel,) or residual.dtype != flat.dtype:
+        if residual.shape != (flat.numel,) or residual.dtype != wide(flat.dtype):
             raise UsageError(
                 f"rank {self.comm.rank}: a residual of {residual.shape} {residual.dtype} for a flat gradient of "
-                f"({flat.padded_numel},) {flat.dtype}; resume with the model and --compression that it was saved with"
+                f"({flat.numel},) {flat.dtype}; resume with the model and --compression that it was saved with"
             )
         for bucket in buckets:
             self.keep(bucket, residual[bucket.slice].copy())
@@ -94,6 +93,14 @@ class Compressor:
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
         """Load what `shared_state` returned."""
+
+
+def wide(dtype: Any) -> Any:
+    """Return the dtype in which gradients of `dtype` are compressed: float32 for 16-bit ones.
+
+    A residual in 16 bits would lose what is small beside the gradient, which is what it is there to keep.
+    """
+    return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def ring_bytes(elements: int, ranks: int, rank: int, itemsize: int) -> int:

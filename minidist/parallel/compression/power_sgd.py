@@ -16,7 +16,7 @@ from minidist.base.limits import check_whole
 from minidist.base.random import Key, normal
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, PointToPoint
-from minidist.parallel.compression.compressor import Compressor, ring_bytes
+from minidist.parallel.compression.compressor import Compressor, ring_bytes, wide
 from minidist.parallel.gradients import Bucket
 
 
@@ -51,7 +51,7 @@ class PowerSGD(Compressor):
         factors = [f for p in bucket.parameters if (f := self.factors(p.shape))]
         whole = sum(p.size for p in bucket.parameters if not self.factors(p.shape))
         parts = (whole, sum(m * r for m, _, r in factors), sum(k * r for _, k, r in factors))
-        return sum(ring_bytes(part, self.comm.size, rank, bucket.buffer.itemsize) for part in parts)
+        return sum(ring_bytes(part, self.comm.size, rank, wide(bucket.buffer.dtype).itemsize) for part in parts)
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return the queries, (k, r) each, which are equal on all ranks."""

@@ -13,7 +13,7 @@ from minidist.base.limits import check_whole
 from minidist.base.random import Key, uniform
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint
-from minidist.parallel.compression.compressor import Compressor, gather_bytes
+from minidist.parallel.compression.compressor import Compressor, gather_bytes, wide
 from minidist.parallel.gradients import Bucket
 
 MAX_LEVELS = 127  # a signed byte
@@ -36,7 +36,7 @@ class QSGD(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return (n-1) (d B + a value)."""
-        return gather_bytes(bucket.buffer.size + bucket.buffer.itemsize, self.comm.size)
+        return gather_bytes(bucket.buffer.size + wide(bucket.buffer.dtype).itemsize, self.comm.size)
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return how many times draws were made."""
@@ -53,7 +53,7 @@ class QSGD(Compressor):
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do two ring all-gathers: d B of levels and one norm from each rank."""
-        x, call = bucket.buffer, self.calls.get(bucket.index, self.before)
+        x, call = self.corrected(bucket), self.calls.get(bucket.index, self.before)
         self.calls[bucket.index] = call + 1
 
         # Each rank draws numbers of its own; otherwise the errors of all ranks would add up instead of averaging out.

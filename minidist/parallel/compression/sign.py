@@ -8,7 +8,7 @@ import numpy as np
 
 from minidist.collectives import all_gather
 from minidist.comm import PointToPoint
-from minidist.parallel.compression.compressor import Compressor, gather_bytes
+from minidist.parallel.compression.compressor import Compressor, gather_bytes, wide
 from minidist.parallel.gradients import Bucket
 
 
@@ -19,7 +19,7 @@ class Sign(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return (n-1) (d/8 B + a value)."""
-        return gather_bytes(-(-bucket.buffer.size // 8) + bucket.buffer.itemsize, self.comm.size)
+        return gather_bytes(-(-bucket.buffer.size // 8) + wide(bucket.buffer.dtype).itemsize, self.comm.size)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""

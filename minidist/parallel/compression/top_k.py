@@ -59,10 +59,10 @@ class TopK(Compressor):
 
         # A stable sort, so that of equal magnitudes the first are sent, the same on every run.
         largest = np.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
-        values = x[largest]
+        values = x[largest].astype(bucket.buffer.dtype)
 
-        # The residual is x without what is sent.
-        x[largest] = 0
+        # The residual is x without what is sent: of 16-bit gradients the rounding stays, too.
+        x[largest] = 0 if values.dtype == x.dtype else x[largest] - values.astype(x.dtype)
         self.keep(bucket, x)
 
         # Ranks choose different elements; they are added in rank order, so all ranks get the same bits.
@@ -70,5 +70,5 @@ class TopK(Compressor):
         total = np.zeros_like(x)
         for rank in range(comm.size):
             mine = slice(rank * k, (rank + 1) * k)
-            total[indices[mine]] += everything[mine]
+            total[indices[mine]] += everything[mine].astype(x.dtype)
         self.finish(bucket, total)

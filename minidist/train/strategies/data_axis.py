@@ -218,6 +218,12 @@ class DataAxis:
 
     def sizes(self) -> AxisSizes:
         """Return the element counts from which the closed forms of its volumes follow."""
+        compressor, compressed = self.compressor, None
+        if compressor is not None:
+            # What a rank sends of a bucket may depend on its number.
+            buckets = [bucket for reducer in self.reducers for bucket in reducer.buckets]
+            ranks = range(compressor.comm.size)
+            compressed = sum(compressor.sent_bytes(bucket, rank) for bucket in buckets for rank in ranks)
         return AxisSizes(
             self.stage,
             self.experts,
@@ -226,6 +232,7 @@ class DataAxis:
             buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
+            compressed=compressed,
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
         )

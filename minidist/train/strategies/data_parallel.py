@@ -8,7 +8,6 @@ Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py, tes
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from minidist.checkpoint.directory import ReplicaId
 from minidist.nn.flat import FlatParameters
@@ -18,7 +17,7 @@ from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.parallel.sparsity import KeptEntries
 from minidist.train.job import Job, make_optimizer
-from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group
+from minidist.train.strategies.data_axis import DataAxis, Group
 
 
 class Replicated(DataAxis):
@@ -66,14 +65,6 @@ class Replicated(DataAxis):
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.no_sync()
-
-    def sizes(self) -> AxisSizes:
-        if self.compressor is None:
-            return super().sizes()
-        reducer, ranks = self.parallel.reducer, range(self.parallel.comm.size)
-        # What a rank sends of a bucket may depend on its number.
-        sent = sum(self.compressor.sent_bytes(bucket, rank) for bucket in reducer.buckets for rank in ranks)
-        return replace(super().sizes(), compressed=sent)
 
 
 class LocalSteps(DataAxis):

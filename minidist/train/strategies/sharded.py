@@ -35,6 +35,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fsdp_state import param_groups_of
 from minidist.train.job import Job, make_optimizer, optimizer_class
@@ -90,6 +91,11 @@ class ShardedOptimizer(Sharded):
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and config.zero == 1:
             self.zero.reducer.synchronize_manually()
+        # With stage 1 the compressor takes the place of each bucket's reduce-scatter.
+        compressor = None
+        if config.compression != "none":
+            compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
+            self.zero.register_comm_hook(compressor, compress)
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,
@@ -99,6 +105,7 @@ class ShardedOptimizer(Sharded):
             reducers=[self.zero.reducer],
             shards=[self.zero.shard],
             replica=ReplicaId(group.comm.rank, group.comm.size),
+            compressor=compressor,
             pruner=job.pruner(self.zero.flat.names),
         )
 
