@@ -1,25 +1,38 @@
-"""The examples are the same programs in both worlds: each is run with --ranks and with mpiexec."""
+"""The examples are the same programs in both worlds: each is run with --ranks and in the ranks of a test under MPI.
 
+Both run in the process of the test, which has imported NumPy and minidist already: a process of its own takes half a
+second for each rank. The first example, and those whose process ends with a report, are started as a user does.
+"""
+
+import io
 import os
 import re
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from minidist import cli
 from minidist.base.trace import read_traces
 from minidist.collectives import ALGORITHMS
+from minidist.comm.launched import launched_size
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
-WORLDS = ["simulated", pytest.param("mpi", marks=needs_mpi)]
 
 
-def start(world, ranks, name, *flags):
-    """(exit code, output) of an example."""
+def in_both_worlds(ranks):
+    """Run a test with world="simulated", and in `ranks` ranks with world="mpi"."""
+    return pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=pytest.mark.mpi(ranks))])
+
+
+def started(world, ranks, name, *flags):
+    """(exit code, output) of an example in processes of its own."""
     program = [sys.executable, f"mpi_examples/{name}.py", *flags]
     command = [mpiexec(), "-n", str(ranks), *program] if world == "mpi" else [*program, "--ranks", str(ranks)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -44,16 +57,54 @@ def start(world, ranks, name, *flags):
     return process.returncode, process.stdout
 
 
-@pytest.mark.parametrize("world", WORLDS)
+class Copied(io.StringIO):
+    """Text that standard error gets, too, for the report on a job that MPI has ended."""
+
+    def write(self, text):
+        sys.__stderr__.write(text)
+        return super().write(text)
+
+
+@pytest.fixture
+def start(capfd, monkeypatch):
+    """start(world, ranks, name, *flags) -> (exit code, output) of an example; under MPI the output of rank after rank.
+
+    world="simulated" is possible under MPI, too: there each rank runs all virtual ones.
+    """
+
+    def start(world, ranks, name, *flags):
+        program = str(ROOT / "mpi_examples" / f"{name}.py")
+        code, text = 0, Copied() if world == "mpi" else io.StringIO()
+        with monkeypatch.context() as patch, capfd.disabled(), redirect_stdout(text), redirect_stderr(text):
+            if world == "simulated":
+                for variable in [variable for variable in os.environ if variable.startswith(("PMI_", "OMPI_"))]:
+                    patch.delenv(variable)
+            assert launched_size() == (ranks if world == "mpi" else None)
+            patch.setattr(sys, "argv", [program, *flags, *(["--ranks", str(ranks)] if world == "simulated" else [])])
+            try:
+                runpy.run_path(program, run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+        if world == "simulated":
+            return code, text.getvalue()
+        from mpi4py import MPI
+
+        ends = MPI.COMM_WORLD.allgather((code, text.getvalue()))
+        return max(code for code, _ in ends), "".join(text for _, text in ends)
+
+    return start
+
+
+@pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=needs_mpi)])
 def test_hello(world):
-    code, output = start(world, 3, "hello")
+    code, output = started(world, 3, "hello")
     assert code == 0, output
     assert output == "rank 0 of 3 has [0.0, 10.0, 20.0]\n"
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@in_both_worlds(3)
 @pytest.mark.parametrize("algorithm", ["by-hand", "ring", "ordered"])
-def test_ring_all_reduce(world, algorithm):
+def test_ring_all_reduce(world, algorithm, start):
     code, output = start(world, 3, "ring_all_reduce", "--algorithm", algorithm)
     assert code == 0, output
     first, second = output.splitlines()
@@ -62,8 +113,8 @@ def test_ring_all_reduce(world, algorithm):
     assert numbers[:2] == ["10,696", "10,696"]  # 8 (2 * 1003 - 335 - 334)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_collectives(world):
+@in_both_worlds(3)
+def test_collectives(world, start):
     code, output = start(world, 3, "collectives")
     assert code == 0, output
     lines = output.splitlines()
@@ -76,13 +127,13 @@ def test_collectives(world):
     assert lines[-1] == "all_reduce in two levels, nodes [[0, 1], [2]]: right"
 
 
-def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks():
+def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks(start):
     assert "= 0\nrank 0 sent 0 B" in start("simulated", 1, "ring_all_reduce")[1]
     assert "= 0\n" in start("simulated", 5, "ring_all_reduce", "--elements", "3")[1]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_ping_pong(world):
+@in_both_worlds(3)
+def test_ping_pong(world, start):
     code, output = start(world, 3, "ping_pong")
     assert code == 0, output
     assert len(output.splitlines()) == 4
@@ -90,22 +141,22 @@ def test_ping_pong(world):
         assert "1,000,000 B    101.00 µs" in output  # alpha + beta * bytes
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=needs_mpi)])
 def test_ping_pong_deadlocks_and_says_where(world):
-    code, output = start(world, 2, "ping_pong", "--deadlock", "--synchronous", "--timeout", "1")
+    code, output = started(world, 2, "ping_pong", "--deadlock", "--synchronous", "--timeout", "1")
     assert code == 1, output
     assert "circle: rank 0 -> rank 1 -> rank 0" in output
     assert "ping_pong.py:" in output
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_ring_exchange(world):
+@in_both_worlds(3)
+def test_ring_exchange(world, start):
     code, output = start(world, 3, "ring_exchange", "--way", "even_odd")
     assert code == 0, output
     assert sorted(re.findall(r"rank (\d) got (\d)", output)) == [("0", "2"), ("1", "0"), ("2", "1")]
 
 
-def test_a_deadlock_leaves_a_trace_to_draw(tmp_path):
+def test_a_deadlock_leaves_a_trace_to_draw(tmp_path, start):
     trace = tmp_path / "t.jsonl"
     code, _ = start("simulated", 3, "ring_exchange", "--way", "receive_then_send", "--trace", str(trace))
     assert code == 1
@@ -114,29 +165,29 @@ def test_a_deadlock_leaves_a_trace_to_draw(tmp_path):
 
 
 def test_one_rank_is_too_few_for_a_ping_pong():
-    code, output = start("simulated", 1, "ping_pong")
+    code, output = started("simulated", 1, "ping_pong")
     assert code == 2
     assert "--ranks 2" in output
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_zero(world):
+@in_both_worlds(2)
+def test_zero(world, start):
     code, output = start(world, 2, "zero")
     assert code == 0, output
     assert output.count("= 0.50 Psi") == 3  # (n-1)/n of: stage 1 gradients and parameters, stage 2 parameters
     assert output.count("= 1.00 Psi") == 1  # and of two micro-batches' gradients
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_fully_shard(world):
+@in_both_worlds(2)
+def test_fully_shard(world, start):
     code, output = start(world, 2, "fully_shard")
     assert code == 0, output
     assert "= 1.00 Psi a step" in output  # (n-1)/n of two gathers
     assert "= 0.50 Psi a step" in output
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_mixed_precision(world):
+@in_both_worlds(3)
+def test_mixed_precision(world, start):
     code, output = start(world, 3, "mixed_precision")
     assert code == 0, output
     assert output.count("loss scale 131,072, steps skipped: 1; |w| = ") == 3  # all ranks skipped the same step
@@ -145,8 +196,8 @@ def test_mixed_precision(world):
     assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_gpipe(world):
+@in_both_worlds(2)
+def test_gpipe(world, start):
     code, output = start(world, 2, "gpipe")
     assert code == 0, output
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
@@ -155,8 +206,8 @@ def test_gpipe(world):
     assert "rank 0 sent 655,360 B of activations, 0 B" in output  # 5 steps x 4 micro-batches x 4 x 32 x 64 x 4 B
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_library_in_200_lines(world):
+@in_both_worlds(3)
+def test_library_in_200_lines(world, start):
     code, output = start(world, 3, "library_in_200_lines")
     assert code == 0, output
     assert output.count("ZeRO 3 and 1F1B equal one device bit for bit") == 3
@@ -164,16 +215,16 @@ def test_library_in_200_lines(world):
         assert re.search(rf"rank {rank} of 3: .*weight versions used {re.escape(str(used))}", output)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_one_f_one_b(world):
+@in_both_worlds(3)
+def test_one_f_one_b(world, start):
     code, output = start(world, 3, "one_f_one_b")
     assert code == 0, output
     assert output.count("bit for bit: True") == 3
     assert sorted(re.findall(r"rank (\d): at most (\d)", output)) == [("0", "3"), ("1", "2"), ("2", "1")]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_zero_bubble(world):
+@in_both_worlds(2)
+def test_zero_bubble(world, start):
     code, output = start(world, 2, "zero_bubble")
     assert code == 0, output
     assert output.count("bit for bit: True") == 2
@@ -182,8 +233,8 @@ def test_zero_bubble(world):
         assert "rank 0  zb-h1  idle 1.0, on paper 1.0" in output
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_pipedream(world):
+@in_both_worlds(3)
+def test_pipedream(world, start):
     code, output = start(world, 3, "pipedream")
     assert code == 0, output
     kept = sorted(re.findall(r"rank (\d): mini-batch 99 used version (\d+); at most (\d) versions", output))
@@ -200,28 +251,23 @@ def test_pipedream(world):
         ("ring_exchange.py --way receive_then_send --ranks 4", "circle", 4),
     ],
 )
-def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path):
+def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path, monkeypatch, capfd):
     """`minidist run SCRIPT --trace t.jsonl; minidist report t.jsonl`, as it stands below the lessons' pictures."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["minidist"])
     name, *flags = script.split()
-    minidist = [sys.executable, "-m", "minidist.cli"]
-    trace = tmp_path / "t.jsonl"
-    command = [*minidist, "run", str(ROOT / "mpi_examples" / name), *flags, "--trace", str(trace)]
-    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=False)
-    drawn = subprocess.run(
-        [*minidist, "report", str(trace)], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert drawn.returncode == 0, drawn.stderr
+    with pytest.raises(SystemExit):
+        cli.main(["run", str(ROOT / "mpi_examples" / name), *flags, "--trace", "t.jsonl"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["report", "t.jsonl"])
+    assert not ended.value.code, capfd.readouterr().err
     (picture,) = tmp_path.glob("*.svg")
     assert picture.read_text().count(f'id="{gid}"') == artists
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@in_both_worlds(4)
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
-def test_parameter_server(world, consistency):
+def test_parameter_server(world, consistency, start):
     code, output = start(world, 4, "parameter_server", "--consistency", consistency)
     assert code == 0, output
     assert "replay of the recorded order on one device: the same bits" in output
@@ -233,7 +279,7 @@ def test_parameter_server(world, consistency):
     assert pushed < 0.5 * dense
 
 
-def test_a_parameter_server_whose_worker_is_killed():
+def test_a_parameter_server_whose_worker_is_killed(start):
     code, output = start("simulated", 4, "parameter_server", "--kill", "50", "--consistency", "asp")
     assert code == 0, output
     assert "rank 3 died after 50 pushes; the others went on" in output
@@ -243,7 +289,7 @@ def test_a_parameter_server_whose_worker_is_killed():
 
 @needs_mpi
 def test_under_mpi_a_killed_worker_ends_the_job_with_a_report():
-    code, output = start("mpi", 3, "parameter_server", "--kill", "5")
+    code, output = started("mpi", 3, "parameter_server", "--kill", "5")
     assert code != 0
     assert "rank 2" in output
     assert "kill" in output
@@ -251,16 +297,16 @@ def test_under_mpi_a_killed_worker_ends_the_job_with_a_report():
 
 
 def test_a_parameter_server_without_a_worker():
-    code, output = start("simulated", 2, "parameter_server", "--servers", "2")
+    code, output = started("simulated", 2, "parameter_server", "--servers", "2")
     assert code == 2
     assert "2 servers among 2 ranks" in output
 
 
 @pytest.mark.parametrize(
     ("world", "method"),
-    [*(("simulated", m) for m in ("sign", "qsgd:15")), pytest.param("mpi", "topk:50", marks=needs_mpi)],
+    [*(("simulated", m) for m in ("sign", "qsgd:15")), pytest.param("mpi", "topk:50", marks=pytest.mark.mpi(3))],
 )
-def test_compression(world, method):
+def test_compression(world, method, start):
     code, output = start(world, 3, "compression", "--compression", method)
     assert code == 0, output
     first, second, *rest = output.splitlines()
@@ -273,8 +319,8 @@ def test_compression(world, method):
         assert float(rest[0].rsplit(" ", 1)[1]) < 1e-12
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_quantization(world):
+@in_both_worlds(2)
+def test_quantization(world, start):
     code, output = start(world, 2, "quantization")
     assert code == 0, output
     shares = re.findall(r"rank \d of 2: right ([\d.]+) % rounded, ([\d.]+) % as integers", output)
@@ -286,8 +332,8 @@ def test_quantization(world):
     assert "ranges: 1,280 bytes from all ranks, the formula says 1,280" in output  # 40 steps x 2 ranks x 2 layers x 8 B
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_sparsity(world):
+@in_both_worlds(3)
+def test_sparsity(world, start):
     code, output = start(world, 3, "sparsity")
     assert code == 0, output
     number = r"([\d,]+)"
@@ -302,8 +348,8 @@ def test_sparsity(world):
     assert rows[-1][4] > 80
 
 
-@needs_mpi
-def test_local_sgd():
+@pytest.mark.mpi(2)
+def test_local_sgd(start):
     losses, sent = {}, {}
     for every, world in (("1", "simulated"), ("10", "mpi")):
         code, output = start(world, 2, "local_sgd", "--every", every)
@@ -313,8 +359,8 @@ def test_local_sgd():
     assert int(sent["1"].replace(",", "")) == 10 * int(sent["10"].replace(",", ""))
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_adaptive_batch(world):
+@in_both_worlds(2)
+def test_adaptive_batch(world, start):
     code, output = start(world, 2, "adaptive_batch")
     assert code == 0, output
     batches = [int(b) for b in re.findall(r"batch +(\d+)", output)]
@@ -322,16 +368,16 @@ def test_adaptive_batch(world):
     assert batches[0] < batches[-1]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_checkpoint_reshard(world):
+@in_both_worlds(2)
+def test_checkpoint_reshard(world, start):
     code, output = start(world, 2, "checkpoint_reshard")
     assert code == 0, output
     assert "resumed by 1 with ZeRO 1 after step 3" in output
     assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_recompute(world):
+@in_both_worlds(2)
+def test_recompute(world, start):
     code, output = start(world, 2, "recompute")
     assert code == 0, output
     rows = [line.split() for line in output.splitlines()]
@@ -341,8 +387,8 @@ def test_recompute(world):
     assert peaks[-1] < 0.7 * peaks[0]
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_offload(world):
+@in_both_worlds(2)
+def test_offload(world, start):
     code, output = start(world, 2, "offload")
     assert code == 0, output
     rows = [line.split() for line in output.splitlines()]
@@ -354,8 +400,8 @@ def test_offload(world):
     assert "0" not in (optimizer["host"], activations["crossed"], parameters["host"])
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_uneven_ranks(world):
+@in_both_worlds(3)
+def test_uneven_ranks(world, start):
     code, output = start(world, 3, "uneven_ranks")
     assert code == 0, output
     found = re.findall(
@@ -368,8 +414,8 @@ def test_uneven_ranks(world):
         assert all(float(weighted) < 0.7 * float(equal) for equal, weighted, _ in found)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_three_axes(world):
+@in_both_worlds(4)
+def test_three_axes(world, start):
     ranks = 8 if world == "simulated" else 4  # four processes are one replica
     code, output = start(world, ranks, "three_axes")
     assert code == 0, output
@@ -380,8 +426,8 @@ def test_three_axes(world):
         assert f"'{name}'" in output
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_trust_ratios_of_shards_are_those_of_whole_layers(world):
+@in_both_worlds(2)
+def test_trust_ratios_of_shards_are_those_of_whole_layers(world, start):
     code, output = start(world, 2, "trust_ratios")
     assert code == 0, output
     *losses, last = output.splitlines()
