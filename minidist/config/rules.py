@@ -529,9 +529,9 @@ PARAMETER_SERVER = (
 REPLICAS = (
     Rule(
         "noise-scale-needs-replicas",
-        lambda j: j.noise_scale and (not j.replicas_only or j.dp == 1),
-        "--noise-scale compares the gradients of replicas, so it needs --dp 2 or more and no other axis, no --zero and"
-        " no --strategy ps",
+        lambda j: j.noise_scale and (j.server or j.zero >= 2 or j.dp == 1 or j.cp > 1 or j.ep > 1),
+        "--noise-scale compares each replica's own gradient with the sum of all, so it needs --dp 2 or more, and no"
+        " --cp, --ep, --zero 2 or 3, or --strategy ps, with which no rank has the one or the other",
         "change the layout, or leave it out",
     ),
     Rule(

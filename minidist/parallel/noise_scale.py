@@ -11,15 +11,20 @@ noise scale tr(Sigma) / |G|^2 is the batch size at which noise and gradient are 
 per step pay; above it, they are mostly wasted. Both estimates are unbiased but their ratio is not, so numerator and
 denominator are averaged separately.
 
+Where a replica is cut by tensor parallelism or a pipeline, or the sum by ZeRO 1, a rank has the squares of its shards,
+and these are added over the ranks (`sharded_estimate`).
+
 Source: McCandlish et al., An empirical model of large-batch training, 2018, section 2.2 and appendix A.1.
 Proved by: tests/parallel/test_noise_scale.py
 """
 
+from collections.abc import Collection
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
+from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.base.limits import check_number
@@ -79,15 +84,21 @@ class NoiseScale:
 class LocalGradient:
     """Adds up the squares of each bucket before it is reduced: |g|^2 of a rank's own rows, without a message.
 
-    `LocalGradient(ddp.reducer)` wraps the reducer's communication; construct it after registering a hook.
+    `LocalGradient(ddp.reducer)` wraps the reducer's communication; construct it after registering a hook. skip:
+    parameters that another rank counts, because both hold the same values.
     """
 
-    def __init__(self, reducer: GradientReducer) -> None:
-        self.square = 0.0
+    def __init__(self, reducer: GradientReducer, skip: Collection[Parameter] = ()) -> None:
+        self.square, self.skip = 0.0, set(skip)
         self._send = reducer.replace_communication(self._square_and_send)
 
     def _square_and_send(self, bucket: Bucket) -> Work:
-        self.square += square(bucket.buffer)
+        if self.skip.isdisjoint(bucket.parameters):
+            self.square += square(bucket.buffer)
+        else:
+            start, flat = bucket.slice.start, bucket.flat
+            for place in (flat.slice_of(p) for p in bucket.parameters if p not in self.skip):
+                self.square += square(bucket.buffer[place.start - start : place.stop - start])
         return self._send(bucket)
 
     def take(self) -> float:
@@ -125,6 +136,26 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
     # The mean over ranks of |g|^2 of a rank's own rows; with "sum" its gradient was divided by n already.
     mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)
     return estimate(batch // n, mean, batch, square(gradient))
+
+
+def sharded_estimate(
+    comm: Comm, replicas: int, local_square: float, shard_square: float, batch: int, reduction: str = "sum"
+) -> Estimate:
+    """Return the estimate where gradients are sharded: squares of shards add up to that of the whole gradient.
+
+    comm: all ranks of all replicas. local_square: of the shards of its replica's own gradient that this rank counts;
+    shard_square: of the shards of the reduced gradient. Each element of a gradient is counted on one rank. Sends an
+    all-reduce of two numbers (`sharded_estimate_volume`, purpose metrics).
+    """
+    with purpose("metrics"):
+        small, big = all_reduce(comm, np.array([local_square, shard_square]), algorithm="ordered").tolist()
+    mean = small / replicas * (replicas**2 if reduction == "sum" else 1)
+    return estimate(batch // replicas, mean, batch, big)
+
+
+def sharded_estimate_volume(ranks: int) -> int:
+    """Return the numbers that all ranks together send for one `sharded_estimate`."""
+    return 2 * 2 * (ranks - 1)
 
 
 class AdaptiveBatch:

@@ -33,6 +33,7 @@ from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.local_sgd import local_sgd_volume
+from minidist.parallel.noise_scale import sharded_estimate_volume
 from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
@@ -40,6 +41,7 @@ from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, paths_of, pipeline_bytes
+from minidist.train.noise import shards_gradients
 from minidist.train.strategies.data_axis import AxisSizes
 
 ROW_OF_REPLICAS = 16  # bytes: which part of which tensor, and its fingerprint
@@ -199,9 +201,11 @@ def _trust_ratios(
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     """Return the bytes of losses, and of the gradient noise scale."""
-
-    # The noise scale is an all-reduce of one number.
-    noise = 2 * (batches.dims.dp * batches.dims.cp - 1) if config.noise_scale else 0
+    # The noise scale is an all-reduce of one number, or of two over all ranks.
+    noise, dims = 0, batches.dims
+    if config.noise_scale:
+        sharded = shards_gradients(config.zero, dims)
+        noise = sharded_estimate_volume(dims.ranks) if sharded else 2 * (dims.dp - 1)
     return Counter(metrics=config.steps * (losses_bytes(batches) + noise * NUMBER))
 
 

@@ -1,30 +1,53 @@
 """`--noise-scale`: how large a batch would be worth its samples, measured beside training (parallel/noise_scale.py).
 
-The squares of a rank's own gradient are summed before it is reduced, those of the whole gradient afterwards; per step
-one number of 8 B is all-reduced. The weights do not change.
+The squares of a replica's own gradient are summed before it is reduced, those of the whole gradient afterwards; per
+step one number of 8 B is all-reduced, or two over all ranks where gradients are sharded. The weights do not change.
 
 Proved by: tests/train/test_noise_scale.py
 """
 
 from math import isfinite
 
-from minidist.parallel.noise_scale import LocalGradient, NoiseScale, step_estimate
+from minidist.autograd import Parameter
+from minidist.parallel.dims import ParallelDims
+from minidist.parallel.noise_scale import LocalGradient, NoiseScale, sharded_estimate, square, step_estimate
+from minidist.train.strategies.data_axis import DataAxis
 from minidist.train.strategies.mesh import MeshStrategy
 
 
 class NoiseMeter:
-    """Measures every step of data parallelism without other axes."""
+    """Measures every step of data parallelism, also of replicas that are cut over ranks."""
 
     def __init__(self, strategy: MeshStrategy) -> None:
-        # Without other axes there is one data axis, with one flat array and one reducer.
-        (axis,) = strategy.data_axes
-        (self.flat,), (reducer,) = axis.flats, axis.reducers
-        self.comm, self.batch = strategy.axes.data, strategy.job.batches.global_batch
-        self.local, self.scale = LocalGradient(reducer), NoiseScale()
+        job, self.strategy, self.scale = strategy.job, strategy, NoiseScale()
+        self.batch, self.sharded = job.batches.global_batch, shards_gradients(job.config.zero, strategy.axes.dims)
+        # What tensor-parallel ranks or stages both have is counted once.
+        self.locals = [
+            LocalGradient(reducer, [p for p in axis.parameters if not self._counts(axis, p)])
+            for axis in strategy.data_axes
+            for reducer in axis.reducers
+        ]
+
+    def _counts(self, axis: DataAxis, parameter: Parameter) -> bool:
+        return self.strategy.owns(axis, parameter) and not self.strategy.replica_of(axis, parameter).number
 
     def measure(self) -> None:
         """Add a step's estimate; called between backward and clipping, when the gradients are summed."""
-        self.scale.add(step_estimate(self.comm, self.local.take(), self.flat.grad, self.batch))
+        axes, local = self.strategy.axes, sum(part.take() for part in self.locals)
+        if not self.sharded:
+            # One data axis, with one flat array that every rank has whole.
+            ((flat,),) = (axis.flats for axis in self.strategy.data_axes)
+            self.scale.add(step_estimate(axes.data, local, flat.grad, self.batch))
+            return
+
+        # Replicas of the sum count on the first of them; ZeRO 1 has none.
+        mine = sum(
+            square(shard.values)
+            for axis in self.strategy.data_axes
+            for shard in axis.gradient_shards()
+            if (axis.shards or axes.data.rank == 0) and self._counts(axis, shard.parameter)
+        )
+        self.scale.add(sharded_estimate(axes.comm, axes.data.size, local, mine, self.batch))
 
     def result(self) -> dict[str, float | None]:
         """Return averages over steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in noise)."""
@@ -34,3 +57,8 @@ class NoiseMeter:
             "gradient_square": self.scale.gradient,
             "noise": self.scale.noise,
         }
+
+
+def shards_gradients(zero: int, dims: ParallelDims) -> bool:
+    """Return whether a replica's gradient, or the sum of all, is cut over ranks."""
+    return zero > 0 or dims.ranks > dims.dp

@@ -15,6 +15,7 @@ from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.nn import FlatParameters
 from minidist.parallel.noise_scale import NoiseScale, estimate
+from minidist.planning.volumes import closed_form_bytes
 from minidist.train.job import build
 from minidist.train.trainer import train
 
@@ -35,11 +36,36 @@ def config(**values):
     return TrainConfig.make(**{**SMALL, **values})
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-@pytest.mark.parametrize("reduction", ["ring", "ordered"])
-def test_it_is_what_one_device_computes(ranks, reduction):
-    made = config(reduction=reduction, bucket_cap_mb=0.004, clip=1e-3)
-    job = build(made, resolve_batches(made, ranks))
+BUCKETS = {"bucket_cap_mb": 0.004, "clip": 1e-3}
+STAGES = {"pp": 2, "layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        *((ranks, {**BUCKETS, "reduction": order}) for ranks in (2, 3) for order in ("ring", "ordered")),
+        (3, {"zero": 1, "reduce_bucket_size": 1000, "clip": 1e-3}),
+        (2, {"experts": 2, "aux_loss_weight": 0.0}),
+        # A norm's weight is on both tensor-parallel ranks, and a tied weight on both stages: each counts once.
+        (4, {**BUCKETS, "tp": 2}),
+        (4, {**BUCKETS, **STAGES}),
+        (4, {**STAGES, "zero": 1, "schedule": "zb-h1"}),
+        (8, {**STAGES, "zero": 1, "tp": 2, "sequence_parallel": True}),
+    ],
+)
+def test_it_is_what_one_device_computes(ranks, layout):
+    made = config(**layout)
+    batches = resolve_batches(made, ranks)
+    world = SimWorld(ranks)
+    results = world.run(train, made)
+    measured: dict[str, int] = {}
+    for trace in world.traces:
+        for purpose, volume in trace.bytes_by_purpose().items():
+            measured[purpose] = measured.get(purpose, 0) + volume
+    assert measured == closed_form_bytes(made, batches, [result.sizes for result in results])
+
+    # One device computes each replica's gradient on its own.
+    job, ranks = build(made, batches), batches.dp
     flat, shares = FlatParameters(job.model.parameters()), []
     for rank in range(ranks):
         flat.zero_grad()
@@ -49,7 +75,7 @@ def test_it_is_what_one_device_computes(ranks, reduction):
         shares.append(ranks * flat.grad)  # the mean gradient of the rank's 4 samples
     whole = np.mean(shares, axis=0)
     expected = estimate(4, np.mean([share @ share for share in shares]), 4 * ranks, whole @ whole)
-    for result in SimWorld(ranks).run(train, made):
+    for result in results:
         assert result.noise_scale["gradient_square"] == pytest.approx(expected.gradient, rel=1e-9)
         assert result.noise_scale["noise"] == pytest.approx(expected.noise, rel=1e-9)
 
@@ -87,8 +113,9 @@ def test_a_gradient_that_is_lost_in_its_noise():
     "values",
     [
         {},
-        {"zero": 1, "dp": 2},
+        {"zero": 2, "dp": 2},
         {"tp": 2},
+        {"cp": 2, "dp": 1},
         {"dp": 2, "compression": "sign"},
         {"dp": 2, "synchronize_each": True},
         {"strategy": "ps"},
