@@ -168,6 +168,37 @@ header = {
 show(draw("memory", worlds["zb-h2"].traces, header))
 
 # %% [markdown]
+# **Less memory than 1F1B.** The picture of zb-v repeats itself: a micro-batch's four passes, F down, F up, I up, I
+# down, come every 6 units. That is its *building block*, and how far a pass starts from one rank to the next decides
+# how long activations live. On every rank the lifetimes of the two chunks add up to about (p-1) times the sum of the
+# four offsets, and a rank begins two chunks every 6 units:
+#
+# | schedule | offsets of F down, F up, I up, I down | half-stage chunks alive | in micro-batches |
+# |---|---|---|---|
+# | `v-min` | 1, 1, 1, 1 | about 4p/6 | (p+4)//3 |
+# | `v-half` | 2, 1, 2, 1 | about 6p/6 | (p+2)//2 |
+# | `zb-v` | 4, 2, 4, 2 | about 12p/6 | p |
+#
+# Repeat the block, then run everything as early as it can (the paper calls it squeezing), with W where a rank would
+# wait:
+
+# %%
+three = {name: get_schedule(name).plan(p, m) for name in ("zb-v", "v-half", "v-min")}
+show(gantt([time_plan(plan, uniform(2 * p, 0.5, 0.5, 0.5), spans=True) for plan in three.values()],
+           command="minidist schedule zb-v v-half v-min --stages 4 --microbatches 8 --format svg -o v.svg"))  # fmt: skip
+print("  p   1f1b idle, alive   zb-v         v-half       v-min")
+for ranks in (4, 8, 16, 32):
+    row = [time_plan(get_schedule("1f1b").plan(ranks, 2 * ranks))]
+    row += [time_plan(get_schedule(name).plan(ranks, 2 * ranks), uniform(2 * ranks, 0.5, 0.5, 0.5)) for name in three]
+    alive = [max(row[0].peak), *(max(timing.peak) / 2 for timing in row[1:])]
+    print(f"{ranks:3}  ", *(f"{max(t.idle):8.1f}, {a:2.0f}" for t, a in zip(row, alive, strict=True)))
+assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
+
+# %% [markdown]
+# V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a third of its memory. The offsets
+# assume that F, I and W take the same time; where they do not, V-Min's passes fit less well (try `uniform(2 * p, 1, 2,
+# 1)`).
+#
 # ## 6 Break it
 #
 # Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One global wait between two
@@ -239,11 +270,36 @@ print(inspect.getsource(solution("19.zero_bubble")))
 check("19.zero_bubble", solution("19.zero_bubble"))
 
 # %% [markdown]
+# And the building block of a V-shaped schedule. Given p and the four offsets, return for each rank when F down, F up, I
+# up and I down of the first micro-batch start (each takes 1). Each of the four moves from rank to rank by its offset,
+# they follow one another, and when the block repeats every 6 units no rank does two things at once. Of all such blocks
+# return one in which the two chunks of rank 0 live as short as possible, from F to I.
+
+
+# %%
+def my_block(p, offsets):
+    f_down, f_up, i_up, i_down = offsets
+    rows = []
+    for r in range(p):
+        turn, loss, back = f_down * (p - 1) + 1, (f_down + f_up) * (p - 1) + 2, (f_down + f_up + i_up) * (p - 1) + 3
+        rows.append((f_down * r, turn + f_up * (p - 1 - r), loss + i_up * r, back + i_down * (p - 1 - r)))
+    return rows
+
+
+check("19.building_block", my_block)
+
+# %%
+print(inspect.getsource(solution("19.building_block")))
+check("19.building_block", solution("19.building_block"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - **Interleaving**: v stages per rank, the bubble / v, the traffic x v; m must be a multiple of p.
 # - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest memory, ZB-H2
 #   (p-1)(F+I-2W) with 2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the three take the same time.
+# - **A schedule is a block that repeats, and lifetimes are memory**: V-Half keeps (p+2)//2 micro-batches alive and V-Min
+#   (p+4)//3, where 1F1B keeps p.
 # - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards, take it back in the
 #   rare case.
 #
@@ -259,6 +315,7 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # | `interleaved` | Megatron-LM "virtual pipeline"; PyTorch `ScheduleInterleaved1F1B` |
 # | I, W, and B for both | the Zero Bubble paper: B is the input gradient alone; PyTorch: `I`, `W`, `B` as here |
 # | `zb-h1`, `zb-h2`, `zb-v` | ZB1P, ZB2P, ZBV; PyTorch `ScheduleZBVZeroBubble` |
+# | `v-min`, `v-half` | V-Min, V-Half, and ZB-V is V-ZB in "Pipeline Parallelism with Controllable Memory" |
 # | post-validation | the same, Zero Bubble paper, section 4 |
 # | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
 #

@@ -10,6 +10,7 @@ from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, 
 from minidist.comm import ANY
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
+from minidist.lesson.exercises.e19_building_block import _with_gaps
 
 
 def no_rank_waits(comm, say):
@@ -1234,6 +1235,23 @@ def forgets_the_weights(stages, microbatches):
     return [[a.replace("B", "I") for a in row] for row in just_1f1b(stages, microbatches)]
 
 
+def without_waiting(p, offsets):
+    return _with_gaps(p, offsets, (1, 1, 1))
+
+
+def waits_at_the_loss(p, offsets):
+    blocks = (_with_gaps(p, offsets, (1, gap, third)) for third in range(1, 7) for gap in range(1, 7))
+    return next(rows for rows in blocks if all(len({start % 6 for start in row}) == 4 for row in rows))
+
+
+def all_passes_downwards(p, offsets):
+    return [tuple(7 * at + offset * rank for at, offset in enumerate(offsets)) for rank in range(p)]
+
+
+def turns_at_once(p, offsets):
+    return _with_gaps(p, offsets, (0, 0, 0))
+
+
 def two_bubbles_ahead(stages, microbatches):
     from minidist.pipeline.plan import Action, get_schedule
 
@@ -1429,6 +1447,11 @@ WRONG = [
     ("19.zero_bubble", lambda p, m: [[f"F{i}" for i in range(m)]] * p, "needs F, I and W"),
     ("19.zero_bubble", lambda p, m: [], "'F0', 'I0', 'W0'"),
     ("19.zero_bubble", two_bubbles_ahead, "put W off only as long"),
+    ("19.building_block", without_waiting, "differ modulo 6"),
+    ("19.building_block", waits_at_the_loss, "counts twice"),
+    ("19.building_block", all_passes_downwards, "up the other way"),
+    ("19.building_block", turns_at_once, "at least the one unit"),
+    ("19.building_block", lambda p, offsets: [], "four starts per rank"),
     ("21.slots_and_balance", rounds_down, "rounded up"),
     ("21.slots_and_balance", last_tokens_first, "in token order"),
     ("21.slots_and_balance", probabilities_twice, "P times P"),

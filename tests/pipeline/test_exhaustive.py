@@ -6,13 +6,13 @@ import pytest
 
 from tests.pipeline.cases import plan_of
 from tests.pipeline.test_plans import check_closed_forms, check_versions, takes
-from tests.pipeline.test_runtime import RANKS, SYNCHRONOUS, empty_stages, equal_gpt, equal_mlp
+from tests.pipeline.test_runtime import RANKS, SYNCHRONOUS, V_SHAPED, empty_stages, equal_gpt, equal_mlp
 
 pytestmark = pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize("p", RANKS)
-@pytest.mark.parametrize("name", SYNCHRONOUS)
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *V_SHAPED])
 def test_every_schedule_size_optimizer_and_model(name, p):
     """The last micro-batch is always smaller: MLP in the exact tier; GPT with tied embeddings, also with stages without
     blocks and without parameters, in the ordered tier over two steps. Every gradient, weight and state, bit for bit.

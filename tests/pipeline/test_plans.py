@@ -33,6 +33,12 @@ def takes(name, p, m):
     return True
 
 
+CLOSED_FORMS = (
+    *("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "v-min", "v-half", "interleaved", "dualpipe", "dualpipev"),
+    "looped-bfs",
+)
+
+
 def test_the_published_table():
     """T_F = T_I = T_W = 1, p = 4: idle of the worst rank in its own window, peak, versions."""
     table = {
@@ -42,6 +48,8 @@ def test_the_published_table():
         "zb-h1": (3, [4] * 4, [1] * 4),
         "zb-h2": (0, [7] * 4, [1] * 4),
         "zb-v": (0, [8] * 4, [1] * 4),
+        "v-min": (11, [4] * 4, [1] * 4),
+        "v-half": (9, [6] * 4, [1] * 4),
         "dualpipe": (2, [5] * 4, [1] * 4),
         "pipedream": (9, [4, 3, 2, 1], [4, 3, 2, 1]),
         "pipedream-vertical-sync": (9, [4, 3, 2, 1], [4] * 4),
@@ -64,7 +72,7 @@ def check_closed_forms(sizes, f, i, w):
     p; all sizes up to p = 16, m = 64 are in test_exhaustive.py.
     """
     for p, m in sizes:
-        for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v", "interleaved", "dualpipe", "dualpipev", "looped-bfs"):
+        for name in CLOSED_FORMS:
             if not takes(name, p, m):
                 continue
             made = plan(name, p, m)
@@ -84,6 +92,11 @@ def check_closed_forms(sizes, f, i, w):
             elif name == "zb-v" and f == i == w and m >= 2 * p - 1:
                 assert worst == 0
                 assert timing.peak == [2 * p] * p
+            elif name in ("v-min", "v-half"):
+                alive = 2 * ((p + 4) // 3 if name == "v-min" else (p + 2) // 2)  # half-stage chunks
+                assert max(timing.peak) == alive if m >= p else max(timing.peak) <= alive, (name, p, m)
+                if f == i == w and m >= p > 1:
+                    assert worst == (4 * p - 5 + 2 * (p % 3 == 0) if name == "v-min" else 3 * p - 3 - p % 2)
             elif name == "interleaved" and m >= p:
                 group = m // (m // p)
                 assert worst == (p - 1) * (f + i + w), (name, p, m)  # in chunk units: 1/v of the whole stage's

@@ -53,6 +53,7 @@ SYNCHRONOUS = [
     "dualpipe",
     "dualpipev",
 ]
+V_SHAPED = ["v-min", "v-half"]  # the same sizes and models as the others in test_exhaustive.py
 
 
 def equal_mlp(plan, optimizer="sgd", **options):
@@ -133,6 +134,15 @@ def test_gpt_with_tied_embeddings_in_the_ordered_tier(name):
         equal_gpt(
             plan, optimizer, steps=2, dropout=0.1 if p == 2 else 0.0, layers=sum(cuts) if cuts else None, cuts=cuts
         )
+
+
+@pytest.mark.parametrize("name", V_SHAPED)
+def test_v_shaped_schedules_in_both_tiers(name):
+    """Fewer and more micro-batches than ranks; p of each remainder by 2 and 3, on which the building blocks depend."""
+    for p, m, optimizer in ((3, 2, "adam"), (4, 6, "sgd"), (5, 7, "adam"), (6, 1, "sgd")):
+        equal_mlp(plan_of(name, p, m), optimizer)
+    equal_gpt(plan_of(name, 3, 4), "adam", steps=1, dropout=0.1)
+    equal_gpt(plan_of(name, 2, 3), "sgd", steps=1, layers=2, cuts=empty_stages(plan_of(name, 2, 3)))
 
 
 def test_the_sample_is_stratified():
@@ -311,7 +321,7 @@ def timed(comm, plan, times):
     return [(s.name, s.start - begin, s.end - begin) for s in comm.trace.spans if s.name[:1].isdigit()]
 
 
-@pytest.mark.parametrize("name", [*SYNCHRONOUS, "forward-only"])
+@pytest.mark.parametrize("name", [*SYNCHRONOUS, *V_SHAPED, "forward-only"])
 @pytest.mark.parametrize("cost", [(1, 1, 1), (2, 1.5, 0.5)])
 def test_the_measured_bubble_is_the_timing_tools(name, cost):
     for p, m in [(2, 4), (4, 8)]:
