@@ -7,7 +7,7 @@ addition is not associative and "equal to one device, bit for bit" is a statemen
 Proved by: tests/parallel/test_tensor.py, tests/equality/test_equality.py
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -45,7 +45,8 @@ class Layout:
     `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V). `padding`: so many
     zeros follow at the end of the cut dim before it is cut; they are on no global tensor. `copies`: so many
     neighbouring ranks of the axis hold the same tile (key-value heads, when there are fewer of them than ranks). A
-    tensor that is cut over two axes has one block, no padding and no copies.
+    tensor that is cut over two axes has one block, no padding and no copies. `ranks`: of each axis the world ranks
+    along it, where they are known.
     """
 
     global_shape: tuple[int, ...]
@@ -55,6 +56,7 @@ class Layout:
     blocks: int = 1
     padding: int = 0
     copies: int = 1
+    ranks: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if len(self.axes) != len(self.dims):

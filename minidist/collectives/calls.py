@@ -23,6 +23,7 @@ from minidist.collectives.auto import choose
 from minidist.collectives.operations import check_op
 from minidist.collectives.registry import ALGORITHMS
 from minidist.comm.buffers import may_overlap
+from minidist.comm.mesh import check_communicator
 from minidist.comm.point_to_point import PointToPoint
 
 
@@ -260,7 +261,9 @@ def _call(
 
 
 def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None) -> None:
-    """Refuse what is not a contiguous array, and what `op` cannot reduce."""
+    """Refuse what is not a communicator or a contiguous array, and what `op` cannot reduce."""
+    if not isinstance(comm, PointToPoint):
+        check_communicator(comm, operation)
     if not hasattr(array, "flags") or isinstance(array, np.generic):
         raise UsageError(
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"

@@ -21,7 +21,7 @@ call_site.py        the user's line on which an operation started
 
 from minidist.comm.communicator import CollectiveCall, Comm
 from minidist.comm.launch import launch
-from minidist.comm.mesh import Mesh, init_device_mesh
+from minidist.comm.mesh import Mesh, check_communicator, init_device_mesh
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest, explore, replay, seeded
@@ -40,6 +40,7 @@ __all__ = [
     "Request",
     "SimWorld",
     "Work",
+    "check_communicator",
     "earliest",
     "explore",
     "init_device_mesh",

@@ -18,6 +18,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, nearest
 from minidist.comm.communicator import Comm
+from minidist.comm.point_to_point import PointToPoint
 
 
 class Mesh:
@@ -87,3 +88,14 @@ class Mesh:
 def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:
     """Return a mesh over all ranks of `comm`, last axis fastest. Sends nothing: every rank computes every slice."""
     return Mesh(comm, mesh_shape, mesh_dim_names)
+
+
+def check_communicator(comm: object, who: str) -> None:
+    """Raise UsageError, in the name of `who`, when `comm` is no communicator: of a mesh an axis must be chosen."""
+    if isinstance(comm, PointToPoint):
+        return
+    remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"
+    if isinstance(comm, Mesh):
+        axes = " or ".join(f"mesh[{name!r}]" for name in comm.axis_names) or "mesh.comm"
+        remedy = f"a mesh has one communicator per axis: pass {axes}"
+    raise UsageError(f"{who} needs a communicator, and got a value of type {type(comm).__name__}; {remedy}")

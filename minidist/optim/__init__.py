@@ -33,7 +33,15 @@ from minidist.optim.lamb import LAMB
 from minidist.optim.lars import LARS
 from minidist.optim.layerwise import LayerwiseOptimizer
 from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
-from minidist.optim.optimizer import MASTER, NO_DECAY, Group, Optimizer, OptimizerWrapper, is_bias_or_norm
+from minidist.optim.optimizer import (
+    MASTER,
+    NO_DECAY,
+    Group,
+    Optimizer,
+    OptimizerWrapper,
+    check_optimizer_class,
+    is_bias_or_norm,
+)
 from minidist.optim.rmsprop import RMSProp
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
 from minidist.optim.sgd import SGD
@@ -66,6 +74,7 @@ __all__ = [
     "add_blocks",
     "block_square_sums",
     "check_max_norm",
+    "check_optimizer_class",
     "clip_by_norm_",
     "clip_coefficient",
     "clip_grad_norm_",

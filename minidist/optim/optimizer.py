@@ -360,6 +360,20 @@ class OptimizerWrapper:
             super().__setattr__(name, value)
 
 
+def check_optimizer_class(wrapper: str, given: Any, arguments: str) -> None:
+    """Raise UsageError when `wrapper`, which makes an optimizer itself, is `given` one instead of a class.
+
+    arguments: of the wrapper around the class and its settings, for the remedy: "model, {}, comm=comm".
+    """
+    if not callable(given):
+        name = type(given).__name__ if isinstance(given, Optimizer) else "SGD"
+        raise UsageError(
+            f"{wrapper} got a value of type {type(given).__name__} where it needs an optimizer's class: it makes the"
+            " optimizer itself, of its own slices of the parameters; pass the class and its settings:"
+            f" {wrapper}({arguments.format(name)}, lr=...)"
+        )
+
+
 def _computing(dtype: Any) -> Any:
     """Return the dtype of an update: float32 for half-precision parameters."""
     return xp.dtype(xp.float32) if is_half(dtype) else dtype

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.base import arrays as xp
+from minidist.base.errors import UsageError
 
 
 @dataclass
@@ -74,9 +75,9 @@ def as_slices(parameters: Any) -> Iterator[Any]:
         for piece in parameters:
             yield from as_slices(piece)
     else:
-        raise TypeError(
-            "an optimizer takes a FlatParameters or slices with .data, .grad and .name; "
-            f"got {type(parameters).__name__}"
+        raise UsageError(
+            f"an optimizer got a value of type {type(parameters).__name__} among its parameters; pass"
+            " model.parameters(), a FlatParameters, or slices with .data, .grad and .name"
         )
 
 

@@ -22,6 +22,7 @@ host_pool.py            host memory beside a device
 overflow.py             agreement on whether a gradient overflowed
 noise_scale.py          the gradient noise scale
 quantization.py         ranges of quantised inputs, agreed over the ranks
+axes_check.py           over which ranks gradients may be summed
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks
 sparsity.py             pruned weights, and gradients of the others alone

@@ -27,9 +27,10 @@ from minidist.base.errors import MismatchError, UsageError, quoted
 from minidist.base.fingerprint import fingerprint
 from minidist.base.trace import purpose
 from minidist.collectives import broadcast
-from minidist.comm import Comm, Work
+from minidist.comm import Comm, Work, check_communicator
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
+from minidist.parallel.axes_check import check_axes
 from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
 
 DIGEST_BYTES = 16  # of the fingerprint of the model's names and shapes, which all ranks compare
@@ -61,6 +62,12 @@ class DistributedDataParallel(Module):
     ) -> None:
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
+        if not isinstance(module, Module):
+            raise UsageError(
+                f"DistributedDataParallel got a value of type {type(module).__name__} as its module; pass the model,"
+                " and then the communicator: DistributedDataParallel(model, comm)"
+            )
+        check_communicator(comm, "DistributedDataParallel")
         self.module, self.comm, ignored_params = module, comm, set(ignored_params)
         parameters = [parameter for parameter in module.parameters() if parameter not in ignored_params]
         if flat is None and not parameters:
@@ -71,6 +78,7 @@ class DistributedDataParallel(Module):
 
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(parameters) if flat is None else flat
+        check_axes("DistributedDataParallel", module, self.flat.parameters, comm)
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)

@@ -20,9 +20,10 @@ from collections.abc import Collection
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_number, check_whole
-from minidist.comm import Comm, Mesh
+from minidist.comm import Comm, Mesh, check_communicator
 from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
+from minidist.parallel.axes_check import check_axes
 from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
 from minidist.parallel.fsdp_state import FSDPState, param_groups_of, states_of
@@ -94,6 +95,7 @@ def fully_shard(
     # What no module inside has taken yet makes one group, and small parameters that stay whole another one.
     groups = []
     left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
+    check_axes("fully_shard", module, left, comm, replicas)
     for persistent in (False, True):
         chosen = [parameter for parameter in left if (parameter.size < persistence_threshold) is persistent]
         if chosen:
@@ -207,7 +209,8 @@ def fsdp_volume(
 
 def _axes(mesh: Mesh | Comm) -> tuple[Comm, Comm | None]:
     """Return the communicators over which to shard, and over which shards are equal copies."""
-    if isinstance(mesh, Comm):
+    if not isinstance(mesh, Mesh):
+        check_communicator(mesh, "fully_shard")
         return mesh, None
     if len(mesh.axis_names) == 1:
         return mesh[mesh.axis_names[0]], None

@@ -11,7 +11,7 @@ Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
 """
 
 from minidist.base import arrays as xp
-from minidist.comm import Comm
+from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MLP, Llama, Module
 from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
 from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
@@ -45,6 +45,8 @@ def apply_context_parallel(model: Module, comm: Comm, length: int, attention: st
 
     attention: "ring" or "ulysses". Every attention module gets that as its `attention_fn`.
     """
+    check_communicator(comm, "apply_context_parallel")
+
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
     kind = RingAttention if attention == "ring" else UlyssesAttention
     crossing = kind(comm, length)

@@ -19,7 +19,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError, UsageError
-from minidist.optim import LayerwiseOptimizer, Optimizer, OptimizerWrapper
+from minidist.optim import LayerwiseOptimizer, Optimizer, OptimizerWrapper, check_optimizer_class
 from minidist.optim.slices import as_slices
 from minidist.parallel.host_pool import HostPool, Transfer
 
@@ -75,6 +75,7 @@ class OffloadedOptimizer(HostOptimizer):
     def __init__(
         self, parameters: Any, optimizer_class: Callable[..., Optimizer], pool: HostPool, **settings: Any
     ) -> None:
+        check_optimizer_class("OffloadedOptimizer", optimizer_class, "parameters, {}, pool")
 
         # The slices on the device, and the transfers of the step that is under way, by index.
         self.device = list(as_slices(parameters))

@@ -31,9 +31,10 @@ from minidist.base.limits import check_number
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, broadcast, reduce_scatter
-from minidist.comm import Comm, Work
+from minidist.comm import Comm, Work, check_communicator
 from minidist.nn.module import Module
-from minidist.optim import NORM_BLOCK, LayerwiseOptimizer, OptimizerWrapper
+from minidist.optim import NORM_BLOCK, LayerwiseOptimizer, OptimizerWrapper, check_optimizer_class
+from minidist.parallel.axes_check import check_axes
 from minidist.parallel.data_parallel import check_same_model, check_same_values, not_copied
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
@@ -83,11 +84,15 @@ class ZeroOptimizer(OptimizerWrapper):
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
 
+        check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
+
         # Equal replicas, in a flat array with the padding that equal shards need.
+        check_communicator(comm, "ZeroOptimizer")
         self.comm, self.stage = comm, stage
         parameters = module.parameters() if isinstance(module, Module) else module
         ignored_params = set(ignored_params)
         self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
+        check_axes("ZeroOptimizer", module, self.flat.parameters, comm)
         check_same_model(self.flat, comm)
         with purpose("startup"):
             broadcast(comm, self.flat.data)

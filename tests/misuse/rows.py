@@ -36,8 +36,9 @@ from minidist.parallel import (
     shards_of,
 )
 from minidist.parallel.compression import TopK, compress
+from minidist.parallel.context import RingAttention, UlyssesAttention
 from minidist.parallel.local_sgd import PeriodicModelAverager
-from minidist.parallel.model_parallel import apply_tensor_parallel
+from minidist.parallel.model_parallel import apply_context_parallel, apply_tensor_parallel
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
 
@@ -282,6 +283,123 @@ def an_optimizer_of_frozen_parameters(comm):
 @refused(r"fully_shard takes a mesh of 1 axis, or of 2")
 def a_mesh_of_three_axes(comm):
     fully_shard(mlp(), mesh=init_device_mesh(comm, (1, 1, 2), ("pp", "dp", "tp")))
+
+
+# --- ranks over which gradients must not be summed, or must; a mesh or an optimizer in the wrong place ---
+
+
+def split_over(comm, names=("dp", "tp"), shape=(1, 2)):
+    mesh = init_device_mesh(comm, shape, names)
+    return mesh, apply_tensor_parallel(MLP([6, 4, 2], seed=2), mesh["tp"])
+
+
+OVER_TP = (
+    r"rank \d: {} over ranks \[0, 1\] would sum parameter 'layers.0.weight' with other shards of axis 'tp' \(ranks"
+    r" \[0, 1\]\), .*pass the data-parallel axis instead, such as mesh\['dp'\]"
+)
+
+
+@refused(OVER_TP.format("DistributedDataParallel"), mpi=True)
+def data_parallelism_over_the_tensor_parallel_ranks(comm):
+    mesh, model = split_over(comm)
+    DistributedDataParallel(model, mesh["tp"])
+
+
+@refused(OVER_TP.format("ZeroOptimizer"), mpi=True)
+def zero_over_the_tensor_parallel_ranks(comm):
+    mesh, model = split_over(comm)
+    ZeroOptimizer(model, SGD, comm=mesh["dp", "tp"], lr=LR)
+
+
+@refused(OVER_TP.format("fully_shard"), mpi=True)
+def fully_shard_over_the_tensor_parallel_ranks(comm):
+    _, model = split_over(comm)
+    fully_shard(model, mesh=comm)
+
+
+@refused(OVER_TP.format("fully_shard"))
+def copies_of_shards_over_the_tensor_parallel_ranks(comm):
+    _, model = split_over(comm)
+    fully_shard(model, mesh=init_device_mesh(comm, (2, 1), ("replicate", "shard")))
+
+
+def language_model(attention_fn=None):
+    return GPT(GPTConfig(7, 4, 8, 1, 2), attention_fn=attention_fn)
+
+
+@refused(
+    r"DistributedDataParallel over ranks \[\d, \d\] of a model with context parallelism over ranks \[\d, \d\]: .*axis"
+    r" 'cp'.*would never be added; pass both axes: mesh\['dp', 'cp'\]",
+    ranks=4,
+)
+def data_parallelism_beside_the_context_parallel_ranks(comm):
+    mesh, model = init_device_mesh(comm, (2, 2), ("dp", "cp")), language_model()
+    apply_context_parallel(model, mesh["cp"], 4)
+    DistributedDataParallel(model, mesh["dp"])
+
+
+@refused(r"{} over ranks \[\d, \d\] of a model with context.*gradient_axes\(mesh\)".format("ZeroOptimizer"), ranks=4)
+def zero_beside_the_context_parallel_ranks(comm):
+    mesh = init_device_mesh(comm, (2, 2), ("dp", "cp"))
+    model = language_model(RingAttention(mesh["cp"], 4))
+    ZeroOptimizer(model, SGD, comm=mesh["dp"], lr=LR)
+
+
+@refused(r"{} over ranks \[\d, \d\] of a model with context.*gradient_axes\(mesh\)".format("fully_shard"), ranks=4)
+def fully_shard_beside_the_context_parallel_ranks(comm):
+    mesh = init_device_mesh(comm, (2, 2), ("dp", "cp"))
+    model = language_model(UlyssesAttention(mesh["cp"], 4))
+    fully_shard(model, mesh=mesh["dp"])
+
+
+A_MESH = r"{} needs a communicator, and got a value of type Mesh; .*: pass mesh\['dp'\] or mesh\['tp'\]"
+
+
+@refused(A_MESH.format("DistributedDataParallel"), mpi=True)
+def data_parallelism_over_a_mesh(comm):
+    DistributedDataParallel(mlp(), init_device_mesh(comm, (2, 1), ("dp", "tp")))
+
+
+@refused(A_MESH.format("ZeroOptimizer"))
+def zero_over_a_mesh(comm):
+    ZeroOptimizer(mlp(), SGD, comm=init_device_mesh(comm, (2, 1), ("dp", "tp")), lr=LR)
+
+
+@refused(A_MESH.format("parallelize_module"))
+def tensor_parallelism_over_a_mesh(comm):
+    apply_tensor_parallel(MLP([6, 4, 2]), init_device_mesh(comm, (1, 2), ("dp", "tp")))
+
+
+@refused(A_MESH.format("all_reduce"))
+def a_collective_over_a_mesh(comm):
+    all_reduce(init_device_mesh(comm, (1, 2), ("dp", "tp")), np.ones(3))
+
+
+@refused(r"fully_shard needs a communicator, and got a value of type int; pass the communicator that the program")
+def fully_shard_over_a_number(comm):
+    fully_shard(mlp(), mesh=2)
+
+
+@refused(r"got a value of type list as its module; pass the model.*DistributedDataParallel\(model, comm\)")
+def data_parallelism_of_a_list(comm):
+    DistributedDataParallel(list(mlp().parameters()), comm)
+
+
+@refused(r"ZeroOptimizer got a value of type SGD where .*: ZeroOptimizer\(model, SGD, comm=comm, lr=...\)", mpi=True)
+def zero_of_an_optimizer(comm):
+    model = mlp()
+    ZeroOptimizer(model, SGD(model.parameters(), lr=LR), comm=comm)
+
+
+@refused(r"got a value of type AdamW where .*: OffloadedOptimizer\(parameters, AdamW, pool, lr=...\)")
+def an_offloaded_optimizer_of_an_optimizer(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    OffloadedOptimizer(model.flat, AdamW(model.flat), HostPool(comm))
+
+
+@refused(r"an optimizer got a value of type MLP among its parameters; pass model.parameters\(\)")
+def an_optimizer_of_a_model(comm):
+    SGD(mlp(), lr=LR)
 
 
 # --- reductions and divisors ---

@@ -309,7 +309,7 @@ def test_wrong_arguments_are_one_sentence():
         SGD(same)
     with pytest.raises(UsageError, match="no trainable parameter"):
         SGD([])
-    with pytest.raises(TypeError, match=r"got int"):
+    with pytest.raises(UsageError, match=r"got a value of type int among its parameters; pass model.parameters\(\)"):
         SGD([3])
     with pytest.raises(UsageError, match="Nesterov needs momentum"):
         SGD(same[:1], nesterov=True)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.comm import Comm
+from minidist.comm import Comm, check_communicator
 from minidist.nn.module import Module
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import (
@@ -41,6 +41,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     axis's name, for the layouts. Raises UsageError for a name that no module has, for numbers that do not divide, for a
     tied parameter that is split in one place only, and for a model that is flat already.
     """
+    check_communicator(comm, "parallelize_module")
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
         # Names are looked up again for each pattern, because a style before may have replaced modules.

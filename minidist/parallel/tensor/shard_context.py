@@ -40,13 +40,22 @@ class ShardContext:
         blocks, padding, replicas: as in `Layout` (`copies`). A parameter that is sharded over another axis already is
         sharded once more. Raises UsageError when a tied parameter is sharded in two ways.
         """
-        before = whole.layout
+        before, ranks = whole.layout, tuple(self.comm.members)
 
         # The first split of this parameter, or one more (experts over ep, then their matrices over tp).
         if before is None or not before.axes:
-            layout = Layout(tuple(whole.shape), (self.axis,), (dim,), blocks=blocks, padding=padding, copies=replicas)
+            layout = Layout(
+                tuple(whole.shape),
+                (self.axis,),
+                (dim,),
+                blocks=blocks,
+                padding=padding,
+                copies=replicas,
+                ranks=(ranks,),
+            )
         else:
-            layout = Layout(before.global_shape, (*before.axes, self.axis), (*before.dims, dim))
+            axes, dims = (*before.axes, self.axis), (*before.dims, dim)
+            layout = Layout(before.global_shape, axes, dims, ranks=(*before.ranks, ranks))
 
         # A tied parameter is met once for each module that uses it: the second time it has its shard already.
         if whole not in self.shards:

@@ -25,7 +25,7 @@ from minidist.base.fingerprint import fingerprint
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
-from minidist.comm import Comm
+from minidist.comm import Comm, check_communicator
 from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.running_statistics import Exchange, RunningStatistics
@@ -97,6 +97,7 @@ class Pipeline:
         times: Times | None = None,
         metadata: StageMetadata | None = None,
     ) -> None:
+        check_communicator(comm, "Pipeline")
         if versions is not None and data is not None:
             raise UsageError(
                 f"plan {plan.name!r} updates its weights on the way, so data= has no moment to sum gradients over it;"
