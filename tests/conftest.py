@@ -3,7 +3,7 @@
 import os
 import signal
 
-pytest_plugins = ["tests.mpi_runner"]
+pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
     from hypothesis import Phase, settings

@@ -4,13 +4,10 @@ Both run in the process of the test, which has imported NumPy and minidist alrea
 second for each rank. The first example, and those whose process ends with a report, are started as a user does.
 """
 
-import io
 import os
 import re
-import runpy
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -18,17 +15,12 @@ import pytest
 from minidist import cli
 from minidist.base.trace import read_traces
 from minidist.collectives import ALGORITHMS
-from minidist.comm.launched import launched_size
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
+from tests.examples import in_both_worlds
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
-
-
-def in_both_worlds(ranks):
-    """Run a test with world="simulated", and in `ranks` ranks with world="mpi"."""
-    return pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=pytest.mark.mpi(ranks))])
 
 
 def started(world, ranks, name, *flags):
@@ -57,44 +49,6 @@ def started(world, ranks, name, *flags):
     return process.returncode, process.stdout
 
 
-class Copied(io.StringIO):
-    """Text that standard error gets, too, for the report on a job that MPI has ended."""
-
-    def write(self, text):
-        sys.__stderr__.write(text)
-        return super().write(text)
-
-
-@pytest.fixture
-def start(capfd, monkeypatch):
-    """start(world, ranks, name, *flags) -> (exit code, output) of an example; under MPI the output of rank after rank.
-
-    world="simulated" is possible under MPI, too: there each rank runs all virtual ones.
-    """
-
-    def start(world, ranks, name, *flags):
-        program = str(ROOT / "mpi_examples" / f"{name}.py")
-        code, text = 0, Copied() if world == "mpi" else io.StringIO()
-        with monkeypatch.context() as patch, capfd.disabled(), redirect_stdout(text), redirect_stderr(text):
-            if world == "simulated":
-                for variable in [variable for variable in os.environ if variable.startswith(("PMI_", "OMPI_"))]:
-                    patch.delenv(variable)
-            assert launched_size() == (ranks if world == "mpi" else None)
-            patch.setattr(sys, "argv", [program, *flags, *(["--ranks", str(ranks)] if world == "simulated" else [])])
-            try:
-                runpy.run_path(program, run_name="__main__")
-            except SystemExit as end:
-                code = end.code or 0
-        if world == "simulated":
-            return code, text.getvalue()
-        from mpi4py import MPI
-
-        ends = MPI.COMM_WORLD.allgather((code, text.getvalue()))
-        return max(code for code, _ in ends), "".join(text for _, text in ends)
-
-    return start
-
-
 @pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=needs_mpi)])
 def test_hello(world):
     code, output = started(world, 3, "hello")
@@ -104,8 +58,8 @@ def test_hello(world):
 
 @in_both_worlds(3)
 @pytest.mark.parametrize("algorithm", ["by-hand", "ring", "ordered"])
-def test_ring_all_reduce(world, algorithm, start):
-    code, output = start(world, 3, "ring_all_reduce", "--algorithm", algorithm)
+def test_ring_all_reduce(world, algorithm, example):
+    code, output = example(world, 3, "ring_all_reduce", "--algorithm", algorithm)
     assert code == 0, output
     first, second = output.splitlines()
     assert first == "max |sum - expected| = 0"
@@ -114,8 +68,8 @@ def test_ring_all_reduce(world, algorithm, start):
 
 
 @in_both_worlds(3)
-def test_collectives(world, start):
-    code, output = start(world, 3, "collectives")
+def test_collectives(world, example):
+    code, output = example(world, 3, "collectives")
     assert code == 0, output
     lines = output.splitlines()
     assert len(lines) == 1 + sum(
@@ -127,14 +81,14 @@ def test_collectives(world, start):
     assert lines[-1] == "all_reduce in two levels, nodes [[0, 1], [2]]: right"
 
 
-def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks(start):
-    assert "= 0\nrank 0 sent 0 B" in start("simulated", 1, "ring_all_reduce")[1]
-    assert "= 0\n" in start("simulated", 5, "ring_all_reduce", "--elements", "3")[1]
+def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks(example):
+    assert "= 0\nrank 0 sent 0 B" in example("simulated", 1, "ring_all_reduce")[1]
+    assert "= 0\n" in example("simulated", 5, "ring_all_reduce", "--elements", "3")[1]
 
 
 @in_both_worlds(3)
-def test_ping_pong(world, start):
-    code, output = start(world, 3, "ping_pong")
+def test_ping_pong(world, example):
+    code, output = example(world, 3, "ping_pong")
     assert code == 0, output
     assert len(output.splitlines()) == 4
     if world == "simulated":
@@ -150,15 +104,15 @@ def test_ping_pong_deadlocks_and_says_where(world):
 
 
 @in_both_worlds(3)
-def test_ring_exchange(world, start):
-    code, output = start(world, 3, "ring_exchange", "--way", "even_odd")
+def test_ring_exchange(world, example):
+    code, output = example(world, 3, "ring_exchange", "--way", "even_odd")
     assert code == 0, output
     assert sorted(re.findall(r"rank (\d) got (\d)", output)) == [("0", "2"), ("1", "0"), ("2", "1")]
 
 
-def test_a_deadlock_leaves_a_trace_to_draw(tmp_path, start):
+def test_a_deadlock_leaves_a_trace_to_draw(tmp_path, example):
     trace = tmp_path / "t.jsonl"
-    code, _ = start("simulated", 3, "ring_exchange", "--way", "receive_then_send", "--trace", str(trace))
+    code, _ = example("simulated", 3, "ring_exchange", "--way", "receive_then_send", "--trace", str(trace))
     assert code == 1
     traces, _ = read_traces(trace)
     assert sum(artist.get_gid() == "circle" for artist in draw("space-time", traces).axes[0].patches) == 3
@@ -171,24 +125,24 @@ def test_one_rank_is_too_few_for_a_ping_pong():
 
 
 @in_both_worlds(2)
-def test_zero(world, start):
-    code, output = start(world, 2, "zero")
+def test_zero(world, example):
+    code, output = example(world, 2, "zero")
     assert code == 0, output
     assert output.count("= 0.50 Psi") == 3  # (n-1)/n of: stage 1 gradients and parameters, stage 2 parameters
     assert output.count("= 1.00 Psi") == 1  # and of two micro-batches' gradients
 
 
 @in_both_worlds(2)
-def test_fully_shard(world, start):
-    code, output = start(world, 2, "fully_shard")
+def test_fully_shard(world, example):
+    code, output = example(world, 2, "fully_shard")
     assert code == 0, output
     assert "= 1.00 Psi a step" in output  # (n-1)/n of two gathers
     assert "= 0.50 Psi a step" in output
 
 
 @in_both_worlds(3)
-def test_mixed_precision(world, start):
-    code, output = start(world, 3, "mixed_precision")
+def test_mixed_precision(world, example):
+    code, output = example(world, 3, "mixed_precision")
     assert code == 0, output
     assert output.count("loss scale 131,072, steps skipped: 1; |w| = ") == 3  # all ranks skipped the same step
     assert len(set(re.findall(r"\|w\| = ([\d.]+)", output))) == 1
@@ -197,8 +151,8 @@ def test_mixed_precision(world, start):
 
 
 @in_both_worlds(2)
-def test_gpipe(world, start):
-    code, output = start(world, 2, "gpipe")
+def test_gpipe(world, example):
+    code, output = example(world, 2, "gpipe")
     assert code == 0, output
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert losses == sorted(losses, reverse=True)
@@ -207,8 +161,8 @@ def test_gpipe(world, start):
 
 
 @in_both_worlds(3)
-def test_library_in_200_lines(world, start):
-    code, output = start(world, 3, "library_in_200_lines")
+def test_library_in_200_lines(world, example):
+    code, output = example(world, 3, "library_in_200_lines")
     assert code == 0, output
     assert output.count("ZeRO 3 and 1F1B equal one device bit for bit") == 3
     for rank, used in enumerate(([0, 0, 0, 1, 2, 3], [0, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5])):
@@ -216,16 +170,16 @@ def test_library_in_200_lines(world, start):
 
 
 @in_both_worlds(3)
-def test_one_f_one_b(world, start):
-    code, output = start(world, 3, "one_f_one_b")
+def test_one_f_one_b(world, example):
+    code, output = example(world, 3, "one_f_one_b")
     assert code == 0, output
     assert output.count("bit for bit: True") == 3
     assert sorted(re.findall(r"rank (\d): at most (\d)", output)) == [("0", "3"), ("1", "2"), ("2", "1")]
 
 
 @in_both_worlds(2)
-def test_zero_bubble(world, start):
-    code, output = start(world, 2, "zero_bubble")
+def test_zero_bubble(world, example):
+    code, output = example(world, 2, "zero_bubble")
     assert code == 0, output
     assert output.count("bit for bit: True") == 2
     if world == "simulated":
@@ -235,8 +189,8 @@ def test_zero_bubble(world, start):
 
 
 @in_both_worlds(3)
-def test_pipedream(world, start):
-    code, output = start(world, 3, "pipedream")
+def test_pipedream(world, example):
+    code, output = example(world, 3, "pipedream")
     assert code == 0, output
     kept = sorted(re.findall(r"rank (\d): mini-batch 99 used version (\d+); at most (\d) versions", output))
     assert kept == [("0", "97", "3"), ("1", "98", "2"), ("2", "99", "1")]
@@ -268,8 +222,8 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path, m
 
 @in_both_worlds(4)
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
-def test_parameter_server(world, consistency, start):
-    code, output = start(world, 4, "parameter_server", "--consistency", consistency)
+def test_parameter_server(world, consistency, example):
+    code, output = example(world, 4, "parameter_server", "--consistency", consistency)
     assert code == 0, output
     assert "replay of the recorded order on one device: the same bits" in output
     reached, best, first = (float(x) for x in re.findall(r"\d\.\d{4}", output.splitlines()[0]))
@@ -280,8 +234,8 @@ def test_parameter_server(world, consistency, start):
     assert pushed < 0.5 * dense
 
 
-def test_a_parameter_server_whose_worker_is_killed(start):
-    code, output = start("simulated", 4, "parameter_server", "--kill", "50", "--consistency", "asp")
+def test_a_parameter_server_whose_worker_is_killed(example):
+    code, output = example("simulated", 4, "parameter_server", "--kill", "50", "--consistency", "asp")
     assert code == 0, output
     assert "rank 3 died after 50 pushes; the others went on" in output
     assert "the same bits" in output
@@ -307,8 +261,8 @@ def test_a_parameter_server_without_a_worker():
     ("world", "method"),
     [*(("simulated", m) for m in ("sign", "qsgd:15")), pytest.param("mpi", "topk:50", marks=pytest.mark.mpi(3))],
 )
-def test_compression(world, method, start):
-    code, output = start(world, 3, "compression", "--compression", method)
+def test_compression(world, method, example):
+    code, output = example(world, 3, "compression", "--compression", method)
     assert code == 0, output
     first, second, *rest = output.splitlines()
     assert float(re.search(r"loss ([\d.]+)", first)[1]) < 2.25  # ln 10 = 2.303 is a guess
@@ -321,8 +275,8 @@ def test_compression(world, method, start):
 
 
 @in_both_worlds(2)
-def test_quantization(world, start):
-    code, output = start(world, 2, "quantization")
+def test_quantization(world, example):
+    code, output = example(world, 2, "quantization")
     assert code == 0, output
     shares = re.findall(r"rank \d of 2: right ([\d.]+) % rounded, ([\d.]+) % as integers", output)
     assert len(shares) == 2
@@ -334,8 +288,8 @@ def test_quantization(world, start):
 
 
 @in_both_worlds(3)
-def test_sparsity(world, start):
-    code, output = start(world, 3, "sparsity")
+def test_sparsity(world, example):
+    code, output = example(world, 3, "sparsity")
     assert code == 0, output
     number = r"([\d,]+)"
     rows = re.findall(
@@ -350,10 +304,10 @@ def test_sparsity(world, start):
 
 
 @pytest.mark.mpi(2)
-def test_local_sgd(start):
+def test_local_sgd(example):
     losses, sent = {}, {}
     for every, world in (("1", "simulated"), ("10", "mpi")):
-        code, output = start(world, 2, "local_sgd", "--every", every)
+        code, output = example(world, 2, "local_sgd", "--every", every)
         assert code == 0, output
         losses[every], sent[every] = re.search(r"loss ([\d.]+) .* sent ([\d,]+) bytes", output).groups()
         assert float(losses[every]) < 2.25
@@ -361,8 +315,8 @@ def test_local_sgd(start):
 
 
 @in_both_worlds(2)
-def test_adaptive_batch(world, start):
-    code, output = start(world, 2, "adaptive_batch")
+def test_adaptive_batch(world, example):
+    code, output = example(world, 2, "adaptive_batch")
     assert code == 0, output
     batches = [int(b) for b in re.findall(r"batch +(\d+)", output)]
     assert batches == sorted(batches)
@@ -370,16 +324,16 @@ def test_adaptive_batch(world, start):
 
 
 @in_both_worlds(2)
-def test_checkpoint_reshard(world, start):
-    code, output = start(world, 2, "checkpoint_reshard")
+def test_checkpoint_reshard(world, example):
+    code, output = example(world, 2, "checkpoint_reshard")
     assert code == 0, output
     assert "resumed by 1 with ZeRO 1 after step 3" in output
     assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
 
 
 @in_both_worlds(2)
-def test_recompute(world, start):
-    code, output = start(world, 2, "recompute")
+def test_recompute(world, example):
+    code, output = example(world, 2, "recompute")
     assert code == 0, output
     rows = [line.split() for line in output.splitlines()]
     assert len({row[2] for row in rows}) == 1  # the same loss
@@ -389,8 +343,8 @@ def test_recompute(world, start):
 
 
 @in_both_worlds(2)
-def test_offload(world, start):
-    code, output = start(world, 2, "offload")
+def test_offload(world, example):
+    code, output = example(world, 2, "offload")
     assert code == 0, output
     rows = [line.split() for line in output.splitlines()]
     assert len({row[2] for row in rows}) == 1  # the same loss
@@ -402,8 +356,8 @@ def test_offload(world, start):
 
 
 @in_both_worlds(3)
-def test_uneven_ranks(world, start):
-    code, output = start(world, 3, "uneven_ranks")
+def test_uneven_ranks(world, example):
+    code, output = example(world, 3, "uneven_ranks")
     assert code == 0, output
     found = re.findall(
         r"rank \d: ([\d.]+) s with equal shards, ([\d.]+) s with weighted ones,"
@@ -416,9 +370,9 @@ def test_uneven_ranks(world, start):
 
 
 @in_both_worlds(4)
-def test_three_axes(world, start):
+def test_three_axes(world, example):
     ranks = 8 if world == "simulated" else 4  # four processes are one replica
-    code, output = start(world, ranks, "three_axes")
+    code, output = example(world, ranks, "three_axes")
     assert code == 0, output
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", output)]
     assert len(losses) == 5
@@ -428,10 +382,10 @@ def test_three_axes(world, start):
 
 
 @in_both_worlds(2)
-def test_trust_ratios_of_shards_are_those_of_whole_layers(world, start):
-    code, output = start(world, 2, "trust_ratios")
+def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
+    code, output = example(world, 2, "trust_ratios")
     assert code == 0, output
     *losses, last = output.splitlines()
-    assert losses == start("simulated", 1, "trust_ratios")[1].splitlines()[:-1]
+    assert losses == example("simulated", 1, "trust_ratios")[1].splitlines()[:-1]
     sent, paper = re.fullmatch(r"norms of 28 layers: rank 0 sent (.*) B, on paper about (.*) B", last).groups()
     assert sent == paper

@@ -4,17 +4,17 @@ import re
 
 import pytest
 
-from tests.test_mpi_examples import WORLDS, start
+from tests.examples import in_both_worlds
 
 
 def losses(output):
     return [float(value) for value in re.findall(r"loss ([\d.]+)", output)]
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@in_both_worlds(2)
 @pytest.mark.parametrize("flags", [(), ("--sequence-parallel",)])
-def test_tensor_parallel_gpt(world, flags):
-    code, output = start(world, 2, "tensor_parallel_gpt", *flags)
+def test_tensor_parallel_gpt(world, flags, example):
+    code, output = example(world, 2, "tensor_parallel_gpt", *flags)
     assert code == 0, output
     assert len(losses(output)) == 10
     assert losses(output)[-1] < losses(output)[0] - 1
@@ -22,10 +22,10 @@ def test_tensor_parallel_gpt(world, flags):
     assert ("regather" in output) == bool(flags)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@in_both_worlds(2)
 @pytest.mark.parametrize(("flags", "forward"), [((), 2 * 32 * 32), (("--ulysses",), (2 * 64 + 2 * 32) * 64 // 2 // 2)])
-def test_context_parallel_llama(world, flags, forward):
-    code, output = start(world, 2, "context_parallel_llama", *flags)
+def test_context_parallel_llama(world, flags, forward, example):
+    code, output = example(world, 2, "context_parallel_llama", *flags)
     assert code == 0, output
     assert len(losses(output)) == 10
     assert losses(output)[-1] < losses(output)[0] - 1
@@ -33,10 +33,10 @@ def test_context_parallel_llama(world, flags, forward):
     assert f"rank 0 sent {10 * 2 * 4 * 4 * forward:,} bytes in forward" in output, output
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@in_both_worlds(2)
 @pytest.mark.parametrize(("flags", "top_k"), [((), 1), (("--top-2",), 2)])
-def test_expert_parallel_gpt(world, flags, top_k):
-    code, output = start(world, 2, "expert_parallel_gpt", *flags)
+def test_expert_parallel_gpt(world, flags, top_k, example):
+    code, output = example(world, 2, "expert_parallel_gpt", *flags)
     assert code == 0, output
     assert len(losses(output)) == 10
     assert losses(output)[-1] < losses(output)[0] - 1

@@ -1,0 +1,57 @@
+"""The fixture `example` runs a program of mpi_examples/, for tests that run it in both worlds."""
+
+import io
+import os
+import runpy
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def in_both_worlds(ranks):
+    """Run a test with world="simulated", and in `ranks` ranks with world="mpi"."""
+    return pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=pytest.mark.mpi(ranks))])
+
+
+class Copied(io.StringIO):
+    """Text that standard error gets, too, for the report on a job that MPI has ended."""
+
+    def write(self, text):
+        sys.__stderr__.write(text)
+        return super().write(text)
+
+
+@pytest.fixture
+def example(capfd, monkeypatch):
+    """example(world, ranks, name, *flags) -> (exit code, output) of an example; under MPI that of rank after rank.
+
+    world="simulated" is possible under MPI, too: there each rank runs all virtual ones.
+    """
+
+    from minidist.comm.launched import launched_size
+
+    def example(world, ranks, name, *flags):
+        program = str(ROOT / "mpi_examples" / f"{name}.py")
+        code, text = 0, Copied() if world == "mpi" else io.StringIO()
+        with monkeypatch.context() as patch, capfd.disabled(), redirect_stdout(text), redirect_stderr(text):
+            if world == "simulated":
+                for variable in [variable for variable in os.environ if variable.startswith(("PMI_", "OMPI_"))]:
+                    patch.delenv(variable)
+            assert launched_size() == (ranks if world == "mpi" else None)
+            patch.setattr(sys, "argv", [program, *flags, *(["--ranks", str(ranks)] if world == "simulated" else [])])
+            try:
+                runpy.run_path(program, run_name="__main__")
+            except SystemExit as end:
+                code = end.code or 0
+        if world == "simulated":
+            return code, text.getvalue()
+        from mpi4py import MPI
+
+        ends = MPI.COMM_WORLD.allgather((code, text.getvalue()))
+        return max(code for code, _ in ends), "".join(text for _, text in ends)
+
+    return example
