@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_count
 from minidist.commands.options import Ranks, takes_config
 from minidist.config.train_config import TrainConfig
@@ -18,24 +17,13 @@ def data(
     config: TrainConfig,
     ranks: Ranks = None,
     step: Annotated[int, typer.Option(help="the step whose samples are listed")] = 0,
-    weights: Annotated[str | None, typer.Option(help="speeds of the ranks, such as 2,1,1: rows in proportion")] = None,
 ) -> None:
     """Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples."""
     from minidist.config.train_config import resolve_batches, resolve_dims
-    from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule, weighted_shards
+    from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule
 
     batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
     # The samples of all steps before it are counted in 64 bits.
     check_count(step, "--step", most=2**62 // batches.global_batch)
     sampler = GlobalBatchSampler(load_dataset(config.data), batches.global_batch, config.context, config.seed)
-    print(sharding_rule(sampler, batches.dp, batches.accumulation, batches.micro_batch, step))
-
-    # With speeds instead of equal ranks: rows in proportion, so that all ranks finish at one time.
-    if weights:
-        try:
-            numbers = [float(word) for word in weights.split(",")]
-        except ValueError:
-            raise UsageError(f"--weights {quoted(weights)}; write a number for each rank, as in 2,1,1") from None
-        print(f"with weights {weights}, {batches.global_batch} rows:")
-        for rank, (first, rows) in enumerate(weighted_shards(batches.global_batch, numbers)):
-            print(f"  rank {rank}: " + (f"rows {first} to {first + rows - 1}" if rows else "no row"))
+    print(sharding_rule(sampler, batches.shares, step))

@@ -89,9 +89,10 @@ def table(figures: dict[str, Any]) -> str:
 
     # DeepSpeed's equation of the batch, as it was resolved.
     batch = figures["batch"]
+    even = batch["global_batch"] == batch["micro_batch"] * batch["accumulation"] * batch["dp"]
     lines.append(
-        "global batch {global_batch} = micro batch {micro_batch} x accumulation {accumulation} x data-parallel ranks"
-        " {dp}".format(**batch)
+        "global batch {global_batch} {relation} micro batch {micro_batch} x accumulation {accumulation} x data-parallel"
+        " ranks {dp}".format(relation="=" if even else "in uneven shares: at most", **batch)
     )
     lines.append(f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}")
     for name, row in figures["purposes"].items():

@@ -1,8 +1,9 @@
 """`minidist train --memory-budget BYTES`: the largest micro-batch with which no rank has more bytes alive at a time.
 
-The micro-batch divides a rank's share of --global-batch, so it changes what is alive at a time and, but for rounding,
-nothing else. The peak is what the memory account counts in two steps on simulated ranks, whatever the layout; two,
-because an optimizer has its state from the first one on. It grows with the micro-batch, so bisection finds the largest.
+The micro-batches cut a rank's share of --global-batch into equal parts, or parts that differ by one sample, so they
+change what is alive at a time and, but for rounding, nothing else. The peak is what the memory account counts in two
+steps on simulated ranks, whatever the layout; two, because an optimizer has its state from the first one on. It grows
+with the micro-batch, so bisection finds the largest.
 A resumed job with the same flags finds the same one.
 
 Proved by: tests/commands/test_memory_budget.py
@@ -38,10 +39,11 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, budget: float) -> tu
                 " of them out"
             )
 
-    # All errors of the settings come first, and the batch must be a multiple of the ranks.
-    size = number_of_ranks(config.model_copy(update={"micro_batch": 1}), ranks)
-    share = resolve_batches(config.model_copy(update={"micro_batch": 1}), size).accumulation
-    choices = [number for number in range(1, share + 1) if share % number == 0]
+    # All errors of the settings come first. The largest share, in any number of micro-batches.
+    size = number_of_ranks(config.model_copy(update={"accumulation": 1}), ranks)
+    shares = [sum(rows) for rows in resolve_batches(config.model_copy(update={"accumulation": 1}), size).shares.rows]
+    share = max(shares)
+    choices = sorted({-(-share // accumulation) for accumulation in range(1, min(shares) + 1)})
 
     def peak(micro: int) -> int:
         once = trial(config.model_copy(update={"micro_batch": micro}), 2)
@@ -49,11 +51,11 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, budget: float) -> tu
         return max(result.peak_bytes for result in results)
 
     # Bisection: choices[low] fits, choices[high] does not.
-    fits = peak(1)
+    fits = peak(choices[0])
     if fits > budget:
         raise UsageError(
-            f"--memory-budget {budget:,.0f} B: a rank has {fits:,} B alive at a time even with --micro-batch 1; raise"
-            " it, or use more ranks, --zero or --recompute"
+            f"--memory-budget {budget:,.0f} B: a rank has {fits:,} B alive at a time even with --micro-batch"
+            f" {choices[0]}; raise it, or use more ranks, --zero or --recompute"
         )
     low, high = 0, len(choices)
     while high - low > 1:
@@ -65,6 +67,6 @@ def fit_micro_batch(config: TrainConfig, ranks: int | None, budget: float) -> tu
             high = middle
     micro = choices[low]
     return config.model_copy(update={"micro_batch": micro}), (
-        f"--micro-batch {micro} --accumulation {share // micro}: a rank has {fits:,} B alive at a time, of"
+        f"--micro-batch {micro} --accumulation {-(-share // micro)}: a rank has {fits:,} B alive at a time, of"
         f" --memory-budget {budget:,.0f}"
     )

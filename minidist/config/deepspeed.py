@@ -598,4 +598,7 @@ def apply_deepspeed(config: TrainConfig, translation: Translation, given: set[st
                 " file; leave one of them out"
             )
     defaults = {name: value for name, value in translation.defaults.items() if name not in given}
+    # DeepSpeed refuses a batch that the ranks do not divide.
+    if "global_batch" in translation.settings and config.weights is None:
+        defaults["weights"] = "equal"
     return TrainConfig.make(**{**config.model_dump(), **defaults, **translation.settings})

@@ -95,6 +95,12 @@ def heads_for_tp(job: ResolvedJob) -> str:
     return f"--heads {heads} with --width {multiples(job.width, job.head_unit * heads)}"
 
 
+def uneven_rows(job: ResolvedJob) -> str:
+    """Return what gives ranks different numbers of rows, as text."""
+    weights = "" if job.weights is None else f" with --weights {quoted(job.weights, marks=False)}"
+    return f"{job.batches.global_batch} rows on {job.dp} data-parallel ranks{weights}"
+
+
 def both(condition: str, name: str, unless: object = None) -> Value:
     """Return whether `condition` holds and `name` is set to anything but its neutral value `unless`."""
     return lambda job: getattr(job, condition) and getattr(job, name) and getattr(job, name) != unless
@@ -522,6 +528,38 @@ PARAMETER_SERVER = (
         lambda j: j.server and j.offload != "none",
         "--offload {offload} does not combine with --strategy ps, whose optimizer is on the servers",
         "leave it out",
+    ),
+)
+
+# Ranks with different numbers of rows do different things where they exchange parts of equal size.
+UNEVEN_ROWS = (
+    Rule(
+        "uneven-rows-with-ep",
+        lambda j: j.dims.ep > 1 and not j.batches.shares.is_even,
+        "--ep {ep} exchanges as many slots with every rank, and {rows} give ranks different numbers of tokens",
+        "use --global-batch {near}",
+        {
+            "rows": lambda j: uneven_rows(j),
+            "near": lambda j: multiples(j.batches.global_batch, j.dp * j.batches.accumulation),
+        },
+    ),
+    Rule(
+        "uneven-rows-with-local-steps",
+        lambda j: j.local_steps and not j.batches.shares.is_even,
+        "--local-steps {local_steps} averages replicas as if each had trained on as many rows, and they have {rows}",
+        "use --global-batch {near}",
+        {
+            "rows": lambda j: uneven_rows(j),
+            "near": lambda j: multiples(j.batches.global_batch, j.dp * j.batches.accumulation),
+        },
+    ),
+    Rule(
+        "uneven-rows-in-a-sharded-pipeline",
+        lambda j: j.pp > 1 and j.zero == 3 and len({len(set(replica)) for replica in j.batches.shares.rows}) > 1,
+        "--zero 3 gathers units when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
+        " have different numbers of shapes",
+        "use --zero 2",
+        {"rows": lambda j: uneven_rows(j)},
     ),
 )
 
@@ -981,6 +1019,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
     ("local_steps", lambda j: False),
+    ("weights", lambda j: False),
     # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
     ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),
@@ -1028,6 +1067,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Quantised training": QUANTIZATION,
     "Sparse training": SPARSITY,
     "Parameter server": PARAMETER_SERVER,
+    "Uneven rows": UNEVEN_ROWS,
     "Replicas, local steps and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
     "Tensor parallelism": TENSOR_PARALLEL,

@@ -1,7 +1,7 @@
 """One description of a training job, the same behind flags, files and Python; every wrong value is one sentence.
 
 The three batch sizes depend on each other: global batch = micro batch x accumulation x data-parallel ranks. Any two
-determine the third.
+determine the third. A global batch that the ranks do not divide is cut into shares that differ by one row.
 
 Proved by: tests/config/test_train_config.py
 """
@@ -23,6 +23,7 @@ from minidist.base.limits import (
     whole_number,
 )
 from minidist.base.user_file import is_user_function
+from minidist.data.shares import Shares, cut_batch, parse_weights
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
@@ -103,6 +104,14 @@ class TrainConfig(BaseModel):
     accumulation: int | None = Field(None, ge=1, le=MAX_BATCH, description="forward passes of a rank per step")
     microbatches: int | None = Field(
         None, ge=1, le=MAX_BATCH, description="micro-batches of a pipeline per step; another name of --accumulation"
+    )
+
+    weights: str | None = Field(
+        None,
+        description=(
+            "share of the rows for each data-parallel rank, such as 2,1,1, or equal (a batch that the ranks do not"
+            " divide is refused); default: equal, or different by one row"
+        ),
     )
 
     # axes: ranks = pp x dp x cp x tp
@@ -335,12 +344,21 @@ def flag(field: str) -> str:
 
 
 class Batches(BaseModel):
-    """The resolved degrees and batch triple: global_batch = micro_batch * accumulation * dp."""
+    """The resolved degrees and batch triple: global_batch = micro_batch * accumulation * dp where all shares are equal.
+
+    micro_batch: the rows of the largest micro-batch. weights: of the ranks' shares; None where they are equal.
+    """
 
     dims: ParallelDims
     global_batch: int
     micro_batch: int
     accumulation: int
+    weights: tuple[float, ...] | None = None
+
+    @property
+    def shares(self) -> Shares:
+        """The rows of every micro-batch of a step."""
+        return cut_batch(self.global_batch, self.dp, self.accumulation, self.weights)
 
     @property
     def dp(self) -> int:
@@ -379,7 +397,7 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
-    """Return the complete batch triple; UsageError with the equation and its numbers when it does not hold."""
+    """Return the complete batch triple and the shares; UsageError when three given numbers contradict each other."""
     dims = resolve_dims(config, ranks)
     dp = dims.dp
     if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
@@ -397,23 +415,25 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             accumulation = read_csv(config.schedule).microbatches
 
     # Two of the three numbers determine the third; the defaults are a micro batch of 4 and an accumulation of 1.
+    exact = config.weights == "equal"
+    weights = None if config.weights is None or exact else parse_weights(config.weights)
     if total is None:
-        micro, accumulation = micro or 4, accumulation or 1
-        total = micro * accumulation * dp
-    elif micro is None:
-        accumulation = accumulation or 1
-        micro = total // (accumulation * dp)
-    elif accumulation is None:
-        accumulation = total // (micro * dp)
+        total = (micro or 4) * (accumulation or 1) * dp
+    elif micro is not None and accumulation is None:
+        # As many micro-batches as the largest share needs.
+        largest = max(map(sum, cut_batch(total, dp, 1, weights).rows))
+        accumulation = max(1, largest // micro if exact else -(-largest // micro))
+    accumulation = accumulation or 1
 
-    # The equation must hold exactly: a remainder would be samples that no rank trains on. The error names the nearest
-    # global batches for which it holds.
-    if micro * accumulation * dp != total:
+    # A batch that the ranks do not divide is cut into shares that differ by one row, unless they must be equal or all
+    # three numbers were given, so that any of them may be the wrong one.
+    all_given = None not in (config.global_batch, micro, given)
+    if (exact or all_given) and (micro or total // (accumulation * dp)) * accumulation * dp != total:
+        micro = micro or total // (accumulation * dp)
         unit = (accumulation if config.micro_batch is None else micro) * dp
         below = total // unit * unit
         choices = f"{below} or {below + unit}" if below else f"{unit}"
-        # All three numbers were given, so any of them may be the wrong one.
-        if config.micro_batch is not None and given is not None:
+        if all_given:
             choices = f"{micro * accumulation * dp}"
             if total % (micro * accumulation) == 0:
                 choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
@@ -421,7 +441,8 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
             f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
         )
-    return Batches(dims=dims, global_batch=total, micro_batch=micro, accumulation=accumulation)
+    largest = cut_batch(total, dp, accumulation, weights).largest
+    return Batches(dims=dims, global_batch=total, micro_batch=largest, accumulation=accumulation, weights=weights)
 
 
 def pruning_of(config: TrainConfig) -> tuple[SparsitySchedule, tuple[int, int] | None]:

@@ -6,6 +6,7 @@ generated.py   data that need no download
 files.py       the user's own files
 cache.py       data that are made once and memory-mapped from then on
 sampler.py     which samples a step trains on
+shares.py      which rank computes which of them
 prefetch.py    batches that a thread makes ahead of time
 entropy.py     the entropy of a text, which a model must beat
 """
@@ -17,22 +18,19 @@ from minidist.data.files import idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
 from minidist.data.load import load_dataset
 from minidist.data.prefetch import PrefetchingSampler
-from minidist.data.sampler import (
-    GlobalBatchSampler,
-    microbatch_numbers,
-    microbatch_rows,
-    sharding_rule,
-    weighted_shards,
-)
+from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows, weighted_shards
+from minidist.data.shares import Shares, cut_batch, parse_weights, sharding_rule
 
 __all__ = [
     "PrefetchingSampler",
     "Dataset",
     "GlobalBatchSampler",
     "SampleDataset",
+    "Shares",
     "TokenDataset",
     "bigram_entropy",
     "cached",
+    "cut_batch",
     "data_digest",
     "glyphs",
     "hold_out",
@@ -42,6 +40,7 @@ __all__ = [
     "microbatch_numbers",
     "microbatch_rows",
     "npz_file",
+    "parse_weights",
     "pydoc_text",
     "sharding_rule",
     "text_file",

@@ -19,8 +19,6 @@ from minidist.base.limits import is_size
 from minidist.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
 
-MAX_SHOWN = 16  # replicas, and samples of one, that are listed
-
 
 class GlobalBatchSampler:
     """Global batches of `global_batch` samples of `dataset`; `context` is the length of a sample of tokens.
@@ -93,37 +91,3 @@ def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]
         sizes[rank] += 1
     firsts = np.concatenate([[0], np.cumsum(sizes)])[:-1].tolist()
     return list(zip(firsts, sizes, strict=True))
-
-
-def sharding_rule(
-    sampler: GlobalBatchSampler, replicas: int, accumulation: int, micro_batch: int, step: int = 0
-) -> str:
-    """Return, as text, the rule that assigns samples to replicas, and the samples of one step."""
-    total, batch = sampler.samples, sampler.global_batch
-    lines = [
-        (
-            f"data {sampler.dataset.name}: {total:,} samples; a step takes {batch}, so an epoch is {total / batch:,.1f}"
-            " steps, and each epoch has another order"
-        ),
-        (
-            f"step s takes places {batch} s to {batch} s + {batch - 1} of all epochs laid end to end (seed"
-            f" {sampler.seed}), on any number of ranks"
-        ),
-        (
-            f"replica r of {replicas} takes micro-batches r x {accumulation} to r x {accumulation} + {accumulation - 1}"
-            f" of {micro_batch} rows each; in step {step}:"
-        ),
-    ]
-    # A replica's micro-batches lie side by side, so its samples are one range of the global batch.
-    indices = sampler.sample_indices(step)
-    for replica in range(min(replicas, MAX_SHOWN)):
-        numbers = microbatch_numbers(replica, accumulation)
-        rows = slice(numbers.start * micro_batch, numbers.stop * micro_batch)
-        listed = " ".join(map(str, indices[rows][:MAX_SHOWN])) + (" ..." if rows.stop - rows.start > MAX_SHOWN else "")
-        lines.append(
-            f"  replica {replica}: micro-batches {numbers.start} to {numbers.stop - 1}, rows {rows.start} to"
-            f" {rows.stop - 1}: samples {listed}"
-        )
-    if replicas > MAX_SHOWN:
-        lines.append(f"  and {replicas - MAX_SHOWN} more")
-    return "\n".join(lines)

@@ -16,7 +16,6 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.base.arrays import Array
-from minidist.base.random import batch_coordinates
 from minidist.config.pipeline_plan import cut_stages, make_plan, replicas_of
 from minidist.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.flat import FlatParameters
@@ -133,7 +132,7 @@ class DelayedDevice(Strategy):
     def _micro_batch(self, step: int, number: int) -> float:
         job, t = self.job, step * self.job.batches.accumulation + number
         tokens, targets = job.micro_batch(step, number)
-        with batch_coordinates(step, number * job.batches.micro_batch, job.config.seed):
+        with job.coordinates(step, number):
             x: Any = as_input(tokens, job.dtype)
             for module, units in zip(self.modules, self.stages, strict=True):
                 # Forward and backward of a micro-batch use one version: the tape keeps what forward has read.

@@ -18,7 +18,7 @@ Source: McCandlish et al., An empirical model of large-batch training, 2018, sec
 Proved by: tests/parallel/test_noise_scale.py
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -41,10 +41,12 @@ class Estimate(NamedTuple):
     noise: float
 
 
-def estimate(small: int, small_square: float, big: int, big_square: float) -> Estimate:
+def estimate(small: float, small_square: float, big: int, big_square: float) -> Estimate:
     """Return the estimate from |g|^2 of a batch of `small` samples (or the mean over several) and of one of `big`."""
     if not 0 < small < big:
-        raise UsageError(f"the noise scale needs two batch sizes, the first one smaller; got {small} and {big} samples")
+        raise UsageError(
+            f"the noise scale needs two batch sizes, the first one smaller; got {small:g} and {big} samples"
+        )
     # The line E |g|^2 = gradient + noise / B through the two points.
     return Estimate(
         (big * big_square - small * small_square) / (big - small), (small_square - big_square) / (1 / small - 1 / big)
@@ -114,16 +116,23 @@ def square(array: Array) -> float:
     return float(upcast @ upcast)
 
 
-def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, reduction: str = "sum") -> Estimate:
-    """Return the estimate of a data parallel step on equal shares of `batch` samples, the same on every rank.
+def step_estimate(
+    comm: Comm,
+    local_square: float,
+    gradient: Array,
+    batch: int,
+    reduction: str = "sum",
+    shares: Sequence[int] | None = None,
+) -> Estimate:
+    """Return the estimate of a data parallel step on `batch` samples, the same on every rank.
 
     local_square: `LocalGradient.take()`. gradient: the reduced one. reduction: as in `DistributedDataParallel`; with
-    "sum" a rank's gradient is its share of the whole, 1/n of that of its rows. Sends an all-reduce of one number (8 B,
-    purpose metrics). Raises UsageError on one rank, where there is only one batch size, and when n does not divide the
-    batch.
+    "sum" a rank's gradient is its share of the whole, of b_r of B rows b_r / B of that of its rows. shares: the rows of
+    each rank, where they are not equal (reduction "sum"). Sends an all-reduce of one number (8 B, purpose metrics).
+    Raises UsageError on one rank, where there is only one batch size, and when equal shares do not divide the batch.
     """
     n = comm.size
-    if n == 1 or batch % n:
+    if n == 1 or (shares is None and batch % n):
         raise UsageError(
             f"the noise scale compares a rank's batch with the whole one; {batch} samples on {n} ranks have no two such"
             " sizes"
@@ -133,22 +142,44 @@ def step_estimate(comm: Comm, local_square: float, gradient: Array, batch: int, 
     with purpose("metrics"):
         total = all_reduce(comm, np.array([local_square]), algorithm="ordered")
 
+    if shares is not None:
+        return estimate_of_shares(shares, float(total[0]), square(gradient))
+
     # The mean over ranks of |g|^2 of a rank's own rows; with "sum" its gradient was divided by n already.
     mean = float(total[0]) / n * (n * n if reduction == "sum" else 1)
     return estimate(batch // n, mean, batch, square(gradient))
 
 
+def estimate_of_shares(shares: Sequence[int], squares: float, big_square: float) -> Estimate:
+    """Return the estimate where rank r has shares[r] of the B rows. squares: the sum over ranks, with reduction "sum".
+
+    A rank's gradient is then b_r / B of that of its rows, so the sum of squares has the mean s |G|^2 + tr(Sigma) / B,
+    with s = sum b_r^2 / B^2. Divided by s it is that of a batch of s B samples.
+    """
+    batch = sum(shares)
+    s = sum(rows * rows for rows in shares) / batch**2
+    return estimate(s * batch, squares / s, batch, big_square)
+
+
 def sharded_estimate(
-    comm: Comm, replicas: int, local_square: float, shard_square: float, batch: int, reduction: str = "sum"
+    comm: Comm,
+    replicas: int,
+    local_square: float,
+    shard_square: float,
+    batch: int,
+    reduction: str = "sum",
+    shares: Sequence[int] | None = None,
 ) -> Estimate:
     """Return the estimate where gradients are sharded: squares of shards add up to that of the whole gradient.
 
     comm: all ranks of all replicas. local_square: of the shards of its replica's own gradient that this rank counts;
     shard_square: of the shards of the reduced gradient. Each element of a gradient is counted on one rank. Sends an
-    all-reduce of two numbers (`sharded_estimate_volume`, purpose metrics).
+    all-reduce of two numbers (`sharded_estimate_volume`, purpose metrics). shares: as in `step_estimate`.
     """
     with purpose("metrics"):
         small, big = all_reduce(comm, np.array([local_square, shard_square]), algorithm="ordered").tolist()
+    if shares is not None:
+        return estimate_of_shares(shares, small, big)
     mean = small / replicas * (replicas**2 if reduction == "sum" else 1)
     return estimate(batch // replicas, mean, batch, big)
 

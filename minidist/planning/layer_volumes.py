@@ -37,7 +37,7 @@ from minidist.parallel.tensor.layers import (
 from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
 from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
 from minidist.parallel.volume import Volume
-from minidist.planning.pipeline_volumes import paths_of
+from minidist.planning.pipeline_volumes import input_shapes
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
@@ -50,8 +50,20 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
         return Counter()
     plan = make_plan(config, batches.accumulation) if dims.pp > 1 else None
     stages = 1 if plan is None else plan.stages
-    layers = Layers(config, batches)
-    passes = config.steps * batches.accumulation  # of each replica
+    # The empty passes by which a pipeline's stages learn the shapes of their inputs, by the rows of those.
+    empty = Counter[int]() if plan is None else Counter(rows for _, rows in input_shapes(plan, batches))
+    total: Elements = Counter()
+    # What a micro-batch sends depends on its rows; of each size there are so many per step, on all replicas together.
+    for rows, count in batches.shares.sizes.items():
+        layers = Layers(config, batches, rows)
+        total.update(_of_rows(layers, config, stages, plan is not None, config.steps * count, empty[rows]))
+    return total
+
+
+def _of_rows(
+    layers: "Layers", config: TrainConfig, stages: int, pipeline: bool, passes: int, empty_passes: int
+) -> Elements:
+    """Return what so many forward and backward passes of micro-batches of the same rows send inside layers."""
     total: Elements = Counter()
     for stage, blocks in enumerate(blocks_of_stages(config, stages)):
         # Every forward pass and every backward pass of the stage.
@@ -61,27 +73,28 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
         total.update(_times(backward, passes))
 
         # What runs again: a pipeline's whole stages, all blocks (also in segments), or attention.
-        if plan is not None and config.recompute == "full" and config.offload != "activations":
+        if pipeline and config.recompute == "full" and config.offload != "activations":
             total.update(_times(forward, passes))
         elif config.recompute in ("full", "sqrt"):
             total.update(_times(layers.forward(blocks, False, False), passes))
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
-        if plan is not None and not last:
-            # The empty pass by which the next stage learns the shapes of its input.
-            total.update(_times(forward, len(paths_of(plan))))
-
-    # So far of one replica; each replica sends the same.
-    return _times(total, dims.dp)
+        if not last:
+            total.update(_times(forward, empty_passes))
+    return total
 
 
 def forward_elements(config: TrainConfig, batches: Batches) -> Elements:
     """Return the elements, by purpose, that all ranks send inside layers in one forward pass of all micro-batches."""
     stages = make_plan(config, batches.accumulation).stages if batches.dims.pp > 1 else 1
-    layers, total = Layers(config, batches), Counter[str]()
-    for stage, blocks in enumerate(blocks_of_stages(config, stages)):
-        total.update(layers.forward(blocks, stage == 0, stage == stages - 1))
-    return _times(total, batches.dims.dp * batches.accumulation) if batches.dims.splits_sums else Counter()
+    total: Elements = Counter()
+    if not batches.dims.splits_sums:
+        return total
+    for rows, count in batches.shares.sizes.items():
+        layers = Layers(config, batches, rows)
+        for stage, blocks in enumerate(blocks_of_stages(config, stages)):
+            total.update(_times(layers.forward(blocks, stage == 0, stage == stages - 1), count))
+    return total
 
 
 def _times(elements: Elements, factor: int) -> Elements:
@@ -89,10 +102,10 @@ def _times(elements: Elements, factor: int) -> Elements:
 
 
 class Layers:
-    """Elements that one replica's ranks send for one micro-batch: the sum of what each technique states of itself."""
+    """What one replica's ranks send for a micro-batch of so many rows: the sum of what each technique states."""
 
-    def __init__(self, config: TrainConfig, batches: Batches) -> None:
-        self.config, self.dims, self.rows = config, batches.dims, batches.micro_batch
+    def __init__(self, config: TrainConfig, batches: Batches, rows: int) -> None:
+        self.config, self.dims, self.rows = config, batches.dims, rows
         self.activation = self.rows * config.context * config.width  # of all context-parallel ranks together
         kv_heads = config.kv_heads or config.heads
         self.key_width = kv_heads * (config.width // config.heads)  # of the keys, and of the values

@@ -57,12 +57,9 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
     total: Counter[str] = Counter()
 
     # Start: fingerprints of the plan and seeds of all ranks, who holds which parameter, and the shapes at boundaries.
-    total["startup"] = pipelines * (
-        (p - 1) * DIGEST_BYTES
-        + p * (p - 1) * NUMBER
-        + (p - 1) * len(sites) * ROW * 8
-        + boundaries_of_paths(plan) * WORDS * 8
-    )
+    total["startup"] = pipelines * ((p - 1) * DIGEST_BYTES + p * (p - 1) * NUMBER + (p - 1) * len(sites) * ROW * 8)
+    crossed = sum(a != b for path, _ in input_shapes(plan, batches) for a, b in pairwise(path))
+    total["startup"] += crossed * dims.cp * dims.tp * WORDS * 8
 
     # Replicated stages: every rank tells every other which stage it holds.
     if config.replicas is not None:
@@ -98,41 +95,41 @@ def crossing_elements(config: TrainConfig, batches: Batches) -> int:
     """Return the elements of activations sent between ranks of all pipelines per step (asynchronous plans: per job)."""
     if batches.dims.pp == 1:
         return 0
-    plan, boundary = make_plan(config, batches.accumulation), _boundary(config, batches)
-    rank_of = plan.rank_of_stage()
-
-    def crossings_into(stage: int) -> int:
-        return sum(rank_of[stage - 1, i] != rank_of[stage, i] for i in range(plan.microbatches))
-
-    sent = sum(map(crossings_into, range(1, plan.stages))) * boundary
+    plan, rank_of = make_plan(config, batches.accumulation), make_plan(config, batches.accumulation).rank_of_stage()
 
     # An MLP's last layer is row-parallel: each of its ranks needs only its shard of the columns.
-    if config.model == "mlp" and blocks_of_stages(config, plan.stages)[-1][0] == config.layers:
-        sent -= crossings_into(plan.stages - 1) * (boundary - boundary // batches.dims.tp)
+    cut_last = config.model == "mlp" and blocks_of_stages(config, plan.stages)[-1][0] == config.layers
+    sent = 0
+    for stage in range(1, plan.stages):
+        # An asynchronous plan's stream has the same micro-batches in every step.
+        crossing = [i for i in range(plan.microbatches) if rank_of[stage - 1, i] != rank_of[stage, i]]
+        for replica in batches.shares.rows:
+            boundary = sum(_boundary(config, batches, replica[i % batches.accumulation]) for i in crossing)
+            sent += boundary // batches.dims.tp if cut_last and stage == plan.stages - 1 else boundary
     return sent
 
 
-def paths_of(plan: Plan) -> set[tuple[int, ...]]:
-    """Return the distinct paths of micro-batches through the ranks: the rank of each stage."""
-    rank_of = plan.rank_of_stage()
-    return {tuple(rank_of[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)}
+def input_shapes(plan: Plan, batches: Batches) -> list[tuple[tuple[int, ...], int]]:
+    """Return the distinct (path, rows) of the micro-batches of each pipeline, of which the stages learn the shapes."""
+    rank_of, k = plan.rank_of_stage(), batches.accumulation
+    paths = [tuple(rank_of[stage, i] for stage in range(plan.stages)) for i in range(plan.microbatches)]
+    return [
+        shape
+        for replica in batches.shares.rows
+        for shape in sorted({(path, replica[i % k]) for i, path in enumerate(paths)})
+    ]
 
 
-def boundaries_of_paths(plan: Plan) -> int:
-    """Return how often all distinct paths together go from one rank to another."""
-    return sum(a != b for path in paths_of(plan) for a, b in pairwise(path))
-
-
-def _boundary(config: TrainConfig, batches: Batches) -> int:
-    """Return the elements of one micro-batch's activation between two stages, of all ranks of one stage."""
+def _boundary(config: TrainConfig, batches: Batches, rows: int) -> int:
+    """Return the elements of one micro-batch's activation between two stages, of all ranks of one stage's replica."""
     dims = batches.dims
-    boundary = dims.dp * batches.micro_batch * config.width
+    boundary = rows * config.width
     if config.model != "mlp":
         boundary *= config.context
     boundary *= 1 if config.sequence_parallel else dims.tp
     # The auxiliary loss travels with the activation, as one float32.
     if config.experts:
-        boundary += dims.dp * dims.cp * dims.tp * max(1, 4 // ITEMSIZE[config.precision])
+        boundary += dims.cp * dims.tp * max(1, 4 // ITEMSIZE[config.precision])
     return boundary
 
 

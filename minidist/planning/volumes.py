@@ -40,7 +40,7 @@ from minidist.parallel.selection import selection_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
-from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, paths_of, pipeline_bytes
+from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.train.noise import shards_gradients
 from minidist.train.strategies.data_axis import AxisSizes
 
@@ -118,7 +118,7 @@ def _data_axes(
             gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
             # The empty pass by which shapes are learned gathers the units, too.
             if plan is not None and axis.stage + 1 < plan.stages:
-                gathers += len(paths_of(plan)) * fsdp_gather_volume(shared, n, copies)
+                gathers += len(input_shapes(plan, batches)) // batches.dp * fsdp_gather_volume(shared, n, copies)
         elif config.zero:
             sent = zero_volume(gradient, units, n)
             gathers = (steps - skipped) * sent["parameter_gather"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
@@ -24,6 +24,7 @@ from minidist.config.train_config import Batches, TrainConfig, pruning_of
 from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,
+    Shares,
     data_digest,
     hold_out,
     load_dataset,
@@ -59,6 +60,13 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 
 
+class StepBatch(NamedTuple):
+    """What a step trains on. start: samples of all steps before it; None: as many steps as it, of as many samples."""
+
+    shares: Shares
+    start: int | None = None
+
+
 @dataclass
 class Job:
     """One rank's (or the reference's) model and data; a strategy adds flat parameters and the optimizer."""
@@ -69,6 +77,7 @@ class Job:
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
     sampler: GlobalBatchSampler | PrefetchingSampler
+    batch: StepBatch  # of the step that is made now
     pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
     positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split
@@ -81,12 +90,13 @@ class Job:
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch `number` of a step: the coordinates of its samples, for dropout."""
         # The number of its first sample in the global batch: dropout depends on the sample, not on the rank.
-        first = number * self.batches.micro_batch
+        first, _ = self.batch.shares.place(number)
         return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
         """Return inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
-        inputs, targets = self.sampler.batch(step, number * self.batches.micro_batch, self.batches.micro_batch)
+        first, rows = self.batch.shares.place(number)
+        inputs, targets = self.sampler.batch(step, first, rows)
 
         # With context parallelism each rank has all rows, and the columns of its part of the sequence.
         return (inputs, targets) if self.positions is None else (inputs[:, self.positions], targets[:, self.positions])
@@ -119,9 +129,9 @@ class Job:
         assert self.held_out is not None
         self.model.eval()
         try:
-            # The same model and positions; only the sampler is another one.
+            # The same model and positions; the batch is that of a first step, of held-out samples.
             with no_grad():
-                yield replace(self, sampler=self.held_out)
+                yield replace(self, sampler=self.held_out, batch=StepBatch(self.batches.shares))
         finally:
             self.model.train()
 
@@ -156,7 +166,7 @@ class Job:
     @property
     def divisor(self) -> float:
         """The number of rows or tokens of the whole step, by which the loss is divided."""
-        return float(self.batches.global_batch * self.targets_per_sample)
+        return float(self.batch.shares.samples * self.targets_per_sample)
 
 
 def as_input(inputs: Any, dtype: Any) -> Any:
@@ -186,6 +196,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         dtype,
         _schedule(config),
         sampler,
+        StepBatch(batches.shares),
         pool,
         scaler=_scaler(config),
         held_out=held_out,
@@ -197,8 +208,8 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
 
 def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
     """Return the job's sampler, read ahead by a thread in the order in which this replica trains from step `done`."""
-    size, numbers = job.batches.micro_batch, microbatch_numbers(replica, job.batches.accumulation)
-    requests = ((step, number * size, size) for step in range(done, job.config.steps) for number in numbers)
+    places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
+    requests = ((step, first, rows) for step in range(done, job.config.steps) for first, rows in places)
     return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 

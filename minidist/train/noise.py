@@ -20,7 +20,7 @@ class NoiseMeter:
 
     def __init__(self, strategy: MeshStrategy) -> None:
         job, self.strategy, self.scale = strategy.job, strategy, NoiseScale()
-        self.batch, self.sharded = job.batches.global_batch, shards_gradients(job.config.zero, strategy.axes.dims)
+        self.sharded = shards_gradients(job.config.zero, strategy.axes.dims)
         # What tensor-parallel ranks or stages both have is counted once.
         self.locals = [
             LocalGradient(reducer, [p for p in axis.parameters if not self._counts(axis, p)])
@@ -34,10 +34,12 @@ class NoiseMeter:
     def measure(self) -> None:
         """Add a step's estimate; called between backward and clipping, when the gradients are summed."""
         axes, local = self.strategy.axes, sum(part.take() for part in self.locals)
+        shares = self.strategy.job.batch.shares
+        batch, uneven = shares.samples, None if shares.is_even else [sum(rows) for rows in shares.rows]
         if not self.sharded:
             # One data axis, with one flat array that every rank has whole.
             ((flat,),) = (axis.flats for axis in self.strategy.data_axes)
-            self.scale.add(step_estimate(axes.data, local, flat.grad, self.batch))
+            self.scale.add(step_estimate(axes.data, local, flat.grad, batch, shares=uneven))
             return
 
         # Replicas of the sum count on the first of them; ZeRO 1 has none.
@@ -47,7 +49,7 @@ class NoiseMeter:
             for shard in axis.gradient_shards()
             if (axis.shards or axes.data.rank == 0) and self._counts(axis, shard.parameter)
         )
-        self.scale.add(sharded_estimate(axes.comm, axes.data.size, local, mine, self.batch))
+        self.scale.add(sharded_estimate(axes.comm, axes.data.size, local, mine, batch, shares=uneven))
 
     def result(self) -> dict[str, float | None]:
         """Return averages over steps: |G|^2, tr(Sigma), and their ratio in samples (None: |G|^2 is lost in noise)."""

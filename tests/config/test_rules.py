@@ -171,6 +171,18 @@ CASES = {
     ),
     "server-with-compression": ({**SERVER, "compression": "sign"}, "--strategy ps pushes whole gradients"),
     "server-with-offload": ({**SERVER, "offload": "optimizer"}, "whose optimizer is on the servers"),
+    "uneven-rows-with-ep": (
+        {"ep": 2, "dp": 2, "experts": 2, "global_batch": 5},
+        "5 rows on 2 data-parallel ranks give ranks different numbers of tokens; use --global-batch 4 or 6",
+    ),
+    "uneven-rows-with-local-steps": (
+        {"local_steps": 2, "dp": 2, "weights": "3,1"},
+        "they have 8 rows on 2 data-parallel ranks with --weights 3,1",
+    ),
+    "uneven-rows-in-a-sharded-pipeline": (
+        {"zero": 3, "dp": 2, "pp": 2, "global_batch": 5, "microbatches": 2},
+        "with 5 rows on 2 data-parallel ranks the replicas have different numbers of shapes; use --zero 2",
+    ),
     "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
     "noise-scale-needs-whole-gradients": ({"noise_scale": True, "dp": 2, "synchronize_each": True}, "leave out --sync"),
     "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "no other axis, no --zero"),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.data import weighted_shards
 from minidist.train.job import build, make_optimizer
 
 sizes = st.integers(1, 12)
@@ -43,16 +44,50 @@ def test_an_inconsistent_triple_prints_the_equation_and_a_remedy_that_works(tota
 
 
 @given(total=st.integers(1, 200), ranks=sizes)
-def test_a_batch_that_does_not_divide_names_batches_that_do(total, ranks):
+def test_a_batch_that_the_ranks_do_not_divide_has_shares_that_differ_by_one_row(total, ranks):
     config = TrainConfig.make(global_batch=total)
-    if total % ranks == 0:
-        assert resolve_batches(config, ranks).micro_batch == total // ranks
+    exact = TrainConfig.make(global_batch=total, weights="equal")
+    if total % ranks:
+        with pytest.raises(UsageError, match="does not hold") as caught:
+            resolve_batches(exact, ranks)
+        proposed = [int(word) for word in str(caught.value).split("--global-batch ")[1].split(" or ")]
+        for value in proposed:
+            assert resolve_batches(TrainConfig.make(global_batch=value, weights="equal"), ranks).global_batch == value
+    else:
+        assert resolve_batches(exact, ranks).micro_batch == total // ranks
+    if total >= ranks:
+        shares = [sum(rows) for rows in resolve_batches(config, ranks).shares.rows]
+        assert (sum(shares), sorted(shares, reverse=True)) == (total, shares)
+        assert shares[0] - shares[-1] <= 1
         return
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"leave 0 for rank {total}") as caught:
         resolve_batches(config, ranks)
-    proposed = [int(word) for word in str(caught.value).split("--global-batch ")[1].split(" or ")]
-    for value in proposed:
-        assert resolve_batches(TrainConfig.make(global_batch=value), ranks).global_batch == value
+    remedy = int(str(caught.value).split("--global-batch ")[1].split(" or ")[0])
+    assert resolve_batches(TrainConfig.make(global_batch=remedy), ranks).global_batch == remedy
+
+
+@given(total=st.integers(1, 60), micro=sizes, weights=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_shares_follow_the_weights_and_micro_batches_are_no_larger_than_asked(total, micro, weights):
+    config = TrainConfig.make(global_batch=total, micro_batch=micro, weights=",".join(map(str, weights)))
+    counts = [rows for _, rows in weighted_shards(total, weights)]
+    if min(counts) < -(-max(counts) // micro):
+        with pytest.raises(UsageError, match="one for each of its micro-batches; use --global-batch"):
+            resolve_batches(config, len(weights))
+        return
+    batches = resolve_batches(config, len(weights))
+    shares = batches.shares
+    for rows, weight in zip(shares.rows, weights, strict=True):
+        assert abs(sum(rows) - total * weight / sum(weights)) < 1
+        assert max(rows) - min(rows) <= 1
+    assert batches.micro_batch == shares.largest <= micro
+    ends = [sum(shares.place(number)) for number in range(batches.microbatches)]
+    assert ([shares.place(number)[0] for number in range(batches.microbatches)], ends[-1]) == ([0, *ends[:-1]], total)
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("2,x", 2), ("2,0", 2), ("", 1), ("1,inf", 2), ("2,1,1", 2)])
+def test_weights_that_are_none(text, ranks):
+    with pytest.raises(UsageError, match=r"--weights.*(in 2,1,1|give one for each)"):
+        resolve_batches(TrainConfig.make(global_batch=8, weights=text), ranks)
 
 
 def test_betas_are_two_numbers_in_one_spelling():

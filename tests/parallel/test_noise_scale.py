@@ -11,7 +11,15 @@ from minidist.base.errors import UsageError
 from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.noise_scale import AdaptiveBatch, Estimate, LocalGradient, NoiseScale, estimate, step_estimate
+from minidist.parallel.noise_scale import (
+    AdaptiveBatch,
+    Estimate,
+    LocalGradient,
+    NoiseScale,
+    estimate,
+    estimate_of_shares,
+    step_estimate,
+)
 from tests.parallel.replicas import Nested, batch
 
 
@@ -115,3 +123,16 @@ BAD = {
 def test_wrong_arguments(what):
     with pytest.raises(UsageError, match=BAD[what][1]):
         BAD[what][0]()
+
+
+def test_uneven_shares_have_the_same_line():
+    """Every sample's gradient is 1 or -1 with a mean of G: squares of all shares, averaged over all 2^6 batches."""
+    shares, signs = (3, 2, 1), list(itertools.product((3.0, 1.0), repeat=6))  # G = 2, Sigma = 1
+    found = []
+    for rows in signs:
+        parts = np.split(np.array(rows), np.cumsum(shares)[:-1])
+        squares = sum(float(part.sum() / 6) ** 2 for part in parts)
+        found.append(estimate_of_shares(shares, squares, float(np.mean(rows)) ** 2))
+    assert np.allclose(np.mean(found, axis=0), [4.0, 1.0])
+    equal = estimate_of_shares((2, 2), 0.5, 0.4)
+    assert np.allclose(equal, estimate(2, 0.5 / 2 * 4, 4, 0.4))

@@ -46,13 +46,14 @@ DTYPES = (
 class MicroBatches(Sequence[Any]):
     """The inputs, or the targets, of a stream: micro-batch i is what read(i) returns, at the time when it is needed.
 
-    All have the shape and dtype of `first`, which is not kept.
+    first: the micro-batches of the first step, which are not kept; those of later steps have their shapes and dtypes.
     """
 
-    def __init__(self, read: Callable[[int], Any], count: int, first: Any) -> None:
+    def __init__(self, read: Callable[[int], Any], count: int, first: Sequence[Any]) -> None:
         self.read = read
         # Without data, for what is to be known of every micro-batch before the first one is read.
-        self.described = [np.broadcast_to(np.zeros((), first.dtype), first.shape)] * count
+        empty = [np.broadcast_to(np.zeros((), value.dtype), value.shape) for value in first]
+        self.described = [empty[i % len(empty)] for i in range(count)]
 
     def __len__(self) -> int:
         return len(self.described)

@@ -73,7 +73,7 @@ class AsynchronousPipeline(MeshStrategy):
     def _coordinates(self, i: int) -> AbstractContextManager[Any]:
         # Micro-batch i of the stream is micro-batch `number` of step `step`.
         step, number = divmod(i, self.job.batches.accumulation)
-        return batch_coordinates(step, number * self.job.batches.micro_batch, self.job.config.seed)
+        return batch_coordinates(step, self.job.batch.shares.place(number)[0], self.job.config.seed)
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ def stream_of(job: Job, microbatches: int) -> tuple[MicroBatches, MicroBatches]:
         def read(i: int) -> Any:
             return input_arrays(job, [divmod(i, job.batches.accumulation)])[index][0]
 
-        return MicroBatches(read, microbatches, read(0))
+        return MicroBatches(read, microbatches, [read(i) for i in range(min(job.batches.accumulation, microbatches))])
 
     return part(0), part(1)
 

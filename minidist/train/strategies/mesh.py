@@ -40,7 +40,7 @@ class MeshStrategy(Strategy):
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
     def forward_backward(self, step: int) -> list[float]:
-        job, comm, k = self.job, self.axes.comm, self.job.batches.accumulation
+        job, comm, k = self.job, self.axes.comm, self.job.batch.shares.accumulation
         losses = []
         for i in range(k):
             number = self.axes.dp.rank * k + i
@@ -87,7 +87,7 @@ class MeshStrategy(Strategy):
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     def held_out_losses(self, job: Job) -> list[float]:
-        k = job.batches.accumulation
+        k = job.batch.shares.accumulation
         return [job.loss(0, self.axes.dp.rank * k + i).item() for i in range(k)]
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
