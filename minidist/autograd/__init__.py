@@ -74,7 +74,14 @@ from minidist.autograd.gradcheck import gradcheck
 from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
 from minidist.autograd.linear import linear
 from minidist.autograd.matrix import matmul
-from minidist.autograd.modes import contribution_recorder, enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from minidist.autograd.modes import (
+    contribution_recorder,
+    enable_grad,
+    is_grad_enabled,
+    no_grad,
+    saved_tensors_hook,
+    set_grad_enabled,
+)
 from minidist.autograd.node import Node, SavedTensor, detect_in_place_changes
 from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter
 from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
@@ -154,6 +161,7 @@ __all__ = [
     "rms_norm",
     "rotary",
     "rotary_angles",
+    "saved_tensors_hook",
     "set_grad_enabled",
     "sigmoid",
     "softmax",

@@ -14,7 +14,7 @@ from typing import Any
 
 from minidist.autograd.backward import BackwardPass
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.modes import enable_grad, is_grad_enabled, no_grad
+from minidist.autograd.modes import enable_grad, is_grad_enabled, no_grad, saved_tensors
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import Parameter
 from minidist.autograd.tensor import Tensor, record
@@ -82,6 +82,7 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
 
         def forward() -> Any:
             watchers.set(told)
+            saved_tensors.set(None)  # what the replay saves is read in a moment
             with enable_grad(), replay_calls(calls):
                 return fn(*inputs)
 

@@ -8,7 +8,7 @@ Proved by: tests/autograd/test_half.py
 
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.tensor import Tensor, record
+from minidist.autograd.tensor import Tensor, kept, record
 from minidist.base import arrays as xp
 
 
@@ -19,9 +19,10 @@ def dropout(x: Tensor, keep: xp.Array, scale: float) -> Tensor:
     x = operand(x)
     data = x.data * keep
     data *= scale
+    mask = kept(keep)
 
     def grad(g: xp.Array) -> xp.Array:
-        g = g * keep
+        g = g * mask.data
         g *= scale
         return g
 

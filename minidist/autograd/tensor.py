@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from minidist.autograd.errors import AutogradError, DtypeError
-from minidist.autograd.modes import grad_enabled
+from minidist.autograd.modes import grad_enabled, saved_tensors
 from minidist.autograd.node import Node, SavedTensor
 from minidist.autograd.precision import half_prepare, half_vjp, result_dtype
 from minidist.base import arrays as xp
@@ -99,12 +99,12 @@ class Tensor:
         """What a node keeps to read `.data` in backward: the tensor itself, of a Parameter or input a checked use."""
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
-            return self
+            return self if saved_tensors.get() is None else kept(self.data, self)
         return SavedTensor(self, 0, self.data)
 
-    def save(self, array: xp.Array) -> "Tensor":
+    def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
-        return Tensor(array)
+        return kept(array)
 
     @property
     def stored(self) -> xp.Array:
@@ -209,7 +209,15 @@ class HalfOperand(Tensor):
 
     def save(self, array: xp.Array) -> "HalfOperand":
         """An array of the operation, rounded to the stored dtype, to be read as float32 in backward."""
-        return HalfOperand(Tensor(downcast(array, self.source.dtype)))
+        return HalfOperand(kept(downcast(array, self.source.dtype)))
+
+
+def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
+    """An object to read `.data` of in backward: `tensor`, or one of `array`; or what a `saved_tensors_hook` keeps."""
+    keeper = saved_tensors.get()
+    if keeper is not None and array.ndim and grad_enabled.get():
+        return keeper(array)
+    return Tensor(array) if tensor is None else tensor
 
 
 Edge = tuple[Tensor, Callable[..., Any] | None]

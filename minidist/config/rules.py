@@ -235,13 +235,6 @@ MODEL_AND_DATA = (
         " are not",
         "use --recompute sqrt or full",
     ),
-    Rule(
-        "offloaded-activations-need-recomputation",
-        lambda j: j.offload == "activations" and j.recompute in ("none", "selective"),
-        "--offload activations keeps the inputs of recomputed blocks on the host, and --recompute {recompute}"
-        " recomputes no block",
-        "use --recompute full, sqrt or budget:BYTES",
-    ),
 )
 
 CHECKPOINTS = (

@@ -34,7 +34,7 @@ from minidist.parallel.data_parallel import DistributedDataParallel
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.parallel.gradients import Bucket, GradientReducer
-from minidist.parallel.host_pool import HostCopy, HostPool
+from minidist.parallel.host_pool import HostCopy, HostPool, SavedOnHost
 from minidist.parallel.layer_sums import LayerSums
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
@@ -48,6 +48,7 @@ __all__ = [
     "HostPool",
     "LayerSums",
     "OffloadedOptimizer",
+    "SavedOnHost",
     "Bucket",
     "DistributedDataParallel",
     "GradientReducer",

@@ -11,15 +11,15 @@ Proved by: tests/train/test_offload.py
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from minidist.autograd import is_in_backward
+from minidist.autograd import is_in_backward, saved_tensors_hook
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount, track
-from minidist.base.watchers import watching
+from minidist.base.watchers import Watcher, watching
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
 
@@ -167,6 +167,62 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
     if kept is None:
         event.synchronize()
     return event
+
+
+class SavedOnHost(Watcher):
+    """Moves what operations save for backward to the host and back: PyTorch's `save_on_cpu`.
+
+        with SavedOnHost(pool).saving():
+            loss = model(x)
+        loss.backward()
+
+    Each array leaves when the operation that saves it is recorded, and comes back when its node is visited, or the node
+    after it, so it crosses the link once in each direction.
+    """
+
+    def __init__(self, pool: HostPool) -> None:
+        self.pool = pool
+        self._saved: list[SavedArray] = []  # by the operation that is being recorded
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Move what the operations in the block save."""
+        with watching(self), saved_tensors_hook(self._keep):
+            yield
+
+    def _keep(self, array: xp.Array) -> "SavedArray":
+        self._saved.append(SavedArray(array))
+        return self._saved[-1]
+
+    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
+        """Let the arrays that the operation saved leave; without a node there is no backward that reads them."""
+        arrays, self._saved = self._saved, []
+        if out.node is not None:
+            for array in arrays:
+                array.leave(self.pool)
+
+
+class SavedArray:
+    """An array that a node keeps, on the device or on the host; once it was read, it is on the device again."""
+
+    def __init__(self, array: xp.Array) -> None:
+        self._array: xp.Array | None = array
+        self._copy: HostCopy | None = None
+
+    def leave(self, pool: HostPool) -> None:
+        """Move it to the host."""
+        assert self._array is not None
+        self._copy, self._array = HostCopy(self._array, pool), None
+
+    @property
+    def data(self) -> xp.Array:
+        """The array on the device. The host's copy is freed when it is read."""
+        if self._array is None:
+            assert self._copy is not None
+            self._array, self._copy = self._copy.data, None
+        return self._array
+
+    stored = data
 
 
 class HostCopy:

@@ -25,6 +25,7 @@ from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.nn.quantization import int8_bytes
+from minidist.parallel import SavedOnHost
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.train.evaluate import evaluate, evaluate_int8
 from minidist.train.job import Job, batches_ahead, build
@@ -59,6 +60,9 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         job = build(config, batches, comm)
         job.keep_steps = reads_tensors(observers)
         strategy = parallelize(job, comm)
+        # Where blocks are recomputed, their inputs are all that is offloaded (`recipe.apply_activation_checkpointing`).
+        if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
+            stack.enter_context(SavedOnHost(job.pool).saving())
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         if config.prefetch_batches:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))

@@ -125,6 +125,7 @@ VALUES = {
     "schedule: pipedream-2bw": {"schedule": "pipedream-2bw", **CUT},
     "recompute: selective": {"recompute": "selective"},
     "offload: activations": {"offload": "activations", "recompute": "full"},
+    "offload: saved tensors": {"offload": "activations"},
     "offload: parameters": {"offload": "parameters", **SHARDED},
     "compression: bf16": {"compression": "bf16", "dp": 2},
     "weights: alone": {"weights": "2"},

@@ -81,10 +81,6 @@ CASES = {
         {"model": "mlp", "recompute": "budget:5000"},
         "--recompute budget:5000 measures one block .* use --recompute sqrt or full",
     ),
-    "offloaded-activations-need-recomputation": (
-        {"offload": "activations"},
-        "--recompute none recomputes no block; use --recompute full, sqrt or budget:BYTES",
-    ),
     "resume-needs-save": ({"resume": True}, "--resume needs --save DIR"),
     "every-needs-save": ({"every": 2}, "--every needs --save DIR"),
     "overwrite-needs-save": ({"overwrite": True}, "--overwrite needs --save DIR"),

@@ -40,6 +40,7 @@ def holds(ranks, tier, **values):
         (4, {"pp": 2, "schedule": "dualpipe", "layers": 4, "zero": 1, "microbatches": 4}),
         (2, {"pp": 2, "recompute": "selective", "zero": 1}),
         (2, {"pp": 2, "schedule": "zb-h1", "recompute": "full", "offload": "activations"}),
+        (2, {"pp": 2, "schedule": "zb-h1", "offload": "activations"}),
         (6, {"pp": 2, "zero": 2, "microbatches": 3, "dropout": 0.1}),
         (4, {"pp": 2, "zero": 2, "schedule": "zb-v", "layers": 4}),
         (4, {"pp": 2, "zero": 2, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),

@@ -5,16 +5,15 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, Tensor, checkpoint
+from minidist.autograd import FlopCounter, Tensor, checkpoint, no_grad
 from minidist.autograd.backward import backward_hook
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.commands.runner import number_of_ranks
 from minidist.config.train_config import TrainConfig
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
 from minidist.optim import Adam, ParameterSlice
-from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer
+from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer, SavedOnHost
 from minidist.train.trainer import train
 
 GPT = {
@@ -32,6 +31,7 @@ GPT = {
     "dropout": 0.1,
 }
 ACTIVATIONS = {"offload": "activations", "recompute": "full"}
+SAVED = {"offload": "activations"}
 
 
 def run(ranks, **values):
@@ -41,7 +41,7 @@ def run(ranks, **values):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("offload", [{"offload": "optimizer"}, ACTIVATIONS])
+@pytest.mark.parametrize("offload", [{"offload": "optimizer"}, ACTIVATIONS, SAVED])
 def test_offloading_is_equal_bit_for_bit(offload, zero, ranks):
     config = TrainConfig.make(**GPT, **offload, zero=zero)
     result = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
@@ -174,6 +174,36 @@ def test_activations_cross_while_blocks_compute(prefetch, ratio):
     assert forward == pytest.approx(blocks * ratio if ratio >= 1 else (blocks - 1) + ratio, rel=1e-3)
 
 
+def test_what_is_saved_for_backward_crosses_once_each_way():
+    """17 arrays of a block's width, 2 behind the blocks, and the exponentials of attention; masks of dropout."""
+    sizes = {"micro_batch": 4, "layers": 2, "context": 8, "accumulation": 1}
+    (with_it,), _ = run(1, **SAVED, **sizes, dropout=0.0)
+    (without,), _ = run(1, **sizes, dropout=0.0)
+    nbytes = 4 * ((17 * 2 + 2) * 4 * 8 * GPT["width"] + 2 * 4 * GPT["heads"] * 8 * 8)
+    assert with_it.host == {"peak": nbytes, "to_host": 3 * nbytes, "to_device": 3 * nbytes}
+    # The device keeps what no node saves: the residual stream, and the logits with their gradient.
+    activations = [result.peak_by_purpose["activation"] for result in (with_it, without)]
+    assert activations[0] < activations[1] - nbytes / 2
+    assert with_it.digest == without.digest
+
+    (masked,), _ = run(1, **SAVED, **sizes, dropout=0.5)
+    assert masked.host["peak"] == nbytes + (2 * 2 + 1) * 4 * 8 * GPT["width"]  # one byte per element
+
+
+def test_without_a_backward_nothing_leaves():
+    def main(comm):
+        pool, x = HostPool(comm), Tensor(np.ones((2, 3), np.float32), requires_grad=True)
+        with SavedOnHost(pool).saving():
+            with no_grad():
+                (x * 2.0).tanh()
+            assert pool.to_host == 0
+            loss = ((x * 2.0) * (x * 3.0)).sum()
+        loss.backward()
+        return pool.to_host, pool.to_device, x.grad.tolist()
+
+    assert SimWorld(1).run(main) == [(48, 48, [[12.0] * 3] * 2)]
+
+
 @pytest.mark.parametrize(("zero", "offload"), [(2, "optimizer"), (3, "parameters")])
 def test_a_resumed_offloaded_job_has_the_same_bits(zero, offload, tmp_path):
     whole, _ = run(2, zero=zero, offload=offload)
@@ -183,7 +213,5 @@ def test_a_resumed_offloaded_job_has_the_same_bits(zero, offload, tmp_path):
 
 
 def test_wrong_settings_are_one_sentence():
-    with pytest.raises(UsageError, match="use --recompute full"):
-        number_of_ranks(TrainConfig.make(offload="activations"), None)
     with pytest.raises(UsageError, match="above 0"):
         SimWorld(1).run(lambda comm: HostPool(comm, 0))
