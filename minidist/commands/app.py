@@ -10,7 +10,8 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -56,45 +57,65 @@ class Commands(TyperGroup):
             raise typer.Exit(EXIT_CODE) from None
 
 
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    help="Distributed training that you can read, run on a laptop, and check.",
-)
-# Typer makes the flags of a command from the signature of its function.
-app.command()(train)
-app.command()(compare)
-app.command()(demo)
-app.command("check-collective")(check_collective)
-# The flags that `run` does not know belong to the script.
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(run)
-for command in (
-    memory,
-    data,
-    explain,
-    doctor,
-    report,
-    tiles,
-    generate,
-    museum,
-    staleness,
-    schedule,
-    partition,
-    profile,
-):
-    app.command()(command)
-app.add_typer(bench, name="bench")
-
-
-@app.callback(invoke_without_command=True)
 def root(version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False) -> None:
     """Distributed training that you can read, run on a laptop, and check."""
     if version:
         print(__version__)
         raise typer.Exit(0)
+
+
+# In the order of --help.
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "train": train,
+    "compare": compare,
+    "demo": demo,
+    "check-collective": check_collective,
+    "run": run,
+    "memory": memory,
+    "data": data,
+    "explain": explain,
+    "doctor": doctor,
+    "report": report,
+    "tiles": tiles,
+    "generate": generate,
+    "museum": museum,
+    "staleness": staleness,
+    "schedule": schedule,
+    "partition": partition,
+    "profile": profile,
+}
+GROUPS = {"bench": bench}
+# The flags that `run` does not know belong to the script.
+OF_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def program(names: Iterable[str]) -> typer.Typer:
+    """Return the program with these commands. Typer makes the flags of a command from its function's signature."""
+    app = typer.Typer(
+        cls=Commands,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        help=root.__doc__,
+    )
+    app.callback(invoke_without_command=True)(root)
+    for name in names:
+        if name in GROUPS:
+            app.add_typer(GROUPS[name], name=name)
+        else:
+            app.command(name, context_settings=OF_THE_SCRIPT if name == "run" else None)(COMMANDS[name])
+    return app
+
+
+@cache
+def command_line(first: str) -> Any:
+    """Return what parses a command line that begins with this word: of all commands only the one that it names.
+
+    The flags of all take longer to make than a small job takes to run.
+    """
+    every = [*COMMANDS, *GROUPS]
+    return typer.main.get_command(program([first] if first in every else every))
 
 
 def leave_standard_output() -> None:
@@ -122,7 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs. Under
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
-        code = app(prog_name="minidist", standalone_mode=False)
+        parse = command_line(sys.argv[1] if len(sys.argv) > 1 else "")
+        code = parse(prog_name="minidist", standalone_mode=False)
         # What is buffered is written now, where a full disk is still a sentence.
         sys.stdout.flush()
     except KeyboardInterrupt as error:  # while the command line is parsed

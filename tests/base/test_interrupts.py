@@ -113,7 +113,7 @@ def test_while_the_command_line_is_parsed(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     before = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(app, "app", interrupted)
+    monkeypatch.setattr(app, "command_line", lambda first: interrupted)
     with pytest.raises(SystemExit) as end:
         app.main(["doctor"])
     ignored = signal.signal(signal.SIGINT, before)

@@ -20,9 +20,10 @@ OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400
 
 def commands():
     """(words, function) of every command."""
-    for group, words in ((program.app, []), (program.bench, ["bench"])):
-        for command in group.registered_commands:
-            yield [*words, command.name or command.callback.__name__.replace("_", "-")], command.callback
+    for name, function in program.COMMANDS.items():
+        yield [name], function
+    for command in program.bench.registered_commands:
+        yield ["bench", command.name or command.callback.__name__.replace("_", "-")], command.callback
 
 
 def options(function):
@@ -148,10 +149,9 @@ NEEDED = {
 
 @pytest.fixture
 def said(tmp_path, monkeypatch, capsys):
-    """Run the program, whose commands are made once; return what it says on standard error, without progress."""
+    """Run the program; return what it says on standard error, without progress."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ds.json").write_text('{"train_batch_size": 4}')
-    monkeypatch.setattr(program, "app", PROGRAM)
 
     def run(*words):
         with pytest.raises(SystemExit) as end:
@@ -165,7 +165,6 @@ def said(tmp_path, monkeypatch, capsys):
     return run
 
 
-PROGRAM = typer.main.get_command(program.app)
 VALUES = [
     (" ".join(words), name, info)
     for words, function in commands()
