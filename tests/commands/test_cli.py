@@ -195,7 +195,7 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
     ("arguments", "words"),
     [
         (["train", "--dp", "3", "--ranks", "4"], ["--dp 3", "4 ranks", "--dp 4"]),
-        (["train", "--dp", "4", "--global-batch", "10"], ["10", "4", "--global-batch 8 or 12"]),
+        (["train", "--dp", "4", "--global-batch", "3"], ["3 rows", "4", "--global-batch 4 or more"]),
         (
             ["train", "--dp", "2", "--global-batch", "8", "--micro-batch", "2", "--accumulation", "3"],
             ["8 != 2 x 3 x 2"],
