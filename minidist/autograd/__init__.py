@@ -22,6 +22,7 @@ layer_norm.py      layer normalisation
 rms_norm.py        RMS normalisation
 batch_norm.py      batch normalisation
 convolution.py     convolution over images
+pooling.py         maximum pooling over images
 embedding.py       table look-up
 dropout.py         dropout
 fake_quantize.py   values on a grid of integers, and the straight-through estimator

@@ -2,29 +2,52 @@
 batch.
 
 y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of its own batch the mean and the variance depend
-on x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift.
+on x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift. Where the batch lies on
+several ranks, the statistics are those of all its rows, and so are the two sums of the input gradient.
 
 Proved by: tests/nn/test_convolution.py
 """
+
+from typing import Protocol
 
 from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
+Statistics = tuple[xp.Array, xp.Array, int]  # mean and variance (biased) of each channel, and the rows they are of
 
-def channel_statistics(x: xp.Array) -> tuple[xp.Array, xp.Array, int]:
+
+class StatisticsGroup(Protocol):
+    """The ranks that normalise their rows together."""
+
+    def merge(self, statistics: Statistics) -> Statistics:
+        """Return the statistics of the rows of all ranks."""
+        ...
+
+    def sum(self, values: xp.Array) -> xp.Array:
+        """Return the sum over all ranks."""
+        ...
+
+
+def channel_statistics(x: xp.Array) -> Statistics:
     """(mean, variance, elements of a channel) over all dims of x (N, C, ...) but the second."""
-    rows = xp.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+    rows = xp.channels_last_rows(x)
     average = xp.sum_rows(rows) / len(rows)
     centred = rows - average
     return average, xp.sum_rows(centred * centred) / len(rows), len(rows)
 
 
 def batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5, statistics: tuple[xp.Array, xp.Array] | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float = 1e-5,
+    statistics: tuple[xp.Array, xp.Array] | None = None,
+    group: StatisticsGroup | None = None,
+    rows_of_group: int = 0,
 ) -> Tensor:
     """x (N, C, ...), weight and bias (C,) -> the shape of x. statistics: (mean, variance), each (C,), instead of the
-    batch's own.
+    batch's own; with a group they are those of all rows of the group, of which there are `rows_of_group` per channel.
     """
     x, weight = operands("batch_norm", x, weight)
     bias = operand(bias)
@@ -35,31 +58,37 @@ def batch_norm(
         )
 
     # Channels last, so that all rows of a channel are one column; the normalised rows are kept for backward.
-    own = statistics is None
-    values = xp.moveaxis(x.data, 1, -1)
-    rows = values.reshape(-1, channels)
+    own = statistics is None or group is not None
+    rows = xp.channels_last_rows(x.data)
+    last = (x.shape[0], *x.shape[2:], channels)
     mean, variance = channel_statistics(x.data)[:2] if statistics is None else statistics
     inverse = xp.reciprocal(xp.sqrt(variance + eps))
     normal = (rows - mean) * inverse
-    y = xp.array(xp.moveaxis((normal * weight.data + bias.data).reshape(values.shape), -1, 1))
-    kept_w = weight.saved()
-
-    def as_rows(g: xp.Array) -> xp.Array:
-        return xp.moveaxis(g, 1, -1).reshape(-1, channels)
+    y = xp.array(xp.moveaxis((normal * weight.data + bias.data).reshape(last), -1, 1))
+    kept, kept_w = x.save(normal), weight.saved()
+    del normal
 
     def grad_x(g: xp.Array) -> xp.Array:
-        dx = as_rows(g) * kept_w.data
+        dx = xp.channels_last_rows(g) * kept_w.data
         if own:
-            count = len(dx)
-            dx = dx - xp.sum_rows(dx) / count - normal * (xp.sum_rows(dx * normal) / count)
-        return xp.array(xp.moveaxis((dx * inverse).reshape(values.shape), -1, 1))
+            normal = kept.data
+            sums, count = xp.stack([xp.sum_rows(dx), xp.sum_rows(dx * normal)]), len(dx)
+            if group is not None:
+                sums, count = group.sum(sums), rows_of_group
+            dx = dx - sums[0] / count - normal * (sums[1] / count)
+        return xp.array(xp.moveaxis((dx * inverse).reshape(last), -1, 1))
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(as_rows(g) * normal, out)
+        return xp.sum_rows(xp.channels_last_rows(g) * kept.data, out)
 
     def grad_bias(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.array(as_rows(g)), out)
+        return xp.sum_rows(xp.channels_last_rows(g), out)
 
     return record(
-        "batch_norm", y, ((x, grad_x),), ((weight, grad_weight), (bias, grad_bias)), cost=8 * x.size, saved=(normal,)
+        "batch_norm",
+        y,
+        ((x, grad_x),),
+        ((weight, grad_weight), (bias, grad_bias)),
+        cost=8 * x.size,
+        saved=(kept.stored,),
     )

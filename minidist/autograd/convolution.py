@@ -49,16 +49,13 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
             result[..., i, j] = xp.moveaxis(padded[:, :, rows, columns], 1, -1)
         return result.reshape(n * ho * wo, c * kh * kw)
 
-    def as_rows(g: xp.Array) -> xp.Array:
-        return xp.array(xp.moveaxis(g, 1, -1)).reshape(n * ho * wo, o)
-
     y = patches(x.data) @ weight.data.reshape(o, -1).T
     if bias is not None:
         y += bias.data
     y = x.save(xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1))).stored
 
     def grad_x(g: xp.Array) -> xp.Array:
-        back = (as_rows(g) @ kept_w.data.reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
+        back = (xp.channels_last_rows(g) @ kept_w.data.reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
         padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), g.dtype, g)
         for i, j, rows, columns in windows:
             padded[:, :, rows, columns] += xp.moveaxis(back[..., i, j], -1, 1)
@@ -66,13 +63,13 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
         matrix = None if out is None else out.reshape(o, -1)
-        return xp.matmul(as_rows(g).T, patches(kept_x.data), out=matrix).reshape(weight.shape)
+        return xp.matmul(xp.channels_last_rows(g).T, patches(kept_x.data), out=matrix).reshape(weight.shape)
 
     weights = [(weight, grad_w)]
     if bias is not None:
 
         def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-            return xp.sum_rows(as_rows(g), out)
+            return xp.sum_rows(xp.channels_last_rows(g), out)
 
         weights.append((bias, grad_b))
     flops = 2 * n * ho * wo * o * c * kh * kw

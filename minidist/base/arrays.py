@@ -82,6 +82,7 @@ __all__ = [
     "bincount",
     "broadcast_shapes",
     "broadcast_to",
+    "channels_last_rows",
     "concatenate",
     "copyto",
     "cos",
@@ -156,6 +157,15 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     if is_array(value):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)  # type: ignore[no-any-return]
     return np.asarray(value, dtype=dtype)
+
+
+def channels_last_rows(images: Array) -> Array:
+    """(N, C, ...) as a C-contiguous matrix (N ..., C), a view where the memory allows it.
+
+    Sums and products of it have the same bits whatever the strides of `images` are.
+    """
+    rows = moveaxis(images, 1, -1)
+    return rows.astype(rows.dtype, order="C", copy=False).reshape(-1, images.shape[1])
 
 
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:

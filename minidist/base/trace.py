@@ -53,6 +53,7 @@ PURPOSES = (
     "pruning",
     "clip_norm",
     "trust_ratio",
+    "batch_norm",
     "metrics",
     "evaluation",
     "checkpoint",

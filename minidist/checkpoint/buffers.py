@@ -1,20 +1,23 @@
 """Arrays of a model that are state and not trained, in a checkpoint: the running statistics of batch normalisation.
 
 Without them a resumed job would evaluate another model than the one that was saved. They are equal on all ranks of the
-data axis, whole (a model that has any is not cut), and stored once, as `buffers/NAME`. Sends nothing.
+data axis, each on the stage that has the module, and stored once, as `buffers/NAME`. Sends nothing.
 
 Proved by: tests/checkpoint/test_buffers.py
 """
 
+from collections.abc import Iterable
+
+from minidist.base.arrays import Array
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
 from minidist.nn import Module
 
+Buffer = tuple[str, Array, ReplicaId]  # name, values, and this rank's number among the ranks that hold them
 
-def buffer_shards(model: Module, replica: ReplicaId) -> list[CheckpointShard]:
-    """Return the model's buffers, for `save`; replica: this rank's number among the ranks that hold them."""
-    return [
-        CheckpointShard(f"buffers/{name}", array.shape, array, replica=replica) for name, array in model.named_buffers()
-    ]
+
+def buffer_shards(buffers: Iterable[Buffer]) -> list[CheckpointShard]:
+    """Return the buffers of this rank, for `save`."""
+    return [CheckpointShard(f"buffers/{name}", array.shape, array, replica=own) for name, array, own in buffers]
 
 
 def load_buffers(checkpoint: Checkpoint, model: Module) -> None:

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError, quoted
-from minidist.checkpoint.buffers import buffer_shards, load_buffers
+from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
     Checkpoint,
     CheckpointShard,
@@ -46,6 +46,7 @@ from minidist.parallel.tensor.sharding import local_tensor
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
     "model",
+    "batch_norm",
     "layers",
     "width",
     "heads",
@@ -116,6 +117,7 @@ class SavedStrategy(Protocol):
     def step_count(self) -> int: ...
     def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
     def owns(self, axis: Any, parameter: Parameter) -> bool: ...
+    def buffers(self) -> Sequence[Buffer]: ...
     def scalars(self) -> dict[str, float]: ...
     def load_scalars(self, scalars: dict[str, float]) -> None: ...
 
@@ -133,7 +135,7 @@ def save_job(
     # Rank 0 writes the state; the others need not read all data for its fingerprint.
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
     shards = [*_shards(strategy), *error_feedback_shards(strategy)]
-    shards += buffer_shards(job.model, ReplicaId(comm.rank, comm.size))
+    shards += buffer_shards(strategy.buffers())
     path = save(comm, directory, step, shards, state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
     return path

@@ -263,7 +263,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     if config.save is not None and outcome.size > 1:
         every = config.every or config.steps
         saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
-        closed["checkpoint"] = saves * save_bytes(outcome.size)
+        # The workers of a server have running statistics of their own, which are averaged.
+        numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
+        closed["checkpoint"] = saves * (save_bytes(outcome.size) + 2 * (outcome.size - 1) * numbers * 8)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
         for name in dict.fromkeys((*closed, *measured))

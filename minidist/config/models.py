@@ -10,7 +10,8 @@ from minidist.base.errors import MinidistError, UsageError, quoted, text_of
 from minidist.base.half import named_dtype
 from minidist.base.user_file import load_function
 from minidist.config.train_config import TrainConfig, flag
-from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
+from minidist.nn import CNN, GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
+from minidist.nn.cnn import block_shape
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
@@ -50,6 +51,10 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
 
     if config.is_own_model:
         return own_model(config, dataset)
+
+    if config.model == "cnn":
+        norm, last = config.batch_norm != "none", dataset.channels_last
+        return CNN(dataset.image, dataset.classes, config.width, config.layers, norm, last, dtype, config.seed)
 
     # A classifier: `layers` hidden layers of `width` between the features and the classes.
     return MLP([dataset.features, *[config.width] * config.layers, dataset.classes], dtype=dtype, seed=config.seed)
@@ -111,12 +116,22 @@ def llama_inner(config: TrainConfig) -> int:
     return -(-8 * config.width // (3 * config.heads)) * config.heads
 
 
+def activation_shape(config: TrainConfig, dataset: Any) -> tuple[int, ...]:
+    """Return the shape of one sample's activation between two blocks of a model of the package's own."""
+    if config.model == "cnn":
+        return block_shape(dataset.image, config.width)
+    return (config.width,) if config.model == "mlp" else (config.context, config.width)
+
+
 def parameter_count(config: TrainConfig, rows: int) -> int:
     """Return about how many parameters the model has, without making it.
 
-    rows: the vectors of `width` elements at its two ends: tokens of the vocabulary, or features and classes.
+    rows: the vectors of `width` elements at its two ends: tokens of the vocabulary, or features and classes; of a CNN
+    the weights of a channel of the first convolution, and classes.
     """
     # A block has 4 width^2 weights in attention and 8 width^2 in each MLP, whose inner width is 4 width; a layer of a
-    # classifier has width^2. Added to these are the embeddings of tokens and positions.
-    width, inner = config.width, 1 if config.model == "mlp" else 4 + 8 * max(1, config.experts)
+    # classifier has width^2, and a residual block two convolutions of 9 width^2. Added to these are the embeddings of
+    # tokens and positions.
+    width = config.width
+    inner = {"mlp": 1, "cnn": 18}.get(config.model, 4 + 8 * max(1, config.experts))
     return config.layers * inner * width * width + (rows + config.context) * width

@@ -165,6 +165,8 @@ class ResolvedJob:
         """About how many parameters the whole model has."""
         # One large token among the data makes a large vocabulary.
         data = self.dataset
+        if self.config.model == "cnn" and not data.is_tokens and data.image is not None:
+            return parameter_count(self.config, 9 * data.image[0] + data.classes)
         return parameter_count(self.config, data.vocab_size if data.is_tokens else data.features + data.classes)
 
     @property

@@ -144,13 +144,21 @@ MODEL_AND_DATA = (
         "tokens-for-language-models",
         lambda j: j.is_language_model and not j.dataset.is_tokens,
         "--data {data} holds labelled samples, not tokens",
-        "use --model mlp",
+        "use --model mlp or cnn",
     ),
     Rule(
         "samples-for-classifiers",
-        lambda j: j.model == "mlp" and j.dataset.is_tokens,
+        lambda j: j.is_classifier and j.dataset.is_tokens,
         "--data {data} holds tokens, not labelled samples",
         "use --model gpt or llama",
+    ),
+    Rule(
+        "images-for-cnn",
+        lambda j: j.model == "cnn" and j.dataset.image is None,
+        "--data {data} has samples of shape {shape}, and --model cnn needs images of at least 2 x 2 pixels, with or"
+        " without a dim of channels",
+        "use --model mlp",
+        {"shape": lambda j: tuple(j.dataset.inputs.shape[1:])},
     ),
     Rule(
         "width-by-heads",
@@ -224,8 +232,8 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "selective-needs-attention",
-        lambda j: j.recompute == "selective" and j.model == "mlp",
-        "--recompute selective recomputes attention, which an MLP does not have",
+        lambda j: j.recompute == "selective" and j.is_classifier,
+        "--recompute selective recomputes attention, which --model {model} does not have",
         "use --recompute full",
     ),
     Rule(
@@ -596,6 +604,13 @@ REPLICAS = (
         for name in ("clip", "noise_scale", "synchronize_each", "check_replicas")
     ),
     Rule(
+        "local-steps-with-sync-batch-norm",
+        lambda j: j.local_steps and j.batch_norm == "sync",
+        "--batch-norm sync normalises by the statistics of all replicas, and with --local-steps {local_steps} these"
+        " have different weights",
+        "use --batch-norm local",
+    ),
+    Rule(
         "local-steps-saved-with-an-average",
         lambda j: j.local_steps and j.every is not None and j.every % j.local_steps,
         "--every {every} would save between two averages of --local-steps {local_steps}, where replicas have different"
@@ -629,6 +644,12 @@ REPLICAS = (
         "use --zero 2 or --dp-replicate 2, or leave it out",
     ),
     Rule(
+        "sync-batch-norm-with-server",
+        lambda j: j.server and j.batch_norm == "sync",
+        "--batch-norm sync needs ranks that step together, which the workers of --strategy ps do not",
+        "use --batch-norm local",
+    ),
+    Rule(
         "evaluation-with-server",
         lambda j: j.evaluate_every and j.server,
         "--evaluate-every needs ranks that step together, which the workers of --strategy ps do not",
@@ -659,8 +680,8 @@ ARCHITECTURE = (
     ),
     Rule(
         "attention-dropout-mlp",
-        lambda j: j.attention_dropout and j.model == "mlp",
-        "--attention-dropout {attention_dropout} is for attention, which an MLP does not have",
+        lambda j: j.attention_dropout and j.is_classifier,
+        "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
         "leave it out",
     ),
 )
@@ -672,6 +693,12 @@ TENSOR_PARALLEL = (
         lambda j: j.tp == 1 and j.sequence_parallel,
         "--sequence-parallel splits the sequence over the tensor-parallel ranks",
         "add --tp 2 or more, or use --cp 2",
+    ),
+    Rule(
+        "tensor-parallel-cnn",
+        lambda j: j.tp > 1 and j.model == "cnn",
+        "--tp {tp} splits the matrices of linear layers and attention, and a CNN is made of convolutions",
+        "use --dp {tp}",
     ),
     Rule(
         "width-by-tp",
@@ -707,8 +734,8 @@ TENSOR_PARALLEL = (
 CONTEXT_PARALLEL = (
     Rule(
         "context-parallel-mlp",
-        lambda j: j.cp > 1 and j.model == "mlp",
-        "--cp {cp} splits sequences, which an MLP does not have",
+        lambda j: j.cp > 1 and j.is_classifier,
+        "--cp {cp} splits sequences, which --model {model} does not have",
         "use --dp {cp}",
     ),
     Rule(
@@ -907,6 +934,13 @@ PIPELINE = (
         "use --model llama or mlp",
     ),
     Rule(
+        "replicas-of-batch-norm",
+        lambda j: j.asynchronous and j.replicas is not None and j.model == "cnn" and j.batch_norm != "none",
+        "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
+        " normalisation are those of all rows of one step",
+        "use --batch-norm none, or a synchronous schedule with --dp",
+    ),
+    Rule(
         # Plans that can be drawn and timed, but not trained with.
         "synchronize-each-in-a-pipeline",
         lambda j: j.pp > 1 and j.synchronize_each,
@@ -963,8 +997,9 @@ SYNCHRONIZE_EACH = (
 DYNAMIC = "--precision fp16 without --static-loss-scale"
 # A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
-    ("heads", lambda j: j.model != "mlp", "--model gpt or llama"),
-    ("context", lambda j: j.model != "mlp", "--model gpt or llama"),
+    ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
+    ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
+    ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
@@ -1013,6 +1048,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("reduction", lambda j: j.replicas is not None),
     ("local_steps", lambda j: False),
     ("weights", lambda j: False),
+    ("batch_norm", lambda j: j.batch_norm != "sync"),
     # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
     ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),

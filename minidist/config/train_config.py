@@ -36,10 +36,12 @@ class TrainConfig(BaseModel):
 
     # model and data
     model: str = Field(
-        "gpt", description="gpt or llama (byte-level language models), mlp (classifier), or your own, FILE.py:FUNCTION"
+        "gpt",
+        description="gpt or llama (byte-level language models), mlp (classifier), cnn (of images), or your own,"
+        " FILE.py:FUNCTION",
     )
-    layers: int = Field(2, ge=1, le=MAX_LAYERS, description="blocks of a language model; hidden layers of the MLP")
-    width: int = Field(64, ge=1, le=MAX_COUNT, description="width of the model (d)")
+    layers: int = Field(2, ge=1, le=MAX_LAYERS, description="blocks of the model; hidden layers of the MLP")
+    width: int = Field(64, ge=1, le=MAX_COUNT, description="width of the model (d); channels of the CNN")
     heads: int = Field(4, ge=1, le=MAX_COUNT, description="attention heads")
     kv_heads: int | None = Field(
         None,
@@ -56,10 +58,15 @@ class TrainConfig(BaseModel):
         1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"
     )
     aux_loss_weight: float = Field(0.01, ge=0, description="weight of the experts' balancing loss")
+    batch_norm: Literal["local", "sync", "none"] = Field(
+        "local",
+        description="cnn: statistics of each micro-batch (local), of all data-parallel ranks' (sync), or no norms",
+    )
     data: str = Field(
         "",
         description=(
-            "pydoc (default of language models), glyphs (of mlp), markov, text:FILE, tokens:FILE, idx:DIR, npz:FILE"
+            "pydoc (default of language models), glyphs (of mlp and cnn), markov, text:FILE, tokens:FILE, idx:DIR,"
+            " npz:FILE"
         ),
     )
     prefetch_batches: int = Field(
@@ -282,6 +289,11 @@ class TrainConfig(BaseModel):
         return self.model in ("gpt", "llama")
 
     @property
+    def is_classifier(self) -> bool:
+        """Whether the model is minidist's MLP or CNN."""
+        return self.model in ("mlp", "cnn")
+
+    @property
     def is_own_model(self) -> bool:
         """Whether the model comes from a function of the user's, FILE.py:FUNCTION."""
         return is_user_function(self.model)
@@ -296,8 +308,8 @@ class TrainConfig(BaseModel):
     @field_validator("model")
     @classmethod
     def _known_model(cls, value: str) -> str:
-        if value not in ("gpt", "llama", "mlp") and not is_user_function(value):
-            raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp' or FILE.py:FUNCTION")
+        if value not in ("gpt", "llama", "mlp", "cnn") and not is_user_function(value):
+            raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp', 'cnn' or FILE.py:FUNCTION")
         return value
 
     @field_validator("betas", mode="before")
@@ -319,7 +331,7 @@ class TrainConfig(BaseModel):
     def _default_data(cls, values: Any) -> Any:
         # A validator, not the field's default, because the default depends on another field.
         if isinstance(values, dict) and not values.get("data"):
-            values = {**values, "data": "glyphs" if values.get("model") == "mlp" else "pydoc"}
+            values = {**values, "data": "glyphs" if values.get("model") in ("mlp", "cnn") else "pydoc"}
         return values
 
     @classmethod

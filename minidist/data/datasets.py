@@ -15,6 +15,7 @@ import numpy as np
 from minidist.base.errors import UsageError
 
 Rows = tuple[np.ndarray, np.ndarray]
+CHANNELS = (1, 3, 4)  # of an image in a file: grey, colours, colours and transparency
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,25 @@ class SampleDataset:
     def features(self) -> int:
         """The number of features of one sample."""
         return int(np.prod(self.inputs.shape[1:]))
+
+    @property
+    def image(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of a sample; None where it is no image of at least 2 x 2 pixels."""
+        shape = self.inputs.shape[1:]
+        if len(shape) == 2:
+            shape = (1, *shape)
+        elif self.channels_last:
+            shape = (shape[2], *shape[:2])
+        return shape if len(shape) == 3 and min(shape[1:]) >= 2 and shape[0] >= 1 else None
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the channels of a pixel lie side by side, as in Keras's files: the last dim is 1, 3 or 4.
+
+        Where the first dim is, too, it is taken for the channels.
+        """
+        shape = self.inputs.shape[1:]
+        return len(shape) == 3 and shape[2] in CHANNELS and shape[0] not in CHANNELS
 
     def samples(self, context: int = 0) -> int:
         """Return the number of samples; a context has no meaning here."""

@@ -144,7 +144,7 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     """Return the tier that applies to a job; raise UsageError when none does."""
     # Compressed gradients are added in a declared order in any case, and what is sent jumps with the last bit of a sum.
     if config.compression != "none":
-        if dims.splits_sums:
+        if splits_sums(config, dims):
             raise UsageError(
                 f"{_cut(config, dims)}, and --compression {config.compression} makes another choice where a gradient"
                 " differs in its last bit, so no bound holds; compare it with --dp and --pp, or without compression"
@@ -152,12 +152,12 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
         return "ordered"
 
     # The order of all additions is declared.
-    if config.reduction == "ordered" and not dims.splits_sums:
+    if config.reduction == "ordered" and not splits_sums(config, dims):
         return "ordered"
 
     # Otherwise rounding differs: only float64 leaves room to tell it from a mistake, and only for some steps.
     if config.precision != "fp64":
-        otherwise = "" if dims.splits_sums else ", or use --reduction ordered"
+        otherwise = "" if splits_sums(config, dims) else ", or use --reduction ordered"
         raise UsageError(
             f"{_cut(config, dims)}, so bits differ from one device's: compare it in the float tier with --precision"
             f" fp64{otherwise}"
@@ -193,7 +193,7 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
     if (
         config.strategy != "auto"
         or config.compression != "none"
-        or (config.reduction == "ordered" and not dims.splits_sums)
+        or (config.reduction == "ordered" and not splits_sums(config, dims))
     ):
         return {}, ""
     chosen: dict[str, Any] = {}
@@ -204,10 +204,17 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
     return chosen, f"{_cut(config, dims)}, and equality to rounding shows in float64 over at most {FLOAT_STEPS} steps"
 
 
+def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:
+    """Return whether a sum inside a micro-batch lies on several ranks, so that its order is not one device's."""
+    return dims.splits_sums or (config.batch_norm == "sync" and dims.dp > 1)
+
+
 def _cut(config: TrainConfig, dims: ParallelDims) -> str:
     """Return why additions of a job in the float tier have another order than one device's."""
-    if not dims.splits_sums:
+    if not splits_sums(config, dims):
         return f"--reduction {config.reduction} adds in the ring's order"
+    if not dims.splits_sums:
+        return "--batch-norm sync adds the rows of all ranks inside a micro-batch"
     axes = (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))
     return next(f"--{name} {degree} cuts the sums inside a micro-batch" for name, degree in axes if degree > 1)
 

@@ -22,11 +22,17 @@ Proved by: tests/equality/test_equality.py, tests/train/test_sharded.py, tests/t
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from minidist.autograd import Tensor, concatenate
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.config.train_config import Batches, TrainConfig, updates_of
+from minidist.data import GlobalBatchSampler, Shares
+from minidist.data.datasets import Rows
 from minidist.equality.delayed_replay import replay
 from minidist.equality.gradient_order import addition_of
 from minidist.equality.one_device import OneDevice
@@ -34,7 +40,7 @@ from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.quantization import converted
 from minidist.parallel.context import part_order, sequence_positions
-from minidist.train.job import Job, build
+from minidist.train.job import Job, StepBatch, build
 from minidist.train.loss import ordered_sum
 from minidist.train.state import Observer, StepState
 from minidist.train.trainer import finish_step
@@ -49,8 +55,14 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
     if config.pp > 1 and updates_of(config.schedule) != "flush":
         return replay(config, batches, observers)
 
+    apart = batches
+    config, batches, replicas = join_replicas(config, batches)
     job = build(config, batches)
     route_in_groups(job)
+    if replicas > 1:
+        # An evaluation looks at no statistics of its rows, so they need no joining.
+        job.sampler = JoinedReplicas(job.sampler, apart.shares)
+        job.batch = StepBatch(Shares((tuple(map(sum, zip(*apart.shares.rows, strict=True))),)))
     device = OneDevice(job, addition_of(job), range(batches.microbatches))
     losses = []
     with xp.quiet_overflow():
@@ -66,6 +78,38 @@ def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observe
             for observer in observers:
                 observer(StepState(0, step, losses[-1], job, device, held_out, None, held_out_int8))
     return losses
+
+
+def join_replicas(config: TrainConfig, batches: Batches) -> tuple[TrainConfig, Batches, int]:
+    """Return the job of one device that runs the micro-batches of the same number of all replicas as one.
+
+    Synchronised batch norms normalise over these rows, so no replica's micro-batch can be computed by itself. The
+    number is that of the replicas, 1 where the job stays as it is.
+    """
+    replicas = batches.dp if config.batch_norm == "sync" else 1
+    if replicas == 1:
+        return config, batches, 1
+    rows = batches.micro_batch * replicas
+    whole = batches.model_copy(update={"dims": replace(batches.dims, dp=1), "micro_batch": rows, "weights": None})
+    return config.model_copy(update={"dp": 1, "dp_replicate": 1, "micro_batch": rows}), whole, replicas
+
+
+class JoinedReplicas(GlobalBatchSampler):
+    """A sampler whose micro-batch i has the rows of every replica's micro-batch i, replica after replica."""
+
+    def __init__(self, sampler: Any, shares: Shares) -> None:
+        super().__init__(sampler.dataset, sampler.global_batch, sampler.context, sampler.seed)
+        # First row of a joined micro-batch -> (first row, rows) of its part on each replica.
+        self.parts: dict[int, list[tuple[int, int]]] = {}
+        first = 0
+        for i in range(shares.accumulation):
+            self.parts[first] = [shares.place(replica * shares.accumulation + i) for replica in range(len(shares.rows))]
+            first += sum(rows for _, rows in self.parts[first])
+
+    def batch(self, step: int, first: int, count: int) -> Rows:
+        """Return inputs and targets of the joined micro-batch that begins at row `first` of `step`."""
+        parts = [super(JoinedReplicas, self).batch(step, *part) for part in self.parts[first]]
+        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
 
 
 def evaluate_devices(devices: Sequence[OneDevice], done: int) -> float | None:

@@ -8,6 +8,7 @@ embedding.py        the look-up of rows by number
 norm.py             layer norm and RMS norm
 batch_norm.py       batch normalisation with statistics of each micro-batch
 convolution.py      convolution over images
+cnn.py              a small residual network for images
 dropout.py          dropout whose masks do not depend on the layout
 experts.py          a mixture of experts
 mlp.py              the multilayer perceptron
@@ -23,6 +24,7 @@ revolve.py          segments inside segments
 
 from minidist.autograd import Parameter, cross_entropy, mse_loss
 from minidist.nn.batch_norm import BatchNorm
+from minidist.nn.cnn import CNN
 from minidist.nn.convolution import Conv2d
 from minidist.nn.dropout import AttentionDropout, Dropout
 from minidist.nn.embedding import Embedding
@@ -37,6 +39,7 @@ from minidist.nn.module import HookHandle, Identity, Module, ModuleDict, ModuleL
 from minidist.nn.norm import LayerNorm, RMSNorm
 
 __all__ = [
+    "CNN",
     "GPT",
     "MLP",
     "AttentionDropout",

@@ -14,15 +14,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor, is_grad_enabled
-from minidist.autograd.batch_norm import batch_norm, channel_statistics
+from minidist.autograd.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.half import upcast
+from minidist.base.half import is_half, upcast
 from minidist.base.limits import check_number
 from minidist.base.random import current_coordinates
 from minidist.nn.module import Module
-
-Statistics = tuple[xp.Array, xp.Array, int]  # mean and variance (biased) of each channel, and the rows they are of
 
 
 def merge_statistics(parts: Iterable[Statistics]) -> Statistics:
@@ -52,6 +50,8 @@ class BatchNorm(Module):
         self.weight = Parameter(xp.ones(channels, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(channels, dtype), init=("constant", 0.0))
 
+        self.group: StatisticsGroup | None = None  # ranks that normalise together, see `synchronize`
+
         # The averages before the current mini-batch, its micro-batches by their first sample, and the averages after.
         self._before = xp.zeros(channels, xp.float64), xp.ones(channels, xp.float64)
         self._step: int | None = None
@@ -63,25 +63,36 @@ class BatchNorm(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, ...) -> the same shape."""
         if not self.training:
-            mean, variance = self.running
-            return batch_norm(
-                x,
-                self.weight,
-                self.bias,
-                self.eps,
-                (xp.as_array(mean, self.weight.dtype), xp.as_array(variance, self.weight.dtype)),
-            )
+            return batch_norm(x, self.weight, self.bias, self.eps, self._computable(*self.running))
+
+        # With a group every training forward sends, also one that is not recorded.
+        seen = None
+        if self.group is not None or is_grad_enabled():
+            seen = channel_statistics(xp.as_array(upcast(x.data), xp.float64))
+        if self.group is not None and seen is not None:
+            seen = self.group.merge(seen)
 
         # A recorded forward counts once per micro-batch; a new step begins a new mini-batch.
-        if is_grad_enabled():
+        if seen is not None and is_grad_enabled():
             place = current_coordinates("batch normalisation in training")
             if place.step != self._step:
                 self._before, self._seen, self._step = self.running, {}, place.step
-            self._seen[place.sample_offset] = channel_statistics(xp.as_array(upcast(x.data), xp.float64))
+            self._seen[place.sample_offset] = seen
             self._after = None
 
-        # Normalise by the statistics of these rows alone, as GPipe does.
-        return batch_norm(x, self.weight, self.bias, self.eps)
+        # Normalise by the statistics of these rows alone, as GPipe does; or by those of the rows of all ranks.
+        if self.group is None or seen is None:
+            return batch_norm(x, self.weight, self.bias, self.eps)
+        return batch_norm(x, self.weight, self.bias, self.eps, self._computable(*seen[:2]), self.group, seen[2])
+
+    def synchronize(self, group: StatisticsGroup) -> None:
+        """Normalise in training by the statistics of the rows of all ranks of `group` (SyncBatchNorm)."""
+        self.group = group
+
+    def _computable(self, mean: xp.Array, variance: xp.Array) -> tuple[xp.Array, xp.Array]:
+        """Return statistics in the dtype in which the node computes: float32 for half precision."""
+        dtype = xp.float32 if is_half(self.weight.dtype) else self.weight.dtype
+        return xp.as_array(mean, dtype), xp.as_array(variance, dtype)
 
     @property
     def running(self) -> tuple[xp.Array, xp.Array]:

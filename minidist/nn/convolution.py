@@ -12,7 +12,10 @@ from minidist.nn.module import Module
 
 
 class Conv2d(Module):
-    """weight (out, in, size, size), bias (out,): x (N, in, H, W) -> (N, out, Ho, Wo). Initial values as PyTorch's."""
+    """weight (out, in, size, size), bias (out,) or None: x (N, in, H, W) -> (N, out, Ho, Wo).
+
+    Initial values as PyTorch's.
+    """
 
     def __init__(
         self,
@@ -23,12 +26,13 @@ class Conv2d(Module):
         padding: int = 0,
         dtype: Any = xp.float32,
         seed: int | None = 0,
+        bias: bool = True,
     ) -> None:
         self.stride, self.padding = stride, padding
         # PyTorch's range, 1 / sqrt(fan in).
         law = ("uniform", (in_channels * size * size) ** -0.5)
         self.weight = Parameter(xp.zeros((out_channels, in_channels, size, size), dtype), init=law)
-        self.bias = Parameter(xp.zeros(out_channels, dtype), init=law)
+        self.bias = Parameter(xp.zeros(out_channels, dtype), init=law) if bias else None
         if seed is not None:
             self.initialize(seed)
 

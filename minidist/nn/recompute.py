@@ -24,6 +24,7 @@ from minidist.autograd import checkpoint
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import whole_number
+from minidist.nn.cnn import CNN
 from minidist.nn.gpt import GPT
 from minidist.nn.llama import Llama
 from minidist.nn.mlp import MLP
@@ -40,7 +41,7 @@ def recompute(
     shape: tuple[int, ...] | None = None,
     dtype: Any = None,
 ) -> Module:
-    """Make the blocks of a GPT or Llama (the layers of an MLP) recompute; changes `model` in place and returns it.
+    """Make the blocks of a GPT, Llama or CNN (the layers of an MLP) recompute; changes `model` in place and returns it.
 
     pack: with "full", "sqrt" or "budget:N", what a segment's input becomes until backward reads it (see `checkpoint`).
     shape, dtype: of a block's input, for "budget:N", which runs the first block twice to see how much it keeps.
@@ -119,9 +120,9 @@ def _place_of_blocks(model: Module) -> tuple[Module, str]:
         return model.transformer, "h"
     if isinstance(model, Llama):
         return model.model, "layers"
-    if isinstance(model, MLP):
+    if isinstance(model, (MLP, CNN)):
         return model, "layers"
     raise UsageError(
-        f"recompute knows the blocks of GPT, Llama and MLP, not of {type(model).__name__}; wrap yours in"
+        f"recompute knows the blocks of GPT, Llama, CNN and MLP, not of {type(model).__name__}; wrap yours in"
         " checkpoint(...)"
     )

@@ -177,6 +177,16 @@ def _with_others(block: Callable[..., Tensor], others: tuple[Any, ...]) -> Layer
     return lambda x: block(x, *others)
 
 
+def recomputed_modules(model: Module) -> list[Module]:
+    """Return the blocks of `model` whose forward runs again in backward."""
+    found = [module.block for module in model.modules() if isinstance(module, CheckpointWrapper)]
+    for module in model.modules():
+        for value in vars(module).values():
+            if isinstance(value, SegmentedBlocks):
+                found += value[: sum(value.sizes)]
+    return found
+
+
 def run_segments(
     functions: Sequence[Layer],
     x: Tensor,

@@ -25,6 +25,7 @@ quantization.py         ranges of quantised inputs, agreed over the ranks
 axes_check.py           over which ranks gradients may be summed
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks
+sync_batch_norm.py      batch normalisation over the rows of all ranks
 sparsity.py             pruned weights, and gradients of the others alone
 selection.py            the largest elements of an array in shards
 volume.py               how much a parallel layer sends

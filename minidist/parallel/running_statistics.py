@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from minidist.autograd.batch_norm import Statistics
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.nn.batch_norm import BatchNorm, Statistics, merge_statistics
+from minidist.nn.batch_norm import BatchNorm, merge_statistics
 
 Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, alike on all of them
 
@@ -42,16 +43,23 @@ class RunningStatistics:
         """Let the current mini-batch of every layer be that of all ranks."""
         seen = [layer.mini_batch() for layer in self.layers]
         for comm in self.comms:
-            seen = self._over(comm, seen)
+            # A synchronised layer has the rows of the whole data axis from its forward passes.
+            alone = [n for n, layer in enumerate(self.layers) if layer.group is None or not isinstance(comm, Comm)]
+            if alone:
+                merged = self._over(comm, [self.layers[n] for n in alone], [seen[n] for n in alone])
+                for n, statistics in zip(alone, merged, strict=True):
+                    seen[n] = statistics
         for layer, statistics in zip(self.layers, seen, strict=True):
             if statistics is not None:
                 layer.take_mini_batch(statistics)
 
-    def _over(self, comm: "Comm | Exchange", seen: list[Statistics | None]) -> list[Statistics | None]:
+    def _over(
+        self, comm: "Comm | Exchange", layers: list[BatchNorm], seen: list[Statistics | None]
+    ) -> list[Statistics | None]:
         """Return each layer's statistics of the rows of all these ranks; None where no rank has seen any."""
         # One row per rank: of each layer the number of rows, the means and the variances; zeros where it saw none.
         words = []
-        for layer, statistics in zip(self.layers, seen, strict=True):
+        for layer, statistics in zip(layers, seen, strict=True):
             zeros = np.zeros(layer.weight.size)
             mean, variance, rows = statistics or (zeros, zeros, 0)
             words += [np.array([float(rows)]), mean, variance]
@@ -63,7 +71,7 @@ class RunningStatistics:
 
         # Every rank merges the same numbers in the same order, so the results are equal bit for bit.
         merged, start = list[Statistics | None](), 0
-        for layer in self.layers:
+        for layer in layers:
             channels = layer.weight.size
             rows_of = table[:, start : start + 1 + 2 * channels]
             parts = [(row[1 : 1 + channels], row[1 + channels :], int(row[0])) for row in rows_of if row[0]]

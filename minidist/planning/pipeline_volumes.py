@@ -13,10 +13,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
-from minidist.config.models import ITEMSIZE
+from minidist.config.models import ITEMSIZE, activation_shape
 from minidist.config.pipeline_plan import blocks_of_stages, make_plan
 from minidist.config.train_config import Batches, TrainConfig
+from minidist.data import load_dataset
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import DIGEST_BYTES
 from minidist.pipeline.plan import Plan
@@ -123,9 +125,7 @@ def input_shapes(plan: Plan, batches: Batches) -> list[tuple[tuple[int, ...], in
 def _boundary(config: TrainConfig, batches: Batches, rows: int) -> int:
     """Return the elements of one micro-batch's activation between two stages, of all ranks of one stage's replica."""
     dims = batches.dims
-    boundary = rows * config.width
-    if config.model != "mlp":
-        boundary *= config.context
+    boundary = rows * prod(activation_shape(config, load_dataset(config.data)))
     boundary *= 1 if config.sequence_parallel else dims.tp
     # The auxiliary loss travels with the activation, as one float32.
     if config.experts:

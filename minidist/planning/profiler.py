@@ -39,7 +39,7 @@ def profile_layers(
     if config.is_own_model:
         raise UsageError(
             f"profile times the blocks of a model, and minidist does not know those of --model {config.model}; use"
-            " --model gpt, llama or mlp"
+            " --model gpt, llama, mlp or cnn"
         )
     alone = config.model_copy(update={"pp": 1, "dp": 1, "tp": 1, "cp": 1, "ep": 1, "chunks": None})
     batches = resolve_batches(alone, 1)
@@ -63,11 +63,12 @@ def profile_layers(
 
     # The medians over the rounds, in milliseconds; the sizes are the same in every round.
     result = []
+    first = {"mlp": "", "cnn": "stem"}.get(config.model, "embedding")
     for number, stage in enumerate(stages):
         forward, backward = (statistics.median(row[number][k] for row in times[1:]) * 1e3 for k in (0, 1))
         name = " + ".join(
             [
-                *(["embedding"] if number == 0 and config.model != "mlp" else []),
+                *([first] if number == 0 and first else []),
                 f"block {number}",
                 *(["head"] if number == blocks - 1 else []),
             ]

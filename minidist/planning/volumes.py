@@ -37,6 +37,7 @@ from minidist.parallel.noise_scale import sharded_estimate_volume
 from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
+from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
@@ -131,8 +132,20 @@ def _data_axes(
             gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
             statistics = 2 * sum(axis.norms) * -(-steps // config.local_steps)  # mean and variance
             total["metrics"] += groups * local_sgd_volume(statistics, n)["parameter_gather"] * NUMBER
-        else:
+        elif config.batch_norm != "sync":
             total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
+        if plan is not None and axis.norms:
+            # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
+            holders = len(plan.holders()[axis.stage])
+            total["metrics"] += steps * n * groups * statistics_bytes(axis.norms, holders) // holders
+            if config.batch_norm != "sync":
+                total["metrics"] += steps * groups * statistics_bytes(axis.norms, n) * (config.zero >= 2)
+        if config.batch_norm == "sync":
+            # Once per norm and pass, and again where forward runs again.
+            for channels in axis.norms:
+                total["batch_norm"] += groups * steps * k * sum(sync_batch_norm_bytes(channels, n))
+            for channels in axis.norms if stages_replayed else axis.norms_again:
+                total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
 

@@ -17,14 +17,16 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.memory import account_memory
 from minidist.base.trace import purpose
-from minidist.checkpoint.directory import Checkpoint, save
+from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
+from minidist.checkpoint.directory import Checkpoint, ReplicaId, save
 from minidist.checkpoint.resume import job_state, keep_last, same_job, saving_alone
 from minidist.checkpoint.storage import Storage
-from minidist.collectives import all_gather
+from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Updates
+from minidist.parallel.running_statistics import batch_norms
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import ordered_sum
 from minidist.train.progress import Progress
@@ -77,6 +79,7 @@ def run_parameter_server(
         if config.resume and config.save:
             checkpoint = Checkpoint(config.save, step=config.from_step)
             same_job(checkpoint, job, comm.rank)
+            load_buffers(checkpoint, job.model)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
         done = len(losses)
@@ -92,6 +95,7 @@ def run_parameter_server(
         if config.prefetch_batches and comm.rank >= config.servers:
             job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, worker.done))
         sizes = {p.name: p.size for p in worker.flat.parameters}
+        norms = tuple(layer.weight.size for layer in batch_norms(job.model))
 
         # Push and pull until every worker has made its steps.
         steps = config.steps - worker.done
@@ -122,7 +126,7 @@ def run_parameter_server(
         losses,
         account.peak,
         dict(account.at_peak),
-        [AxisSizes(0, False, [sum(sizes.values())], [], sizes)],
+        [AxisSizes(0, False, [sum(sizes.values())], [], sizes, norms=norms)],
         _digest(run.weights),
         worker.done,
     )
@@ -152,6 +156,7 @@ def _save(
     """Write the job after the steps that have losses; every rank calls it, and the servers have something to write."""
     # Workers have made no update, so they write no shard.
     shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
+    shards += buffer_shards(_mean_buffers(comm, job))
     optimizer_steps = 0
     for updates in last_update:
         optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
@@ -159,6 +164,22 @@ def _save(
     state = job_state(job, len(losses), losses, optimizer_steps, {}) if comm.rank == 0 else {}
     save(comm, directory, len(losses), shards, state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
+
+
+def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
+    """Return the mean of the workers' running statistics of batch normalisation, each of which saw its own rows.
+
+    Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
+    """
+    own = dict(job.model.named_buffers())
+    if not own:
+        return []
+    words = np.concatenate(list(own.values())) * (comm.rank >= job.config.servers)
+    with purpose("checkpoint"):
+        all_reduce(comm, words)
+    means = np.split(words / job.batches.dp, np.cumsum([array.size for array in own.values()])[:-1])
+    replica = ReplicaId(comm.rank, comm.size)
+    return [(name, array, replica) for name, array in zip(own, means, strict=True)]
 
 
 def _digest(weights: Mapping[str, Array]) -> str:

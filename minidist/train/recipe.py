@@ -23,6 +23,7 @@ from functools import partial
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.comm import Comm
+from minidist.config.models import activation_shape
 from minidist.config.train_config import updates_of
 from minidist.nn import Module
 from minidist.nn.recompute import recompute
@@ -34,6 +35,7 @@ from minidist.parallel.model_parallel import (
     apply_tensor_parallel,
     use_positions,
 )
+from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
 from minidist.train.job import Job
 from minidist.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.train.strategies.data_axis import DataAxis, Group
@@ -69,6 +71,10 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
     # 4, after everything that sends inside a layer: recomputing a block must repeat its messages.
     apply_activation_checkpointing(job)
 
+    # Batch norms over the data axis, which exchange statistics inside their forward and backward.
+    if config.batch_norm == "sync":
+        convert_sync_batchnorm(job.model, axes.data)
+
     # 5 and 6, last, and stage by stage: no unit of a reduction or of a shard crosses a stage.
     if axes.pp.size == 1:
         return MeshStrategy(job, axes, apply_data_parallel(job, job.model, axes))
@@ -90,12 +96,14 @@ def apply_activation_checkpointing(job: Job) -> None:
         # The shape of a block's input on this rank, from which a budget follows.
         rows = config.context if job.positions is None else len(job.positions)
         rows //= config.tp if config.sequence_parallel else 1
-        shape = (job.batches.micro_batch, *(() if config.model == "mlp" else (rows,)), config.width)
-        recompute(job.model, config.recompute, pack, shape, job.dtype)
+        shape = activation_shape(config, job.sampler.dataset) if config.is_classifier else (rows, config.width)
+        buffers = dict(job.model.named_buffers())
+        recompute(job.model, config.recompute, pack, (job.batches.micro_batch, *shape), job.dtype)
 
         # A budget measures a block by running it, which is not a part of the training.
         for observer in job.observers.values():
             observer.seen = None
+        job.model.load_state_dict(buffers, strict=False)
 
 
 def apply_data_parallel(

@@ -28,6 +28,7 @@ SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1"}
 SHARDED, CUT = {"zero": 3, "dp": 2, "layers": 6}, {"pp": 2}
 
 # A value of each setting that is not its default, with the settings that it needs.
+IMAGES = {"model": "cnn", "data": "glyphs", "heads": 4, "context": 64, "layers": 3, "width": 4}
 VALUES = {
     "model": {"model": "llama"},
     "layers": {"layers": 3},
@@ -41,6 +42,7 @@ VALUES = {
     "top_k": {"top_k": 2, **EXPERTS},
     "capacity_factor": {"capacity_factor": 0.3, **EXPERTS},
     "aux_loss_weight": {"aux_loss_weight": 1.0, **EXPERTS},
+    "batch_norm": {"batch_norm": "none", **IMAGES},
     "data": {"data": "pydoc"},
     "prefetch_batches": {"prefetch_batches": 1},
     "steps": {"steps": 4},
@@ -118,6 +120,9 @@ VALUES = {
     "check_replicas": {"check_replicas": True, "dp": 2},
     # Other values with code of their own, and what needs several ranks on one.
     "model: mlp": {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "layers": 3},
+    "model: cnn": IMAGES,
+    "batch_norm: sync": {"batch_norm": "sync", "dp": 2, **IMAGES},
+    "batch_norm: sync alone": {"batch_norm": "sync", **IMAGES},
     "zero: 1": {"zero": 1, "dp": 2},
     "optimizer: lamb": {"optimizer": "lamb"},
     "zero: 3": SHARDED,

@@ -147,10 +147,12 @@ def test_what_is_no_model_is_one_sentence_before_any_rank_starts(model, name, se
 
 
 def test_what_needs_blocks_is_refused(model):
-    with pytest.raises(UsageError, match=r"does not know those of --model .*; use --model gpt, llama or mlp"):
+    with pytest.raises(UsageError, match=r"does not know those of --model .*; use --model gpt, llama, mlp or cnn"):
         profile_layers(TrainConfig.make(model=model("plain")))
 
 
 def test_an_unknown_name_of_a_model():
-    with pytest.raises(UsageError, match=re.escape("--model 'bert': input should be 'gpt', 'llama', 'mlp' or FILE.py")):
+    with pytest.raises(
+        UsageError, match=re.escape("--model 'bert': input should be 'gpt', 'llama', 'mlp', 'cnn' or FILE.py")
+    ):
         TrainConfig.make(model="bert")

@@ -35,8 +35,15 @@ CASES = {
         r"--data tokens:damaged\.u32 has tokens up to 2,147,483,647, .* check the file and the dtype",
     ),
     "memory-of-the-machine": ({"layers": 9_999, "width": 8192}, "parameters on 1 ranks .* use fewer --layers"),
-    "tokens-for-language-models": ({"data": "glyphs"}, "--data glyphs holds labelled samples, .* use --model mlp"),
+    "tokens-for-language-models": (
+        {"data": "glyphs"},
+        "--data glyphs holds labelled samples, .* use --model mlp or cnn",
+    ),
     "samples-for-classifiers": ({"model": "mlp", "data": "markov"}, "--data markov holds tokens, .*use --model gpt"),
+    "images-for-cnn": (
+        {"model": "cnn", "data": "npz:rows.npz"},
+        r"samples of shape \(2,\), and --model cnn needs images of at least 2 x 2 pixels, .* use --model mlp",
+    ),
     "width-by-heads": (
         {"model": "llama", "width": 12},
         "--width 12 is not a multiple of 2 x --heads 4; use --heads 3 or --heads 6",
@@ -76,7 +83,10 @@ CASES = {
         "--betas 0.9,0.9 does not apply to --optimizer rms",
     ),
     "eps-by-optimizer": ({"eps": 1e-6, "optimizer": "sgd"}, "--eps 1e-06 does not apply to --optimizer sgd"),
-    "selective-needs-attention": ({"model": "mlp", "recompute": "selective"}, "an MLP does not have; .*recompute full"),
+    "selective-needs-attention": (
+        {"model": "cnn", "recompute": "selective"},
+        "which --model cnn does not have; use --recompute full",
+    ),
     "budget-needs-equal-blocks": (
         {"model": "mlp", "recompute": "budget:5000"},
         "--recompute budget:5000 measures one block .* use --recompute sqrt or full",
@@ -211,14 +221,23 @@ CASES = {
         {"strategy": "ps", "evaluate_every": 1},
         "--evaluate-every needs ranks that step together",
     ),
+    "local-steps-with-sync-batch-norm": (
+        {"local_steps": 2, "dp": 2, "model": "cnn", "batch_norm": "sync"},
+        "--batch-norm sync normalises by the statistics of all replicas, .* use --batch-norm local",
+    ),
+    "sync-batch-norm-with-server": (
+        {"strategy": "ps", "dp": 2, "model": "cnn", "batch_norm": "sync"},
+        "--batch-norm sync needs ranks that step together, which the workers of --strategy ps do not",
+    ),
     "kv-heads-llama": ({"kv_heads": 2}, "--kv-heads belongs to --model llama, not to gpt"),
     "kv-heads-share-heads": (
         {"model": "llama", "kv_heads": 3},
         "--heads 4 cannot be divided among --kv-heads 3; use one of 1, 2, 4",
     ),
     "dropout-gpt": ({"model": "llama", "dropout": 0.1}, "--dropout 0.1 belongs to --model gpt, and llama has none"),
-    "attention-dropout-mlp": ({"model": "mlp", "attention_dropout": 0.1}, "attention, which an MLP does not have"),
+    "attention-dropout-mlp": ({"model": "mlp", "attention_dropout": 0.1}, "attention, which --model mlp does not have"),
     "sequence-parallel-needs-tp": ({"sequence_parallel": True}, "splits the sequence over .* add --tp 2"),
+    "tensor-parallel-cnn": ({"tp": 2, "model": "cnn"}, "a CNN is made of convolutions; use --dp 2"),
     "width-by-tp": (
         {"tp": 3, "model": "mlp"},
         "--width 64 cannot be divided among --tp 3; use --width 63 or 66, or --tp 1, 2, 4",
@@ -297,6 +316,10 @@ CASES = {
         {**PIPEDREAM, "pp": 3, "model": "gpt", "replicas": "2,1"},
         "a GPT's embedding is on two of them; use --model llama or mlp",
     ),
+    "replicas-of-batch-norm": (
+        {**PIPEDREAM, "pp": 3, "model": "cnn", "replicas": "2,1"},
+        "--replicas 2,1 updates a stage on several ranks at different times, .* use --batch-norm none",
+    ),
     "synchronize-each-in-a-pipeline": ({"pp": 2, "synchronize_each": True}, "does not apply to a pipeline"),
     "schedule-without-backward": ({"pp": 2, "schedule": "forward-only"}, "--schedule forward-only trains nothing"),
     "file-that-updates-on-the-way": ({"pp": 2, "schedule": "plan.py:updating"}, "only for schedules by name"),
@@ -318,6 +341,7 @@ CASES = {
     ),
     "heads-without-effect": ({"model": "mlp", "heads": 2}, "--heads 2 has no effect here, .* --model gpt or llama"),
     "context-without-effect": ({"model": "mlp", "context": 8}, "--context 8 has no effect here"),
+    "batch-norm-without-effect": ({"batch_norm": "none"}, "--batch-norm none has no effect here, .* --model cnn"),
     "attention-without-effect": ({"attention": "ulysses"}, "--attention ulysses has no effect here, .* --cp 2 or more"),
     "prefetch-without-effect": ({"dp": 2, "prefetch": 2}, "--prefetch 2 has no effect here, .* belongs to --zero 3"),
     "reduce-bucket-size-without-effect": ({"reduce_bucket_size": 5}, "--reduce-bucket-size 5 .* --zero 1 or 2"),
@@ -349,6 +373,7 @@ def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypat
     Path("plan.py").write_text(FILE)
     Path("idle.csv").write_text("0F0,1F0,1B0,0B0\n,\n")
     np.array([1, 2, 2**31 - 1], "<u4").tofile("damaged.u32")
+    np.savez("rows.npz", x=np.zeros((3, 2)), y=np.arange(3))
     values, sentence = CASES[rule.name]
     config = TrainConfig.make(**values)
     job = ResolvedJob(config, resolve_batches(config, ranks_of(config)))

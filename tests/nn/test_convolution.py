@@ -7,6 +7,7 @@ from minidist.autograd import Tensor, cross_entropy, gradcheck
 from minidist.autograd.batch_norm import batch_norm
 from minidist.autograd.convolution import conv2d
 from minidist.autograd.errors import AutogradError, ShapeError
+from minidist.autograd.pooling import global_avg_pool2d, max_pool2d
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.nn import Linear, Module
@@ -41,6 +42,40 @@ def test_conv2d(stride, padding, size):
             np.testing.assert_allclose(y[:, :, i, j], np.einsum("nchw,ochw->no", window, w), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("size", "shape"), [(2, (2, 3, 4, 6)), (2, (2, 1, 5, 3)), (3, (1, 2, 7, 3)), (1, (1, 1, 2, 2))]
+)
+def test_pooling(size, shape):
+    gradcheck(lambda x: max_pool2d(x, size), draw(*shape))
+    gradcheck(global_avg_pool2d, draw(*shape))
+    x, (n, c, h, w) = draw(*shape), shape
+    whole = x[:, :, : h // size * size, : w // size * size]
+    windows = whole.reshape(n, c, h // size, size, w // size, size)
+    assert np.array_equal(max_pool2d(Tensor(x), size).data, windows.max(axis=(3, 5)))
+    np.testing.assert_allclose(global_avg_pool2d(Tensor(x)).data, x.mean(axis=(2, 3)), rtol=1e-12, atol=1e-14)
+
+
+def test_of_equal_pixels_the_first_gets_the_gradient():
+    x = Tensor(np.zeros((1, 1, 2, 2)), requires_grad=True)
+    max_pool2d(x).sum().backward()
+    assert x.grad.tolist() == [[[[1, 0], [0, 0]]]]
+
+
+def test_sums_over_images_have_the_same_bits_in_any_memory_order():
+    """A pipeline makes what arrives C-contiguous, and then must compute as one device does."""
+    x = draw(3, 4, 5, 6).astype(np.float32)
+    other = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+    kernel, channel = Tensor(draw(2, 4, 3, 3).astype(np.float32)), Tensor(np.ones(4, np.float32))
+    for operation in (global_avg_pool2d, lambda v: batch_norm(v, channel, channel), lambda v: conv2d(v, kernel)):
+        results = []
+        for values in (x, other):
+            leaf = Tensor(values, requires_grad=True)
+            y = operation(leaf)
+            (y * y).sum().backward(np.float32(1))
+            results.append((y.data, leaf.grad))
+        assert all(np.array_equal(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.parametrize("shape", [(5, 3), (3, 3, 2, 4)])
 def test_batch_norm(shape):
     gradcheck(batch_norm, draw(*shape), draw(3), draw(3), parameters=True)
@@ -59,10 +94,11 @@ def test_they_are_torchs():
     x, w, b, s, t = draw(3, 2, 6, 5), draw(4, 2, 3, 3), draw(4), draw(4, seed=1), draw(4, seed=2)
     mine = [Tensor(a, requires_grad=True) for a in (x, w, b, s, t)]
     theirs = [torch.tensor(a, requires_grad=True) for a in (x, w, b, s, t)]
-    (batch_norm(conv2d(*mine[:3], 2, 1), *mine[3:]) ** 2 * 0.3).sum().backward()
+    (max_pool2d(batch_norm(conv2d(*mine[:3], 2, 1), *mine[3:])) ** 2 * 0.3).sum().backward()
     functional = torch.nn.functional
     z = functional.conv2d(*theirs[:3], stride=2, padding=1)
-    (functional.batch_norm(z, None, None, *theirs[3:], training=True) ** 2 * 0.3).sum().backward()
+    z = functional.batch_norm(z, None, None, *theirs[3:], training=True)
+    (functional.max_pool2d(z, 2) ** 2 * 0.3).sum().backward()
     for a, c in zip(mine, theirs, strict=True):
         np.testing.assert_allclose(a.grad, c.grad.numpy(), atol=1e-10)
 
@@ -171,6 +207,9 @@ def test_the_moving_average_takes_one_step_a_mini_batch_and_none_in_evaluation()
             "as many elements as there are output channels",
         ),
         (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 3, 3, 3)), stride=0), "stride 0 must be at least 1"),
+        (lambda: max_pool2d(Tensor(draw(1, 1, 2, 2)), 3), r"max_pool2d: shape .* has no window of 3 x 3"),
+        (lambda: max_pool2d(Tensor(draw(1, 1, 2, 2)), 17), "the window 17 must be from 1 to 16"),
+        (lambda: global_avg_pool2d(Tensor(draw(2, 3))), r"must be \(N, C, H, W\)"),
         (lambda: batch_norm(Tensor(draw(5, 3)), Tensor(draw(2)), Tensor(draw(3))), "one element a channel"),
     ],
 )

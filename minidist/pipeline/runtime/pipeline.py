@@ -14,7 +14,7 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm, check_communicator
 from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
-from minidist.parallel.running_statistics import Exchange, RunningStatistics
+from minidist.parallel.running_statistics import Exchange, RunningStatistics, batch_norms
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
 from minidist.pipeline.runtime.messages import Messages
@@ -462,8 +462,14 @@ class Pipeline:
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
         """Return each output of a stage, with the stage that it goes to, from a forward of which nothing is kept."""
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
-        with no_grad(), batch_coordinates(), self.coordinates(0):
-            outputs = outputs_by_target(self.stages[stage].module(*leaves), stage)
+        module = self.stages[stage].module
+        # Norms that exchange statistics send nothing here: other replicas may have other shapes, and so other passes.
+        silent = [layer for layer in batch_norms(module) if layer.group is not None and layer.training]
+        with no_grad(), batch_coordinates(), self.coordinates(0), ExitStack() as stack:
+            for layer in silent:
+                layer.eval()
+                stack.callback(layer.train)
+            outputs = outputs_by_target(module(*leaves), stage)
         counted = current_flop_counter()
         if counted is not None:
             counted.take()

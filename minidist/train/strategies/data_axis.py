@@ -23,6 +23,7 @@ from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import Comm
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
+from minidist.nn.segments import recomputed_modules
 from minidist.optim import block_square_sums, clip_by_norm_
 from minidist.parallel import GradientReducer, LayerSums
 from minidist.parallel.compression import Compressor
@@ -41,7 +42,8 @@ class AxisSizes:
     parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
     reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
     ZeRO 3). quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be
-    pruned, whole. norms: channels of each batch norm whose running statistics are combined over the axis.
+    pruned, whole. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
+    whose forward runs again in backward.
     """
 
     stage: int
@@ -55,6 +57,7 @@ class AxisSizes:
     quantized: int = 0
     prunable: tuple[int, ...] = ()
     norms: tuple[int, ...] = ()
+    norms_again: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,7 @@ class DataAxis:
             held=len(self.weights()),
             compressed=compressed,
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
+            norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
             prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
+from minidist.checkpoint.buffers import Buffer
 from minidist.checkpoint.directory import ReplicaId
 from minidist.collectives import all_reduce
 from minidist.parallel import agree_on_overflow
@@ -105,6 +106,11 @@ class MeshStrategy(Strategy):
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
         """Return whether this is the parameter itself, and not a replica that a pipeline holds in another place."""
         return True
+
+    def buffers(self) -> list[Buffer]:
+        """Return what the modules of this rank keep beside parameters: running statistics of batch normalisation."""
+        replica = ReplicaId(self.axes.comm.rank, self.axes.comm.size)
+        return [(name, array, replica) for name, array in self.job.model.named_buffers()]
 
     def tensors(self) -> Tensors:
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}

@@ -14,6 +14,8 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
+from minidist.checkpoint.buffers import Buffer
+from minidist.checkpoint.directory import ReplicaId
 from minidist.comm import Comm
 from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.nn import Module
@@ -116,6 +118,17 @@ class PipelineParallel(MeshStrategy):
 
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
         return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
+
+    def buffers(self) -> list[Buffer]:
+        data, holders = self.axes.data, self.pipe.plan.holders()
+        result = []
+        for number, stage in self.pipe.stages.items():
+            # The ranks of this pipeline that hold the stage, times the pipelines.
+            place, count = holders[number].index(self.axes.pp.rank), len(holders[number])
+            replica = ReplicaId(data.rank * count + place, data.size * count)
+            for module in stage.module.modules():
+                result += [(f"{module.name}.{key}", array, replica) for key, array in module.own_buffers().items()]
+        return result
 
     def tensors(self) -> Tensors:
         return gather_tensors(self.axes.pp, super().tensors())
