@@ -46,6 +46,10 @@ def make_model(config: TrainConfig, dataset: Any) -> Any:
             config.kv_heads,
             config.context,
             attention_dropout=config.attention_dropout,
+            num_local_experts=config.experts,
+            num_experts_per_tok=config.top_k,
+            capacity_factor=config.capacity_factor,
+            router_aux_loss_coef=config.aux_loss_weight,
         )
         return Llama(llama, dtype=dtype, seed=config.seed)
 

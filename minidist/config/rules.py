@@ -3,8 +3,8 @@
 To add a rule, add it to the section that it belongs to, and a case to tests/config/test_rules.py. A job that breaks a
 rule is refused before any rank starts, with one sentence: the message, a semicolon, the remedy.
 
-    Rule("experts-gpt", lambda j: j.experts and j.model != "gpt",
-         "--experts {experts} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
+    Rule("dropout-gpt", lambda j: j.dropout and j.model != "gpt",
+         "--dropout {dropout} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
          "leave it out")
 
 The rules are checked in order and the first broken one is reported, so a rule may rely on all rules above it.
@@ -763,9 +763,9 @@ CONTEXT_PARALLEL = (
 # Experts are divided among ranks of the data axis, so their gradients have a smaller group than the others.
 EXPERTS = (
     Rule(
-        "experts-gpt",
-        lambda j: j.experts and j.model != "gpt",
-        "--experts {experts} belongs to --model gpt, not to {model}",
+        "experts-of-language-models",
+        lambda j: j.experts and not j.is_language_model,
+        "--experts {experts} belongs to --model gpt or llama, not to {model}",
         "leave it out",
     ),
     Rule(

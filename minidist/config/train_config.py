@@ -52,7 +52,7 @@ class TrainConfig(BaseModel):
     context: int = Field(64, ge=1, le=MAX_COUNT, description="tokens per sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")
-    experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt: experts in place of each MLP; 0: none")
+    experts: int = Field(0, ge=0, le=MAX_COUNT, description="gpt, llama: experts in place of each MLP; 0: none")
     top_k: int = Field(1, ge=1, le=2, description="experts per token: 1 (Switch) or 2 (GShard)")
     capacity_factor: float = Field(
         1.25, gt=0, le=1000, description="slots of an expert: top_k x tokens / experts x this"

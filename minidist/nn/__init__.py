@@ -28,7 +28,7 @@ from minidist.nn.cnn import CNN
 from minidist.nn.convolution import Conv2d
 from minidist.nn.dropout import AttentionDropout, Dropout
 from minidist.nn.embedding import Embedding
-from minidist.nn.experts import MixtureOfExperts
+from minidist.nn.experts import MixtureOfExperts, SwiGLUExperts
 from minidist.nn.flat import FlatParameters
 from minidist.nn.gpt import GPT, Block, GPTConfig
 from minidist.nn.language_model import LanguageModel, TiedHead
@@ -60,6 +60,7 @@ __all__ = [
     "LlamaBlock",
     "LlamaConfig",
     "MixtureOfExperts",
+    "SwiGLUExperts",
     "Module",
     "ModuleDict",
     "ModuleList",

@@ -12,13 +12,16 @@ N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are di
 is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e
 / S is the share of first choices, P_e = m_e the mean probability; the gradient flows through the latter alone.
 
-Proved by: tests/parallel/test_expert.py
+`SwiGLUExperts` are those of Llama's block, without biases (Jiang et al., "Mixtral of experts", 2024).
+
+Proved by: tests/parallel/test_expert.py, tests/nn/test_llama.py
 """
 
+from collections.abc import Callable, Iterable
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
-from minidist.autograd import Function, Parameter, Tensor, gelu, linear, reshape, softmax
+from minidist.autograd import Function, Parameter, Tensor, gelu, is_grad_enabled, linear, reshape, softmax, swiglu
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import downcast, is_half
@@ -107,8 +110,10 @@ class MixtureOfExperts(Module):
     expert and slot each token got. Four submodules that do nothing on one device are the places for parallelism:
     `dispatch` and `combine` take the slots (experts, capacity, width) to the experts' ranks and back (expert
     parallelism), `f` and `g` are the borders of the region in which each expert's inner width is split (tensor
-    parallelism).
+    parallelism). expert_dims: the experts' parameters by name, each with the dim of the inner width, or None.
     """
+
+    expert_dims: ClassVar[dict[str, int | None]] = {"fc_weight": 2, "fc_bias": 2, "proj_weight": 1, "proj_bias": None}
 
     def __init__(
         self,
@@ -135,9 +140,7 @@ class MixtureOfExperts(Module):
 
         # The weights of all experts lie in one parameter each, so that a batched product computes them all.
         self.router = weight(experts, width)
-        self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
-        self.proj_weight = weight(experts, hidden, width, scale=scale if out_scale is None else out_scale)
-        self.proj_bias = weight(experts, 1, width, scale=0.0)
+        self.make_experts(weight, experts, width, hidden, scale if out_scale is None else out_scale)
 
         # Places where a parallel style puts its communication.
         self.dispatch: Module = Identity()
@@ -148,6 +151,19 @@ class MixtureOfExperts(Module):
         self.assignment: Assignment | None = None
         if seed is not None:
             self.initialize(seed)
+
+    def make_experts(
+        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
+    ) -> None:
+        """Make the experts' parameters with `weight(*shape, scale=)`."""
+        self.fc_weight, self.fc_bias = weight(experts, width, hidden), weight(experts, 1, hidden, scale=0.0)
+        self.proj_weight = weight(experts, hidden, width, scale=out_scale)
+        self.proj_bias = weight(experts, 1, width, scale=0.0)
+
+    def compute(self, work: Tensor) -> Tensor:
+        """(experts, capacity, width) -> the same shape: one batched product per layer, for all experts."""
+        hidden = gelu(self.f(work) @ self.fc_weight + self.fc_bias)
+        return self.g(hidden @ self.proj_weight) + self.proj_bias
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, width) -> (batch, T, width); zeros for dropped tokens."""
@@ -168,10 +184,7 @@ class MixtureOfExperts(Module):
         slots = _ToSlots.apply(x, [slot for _, slot in assignment.choices], experts * capacity)
         work = self.dispatch(reshape(slots, (experts, capacity, shape[-1])))
 
-        # One batched product per layer: (experts, capacity, width) with (experts, width, hidden).
-        hidden = gelu(self.f(work) @ self.fc_weight + self.fc_bias)
-        work = self.g(hidden @ self.proj_weight) + self.proj_bias
-        done = reshape(self.combine(work), (experts * capacity, shape[-1]))
+        done = reshape(self.combine(self.compute(work)), (experts * capacity, shape[-1]))
 
         # Each token gets its slots' rows times its gates; GShard's two gates are divided by their sum.
         rows = xp.arange(n)
@@ -193,3 +206,37 @@ class MixtureOfExperts(Module):
         share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
         both = (probabilities.mean(0) * share).sum()
         return both * experts if self.top_k == 1 else both / experts
+
+
+class SwiGLUExperts(MixtureOfExperts):
+    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices beside each other."""
+
+    expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
+
+    def make_experts(
+        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
+    ) -> None:
+        """Make the experts' parameters with `weight(*shape, scale=)`."""
+        self.gate_weight, self.up_weight = weight(experts, width, hidden), weight(experts, width, hidden)
+        self.down_weight = weight(experts, hidden, width, scale=out_scale)
+
+    def compute(self, work: Tensor) -> Tensor:
+        """(experts, capacity, width) -> the same shape."""
+        work = self.f(work)
+        return self.g(swiglu(work @ self.gate_weight, work @ self.up_weight) @ self.down_weight)
+
+
+def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
+    """Return the sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
+    for block in blocks:
+        auxiliary = block.mlp.auxiliary_loss
+        # A loss without a node would leave the router unbalanced, and nothing else would show it.
+        if is_grad_enabled() and auxiliary.node is None:
+            raise UsageError(
+                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"
+                " router would not be balanced; return it from the segment, or call nn.recompute, which does"
+            )
+        auxiliary = reshape(auxiliary, (1,))
+        before = auxiliary if before is None else before + auxiliary
+    assert before is not None
+    return before

@@ -9,16 +9,16 @@ the shape (in, out).
 Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import ShapeError, Tensor, causal_attention, is_grad_enabled, reshape
+from minidist.autograd import ShapeError, Tensor, causal_attention
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.dropout import AttentionDropout, Dropout, require_coordinates
 from minidist.nn.embedding import Embedding
-from minidist.nn.experts import MixtureOfExperts
+from minidist.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Conv1D
 from minidist.nn.module import Module
@@ -166,6 +166,7 @@ class GPT(LanguageModel):
     ) -> None:
         super().__init__()
         self.config = config
+        self.aux_loss_weight = config.aux_loss_weight if config.n_experts else None
         # The head reuses the embedding's weight: one parameter, under two names.
         self.transformer = Transformer(config, dtype, attention_fn)
         self.lm_head = TiedHead(self.transformer.wte)
@@ -185,21 +186,6 @@ class GPT(LanguageModel):
     def stage(self, first: int, last: int, is_first: bool, is_last: bool) -> Module:
         """Return blocks first..last-1 as a stage of a pipeline: the first one embeds, the last one has the head."""
         return GPTStage(self, first, last, is_first, is_last)
-
-    def forward(
-        self, tokens: Any, targets: Any = None, divisor: float | None = None, positions: xp.Array | None = None
-    ) -> Tensor:
-        """As `LanguageModel.forward`; with experts their auxiliary losses are added to the loss."""
-        output = super().forward(tokens, targets, divisor, positions)
-        if targets is None or not self.config.n_experts:
-            return output
-        # This group's share of the step, so that the sum over micro-batches and ranks is the mean of the groups.
-        size = xp.as_array(tokens).size
-        return self.with_auxiliary(output, auxiliary_losses(self.blocks), size / (divisor or size))
-
-    def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
-        """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
-        return loss + reshape(auxiliary, loss.shape) * (self.config.aux_loss_weight * share)
 
 
 class GPTStage(Module):
@@ -228,19 +214,3 @@ class GPTStage(Module):
             x = block(x)
         out = self.head(self.ln_f(x)) if self.heads else x
         return (out, auxiliary_losses(self.h, auxiliary)) if self.experts else out
-
-
-def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:
-    """Return the sum of the blocks' auxiliary losses, shape (1,), added to that of the blocks `before`."""
-    for block in blocks:
-        auxiliary = block.mlp.auxiliary_loss
-        # A loss without a node would leave the router unbalanced, and nothing else would show it.
-        if is_grad_enabled() and auxiliary.node is None:
-            raise UsageError(
-                f"{block.mlp.name}: its auxiliary loss was computed without gradient (inside a checkpoint?), so the"
-                " router would not be balanced; return it from the segment, or call nn.recompute, which does"
-            )
-        auxiliary = reshape(auxiliary, (1,))
-        before = auxiliary if before is None else before + auxiliary
-    assert before is not None
-    return before

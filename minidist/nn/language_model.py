@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
-from minidist.autograd import Parameter, Tensor, cross_entropy, linear
+from minidist.autograd import Parameter, Tensor, cross_entropy, linear, reshape
 from minidist.base import arrays as xp
 from minidist.nn.embedding import Embedding
+from minidist.nn.experts import auxiliary_losses
 from minidist.nn.module import Identity, Module
 
 
@@ -47,6 +48,7 @@ class LanguageModel(Module):
     lm_head: Any  # a TiedHead or a Linear, or what a parallel style puts in its place; it has a `weight`
 
     def __init__(self) -> None:
+        self.aux_loss_weight: float | None = None  # of the experts' auxiliary losses; None without experts
         self.loss_fn: Callable[..., Tensor] = cross_entropy  # (logits, targets, divisor) -> shape ()
         self.logits_fn: Module = Identity()
 
@@ -70,8 +72,20 @@ class LanguageModel(Module):
         """Integers (batch, T) -> logits (batch, T, vocab); with targets (batch, T) the loss, of shape ().
 
         divisor: as in `cross_entropy`. positions (T,): of the tokens in their text, when they are a part of it
-        (context parallelism).
+        (context parallelism). With experts their auxiliary losses are added to the loss.
         """
         # (batch, T, vocab), or this rank's words only when the vocabulary is split.
-        logits = self.lm_head(self.decoder(xp.as_array(tokens), positions))
-        return self.logits_fn(logits) if targets is None else self.loss_fn(logits, targets, divisor)
+        tokens = xp.as_array(tokens)
+        logits = self.lm_head(self.decoder(tokens, positions))
+        if targets is None:
+            return self.logits_fn(logits)
+        loss = self.loss_fn(logits, targets, divisor)
+        if self.aux_loss_weight is None:
+            return loss
+        # This group's share of the step, so that the sum over micro-batches and ranks is the mean of the groups.
+        return self.with_auxiliary(loss, auxiliary_losses(self.blocks), tokens.size / (divisor or tokens.size))
+
+    def with_auxiliary(self, loss: Tensor, auxiliary: Tensor, share: float) -> Tensor:
+        """Add the experts' losses; share: of this group in the step, so that the groups' losses are averaged."""
+        assert self.aux_loss_weight is not None
+        return loss + reshape(auxiliary, loss.shape) * (self.aux_loss_weight * share)

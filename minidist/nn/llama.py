@@ -31,6 +31,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.embedding import Embedding
+from minidist.nn.experts import SwiGLUExperts, auxiliary_losses
 from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module
@@ -57,6 +58,10 @@ class LlamaConfig:
     rope_theta: float = 10000.0
     tie_word_embeddings: bool = False
     attention_dropout: float = 0.0
+    num_local_experts: int = 0  # in place of each MLP, as in Mixtral; 0: none
+    num_experts_per_tok: int = 1
+    capacity_factor: float = 1.25
+    router_aux_loss_coef: float = 0.01
 
     def __post_init__(self) -> None:
         heads, kv = self.num_attention_heads, self.kv_heads
@@ -172,7 +177,13 @@ class LlamaBlock(Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
         self.self_attn = LlamaAttention(config, dtype, attention_fn)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype, seed=None)
-        self.mlp = LlamaMLP(config, dtype)
+        self.mlp: LlamaMLP | SwiGLUExperts = LlamaMLP(config, dtype)
+
+        # A mixture takes the place of the MLP, with the initial values of its layers.
+        if config.num_local_experts:
+            experts, top_k = config.num_local_experts, config.num_experts_per_tok
+            sizes = config.hidden_size, config.intermediate_size, experts, top_k, config.capacity_factor
+            self.mlp = SwiGLUExperts(*sizes, dtype, seed=None)
 
     def forward(self, x: Tensor, angles: xp.Array) -> Tensor:
         """x (batch, T, width), angles (T, head size / 2) -> (batch, T, width)."""
@@ -208,6 +219,7 @@ class Llama(LanguageModel):
     ) -> None:
         super().__init__()
         self.config = config
+        self.aux_loss_weight = config.router_aux_loss_coef if config.num_local_experts else None
         self.model = LlamaModel(config, dtype, attention_fn)
 
         # Most Llamas have a head of their own.
@@ -242,17 +254,21 @@ class LlamaStage(Module):
         if embeds:
             self.embed_tokens = inner.embed_tokens
         self.layers = inner.layers[first:last]
+        self.experts = bool(model.config.num_local_experts)
         if heads:
             self.norm = inner.norm
             tied = model.config.tie_word_embeddings and not embeds
             self.head = with_own_weight(model.lm_head) if tied else model.lm_head
 
-    def forward(self, x: Any) -> Tensor:
-        """Return activations (batch, T, width), or logits on the last stage, from tokens or activations."""
+    def forward(self, x: Any, auxiliary: Tensor | None = None) -> Any:
+        """Return activations (batch, T, width), or logits on the last stage, from tokens or activations.
+
+        With experts also the sum of their auxiliary losses so far, shape (1,).
+        """
         angles = self.rotary_emb(xp.arange(x.shape[1]))
         if self.embeds:
             x = self.embed_tokens(x)
         for layer in self.layers:
             x = layer(x, angles)
-        result: Tensor = self.head(self.norm(x)) if self.heads else x
-        return result
+        out = self.head(self.norm(x)) if self.heads else x
+        return (out, auxiliary_losses(self.layers, auxiliary)) if self.experts else out

@@ -14,14 +14,15 @@ from minidist.base import arrays as xp
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MLP, Llama, Module
 from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
-from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
+from minidist.parallel.expert import ExpertParallel, expert_gpt_plan, expert_llama_plan
 from minidist.parallel.tensor import gpt_plan, llama_plan, mlp_plan, parallelize_module
 from minidist.parallel.tensor.parallelize import Plan
 
 
 def apply_expert_parallel(model: Module, comm: Comm) -> Module:
-    """Shard the experts of a GPT over `comm`: an all-to-all brings each token to the rank of its expert, and back."""
-    return parallelize_module(model, comm, {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+    """Shard a model's experts over `comm`: an all-to-all brings each token to the rank of its expert, and back."""
+    place = "model.layers.*.mlp" if isinstance(model, Llama) else "transformer.h.*.mlp"
+    return parallelize_module(model, comm, {place: ExpertParallel()}, axis="ep")
 
 
 def apply_tensor_parallel(model: Module, comm: Comm, sequence_parallel: bool = False) -> Module:
@@ -34,7 +35,8 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
     if isinstance(model, MLP):
         return mlp_plan(len(model.layers) - 1)
     if isinstance(model, Llama):
-        return llama_plan(model.config.vocab_size, sequence_parallel)
+        plan = expert_llama_plan if model.config.num_local_experts else llama_plan
+        return plan(model.config.vocab_size, sequence_parallel)
     assert isinstance(model, GPT)
     plan = expert_gpt_plan if model.config.n_experts else gpt_plan
     return plan(model.config.vocab_size, sequence_parallel)

@@ -16,8 +16,8 @@ from minidist.base.layout import Layout
 from minidist.base.limits import MAX_COUNT, MAX_SWEPT_RANKS, check_ranks
 from minidist.comm import Comm, SimWorld, init_device_mesh
 from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig, Module
-from minidist.parallel.expert import ExpertParallel, expert_gpt_plan
-from minidist.parallel.tensor import boxes, gpt_plan, llama_plan, parallelize_module
+from minidist.parallel.model_parallel import apply_expert_parallel, apply_tensor_parallel
+from minidist.parallel.tensor import boxes
 from minidist.report.frame import finish, new_figure, patch
 from minidist.report.palette import PALETTE, RANKS
 
@@ -115,23 +115,20 @@ def model_tiles(
         )
     if kv_heads is not None and model != "llama":
         raise UsageError(f"--kv-heads {kv_heads} belongs to --model llama, not to {model}; leave it out")
-    if (experts or ep > 1) and (model != "gpt" or not experts):
-        raise UsageError(
-            f"--experts {experts} --ep {ep} with --model {model}; experts are the gpt's, and --ep needs --experts"
-        )
+    if ep > 1 and not experts:
+        raise UsageError(f"--ep {ep} divides experts, and this layer has none; add --experts {ep}, or leave --ep out")
 
     # [2] The model, whole on every rank.
     def build() -> Module:
         if model == "gpt":
             return GPT(GPTConfig(vocab, 8, width, 1, heads, n_experts=experts))
-        return Llama(LlamaConfig(vocab, width, 2 * width, 1, heads, kv_heads, 8))
+        return Llama(LlamaConfig(vocab, width, 2 * width, 1, heads, kv_heads, 8, num_local_experts=experts))
 
     # [3] Cut it: the experts over ep first, then every layer over tp.
     def cut(whole: Module, mesh: Any) -> Module:
         if experts:
-            whole = parallelize_module(whole, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
-            return parallelize_module(whole, mesh["tp"], expert_gpt_plan(vocab))
-        return parallelize_module(whole, mesh["tp"], gpt_plan(vocab) if model == "gpt" else llama_plan(vocab))
+            whole = apply_expert_parallel(whole, mesh["ep"])
+        return apply_tensor_parallel(whole, mesh["tp"])
 
     return tiles_of(build, cut, {"ep": ep, "tp": tp} if experts else {"tp": tp})
 

@@ -261,7 +261,10 @@ CASES = {
         {"tp": 2, "sequence_parallel": True, "context": 7},
         "--context 7 cannot be divided into 2 parts for --sequence-parallel; use --context 4 or 8",
     ),
-    "experts-gpt": ({"experts": 4, "model": "llama"}, "--experts 4 belongs to --model gpt, not to llama"),
+    "experts-of-language-models": (
+        {"experts": 4, "model": "mlp", "data": "glyphs"},
+        "--experts 4 belongs to --model gpt or llama, not to mlp",
+    ),
     "experts-top-k": ({"experts": 1, "top_k": 2}, "--top-k 2 of --experts 1 sends a token to more experts"),
     "experts-by-ep": (
         {"experts": 4, "ep": 3, "dp": 3},

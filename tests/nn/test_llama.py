@@ -6,6 +6,8 @@ import pytest
 from minidist.autograd import ShapeError, Tensor, gradcheck, rms_norm, rotary, rotary_angles, swiglu
 from minidist.base.errors import UsageError
 from minidist.nn import Llama, LlamaConfig
+from minidist.nn.experts import SwiGLUExperts
+from minidist.nn.llama import LlamaMLP
 
 CONFIG = {
     "vocab_size": 11,
@@ -28,6 +30,29 @@ def test_the_nodes_by_finite_differences():
         gradcheck(rms_norm, random(2, 3, 5), random(5, seed=1), parameters=parameters)
     gradcheck(lambda x: rotary(x, angles), random(2, 3, 2, 6))
     gradcheck(swiglu, random(3, 4), random(3, 4, seed=1))
+
+
+def test_one_expert_is_an_mlp_and_two_share_the_tokens():
+    def mlp(experts, expert):
+        plain = LlamaMLP(LlamaConfig(**CONFIG), np.float64)
+        for name, weight in (("gate", experts.gate_weight), ("up", experts.up_weight), ("down", experts.down_weight)):
+            getattr(plain, f"{name}_proj").weight.data[...] = weight.data[expert].T
+        return plain
+
+    x = Tensor(random(2, 3, 24))
+    one = SwiGLUExperts(24, 20, 1, capacity_factor=1.0, dtype=np.float64)
+    np.testing.assert_allclose(one(x).data, mlp(one, 0)(x).data, atol=1e-15)
+
+    # Each token's own expert, times its probability.
+    two = SwiGLUExperts(24, 20, 2, capacity_factor=9.0, dtype=np.float64, seed=1)
+    found = two(x).data.reshape(-1, 24)
+    outputs = [mlp(two, expert)(x).data.reshape(-1, 24) for expert in (0, 1)]
+    scores = np.exp(x.data.reshape(-1, 24) @ two.router.data.T)
+    chosen = scores.argmax(axis=1)
+    assert set(chosen) == {0, 1}
+    for token, expert in enumerate(chosen):
+        gate = scores[token, expert] / scores[token].sum()
+        np.testing.assert_allclose(found[token], outputs[expert][token] * gate, atol=1e-15)
 
 
 def test_products_of_queries_and_keys_depend_on_the_distance_only():

@@ -18,6 +18,7 @@ CASES = [
     {"model": "llama", "tp": 4, "heads": 8, "kv_heads": 2},
     {"tp": 2, "experts": 4, "ep": 2},
     {"tp": 1, "experts": 4, "ep": 4},
+    {"tp": 2, "experts": 4, "ep": 2, "model": "llama"},
 ]
 
 
@@ -68,7 +69,7 @@ def test_what_cannot_be_cut_is_said():
         model_tiles(tp=3)
     with pytest.raises(UsageError, match=r"--model 'lama' .did you mean 'llama'"):
         model_tiles("lama")
-    with pytest.raises(UsageError, match="--ep needs --experts"):
+    with pytest.raises(UsageError, match="add --experts"):
         model_tiles(ep=2)
 
 

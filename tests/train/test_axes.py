@@ -101,6 +101,8 @@ def test_context_parallel_with_every_other_axis(ranks, values):
         (8, {"ep": 2, "dp": 4, "tp": 2, "zero": 1}),
         (8, {"ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "top_k": 2}),
         (3, {"cp": 3, "context": 10}),
+        (8, {"ep": 2, "pp": 2, "tp": 2, "model": "llama", "layers": 2, "sequence_parallel": True, "top_k": 2}),
+        (4, {"ep": 2, "cp": 2, "model": "llama", "kv_heads": 1, "recompute": "full"}),
     ],
 )
 def test_expert_parallel_with_every_other_axis(ranks, values):

@@ -45,7 +45,7 @@ class ExpertParallel(ParallelStyle):
         check_divisible(experts, f"experts of {name}", comm.size, "expert")
 
         # Experts are the first dim. Every rank routes its own tokens, so the router is a replica.
-        for part in ("fc_weight", "fc_bias", "proj_weight", "proj_bias"):
+        for part in module.expert_dims:
             setattr(module, part, context.shard_of(getattr(module, part), 0))
         context.replica_of(module.router)
         if comm.size > 1:

@@ -21,7 +21,7 @@ from minidist.base.errors import check_divisible
 from minidist.comm import Comm
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.module import Module
-from minidist.parallel.tensor.parallelize import gpt_plan
+from minidist.parallel.tensor.parallelize import Plan, gpt_plan, llama_plan
 from minidist.parallel.tensor.regions import (
     Region,
     copy_to_tensor_parallel_region,
@@ -48,13 +48,17 @@ class ExpertTensorParallel(ParallelStyle):
         """Return the mixture with f and g around its experts' products, and hooks for a sequence that is split."""
         self.expect(module, name, MixtureOfExperts)
         comm = context.comm
-        check_divisible(module.fc_weight.shape[2], f"inner features of the experts of {name}", comm.size, "tensor")
+        dims = module.expert_dims
+        inner = next(getattr(module, part).shape[dim] for part, dim in dims.items() if dim is not None)
+        check_divisible(inner, f"inner features of the experts of {name}", comm.size, "tensor")
 
         # Columns of fc and rows of proj, of each expert; the bias of proj is added after the sum, so it is whole.
-        for part, dim in (("fc_weight", 2), ("fc_bias", 2), ("proj_weight", 1)):
-            setattr(module, part, context.shard_of(getattr(module, part), dim))
-        for whole in (module.router, module.proj_bias):
-            context.replica_of(whole)
+        context.replica_of(module.router)
+        for part, dim in dims.items():
+            if dim is None:
+                context.replica_of(getattr(module, part))
+            else:
+                setattr(module, part, context.shard_of(getattr(module, part), dim))
 
         # f before the experts' products and g after them, as around an MLP.
         module.f = Region(copy_to_tensor_parallel_region, comm)
@@ -77,12 +81,20 @@ def _scatter_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...], outp
     return scatter_to_sequence_parallel_region(output, comm)
 
 
-def expert_gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+def expert_gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Plan:
     """Return the `gpt_plan` for a GPT whose MLPs are mixtures of experts."""
-    # Attention, norms and vocabulary as in `gpt_plan`; a mixture takes the place of each MLP.
-    plan = {name: style for name, style in gpt_plan(vocab_size, sequence_parallel).items() if ".mlp." not in name}
-    plan["transformer.h.*.mlp"] = ExpertTensorParallel(sequence_parallel)
-    return plan
+    return _with_mixtures(gpt_plan(vocab_size, sequence_parallel), "transformer.h.*.mlp", sequence_parallel)
+
+
+def expert_llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Plan:
+    """Return the `llama_plan` for a Llama whose MLPs are mixtures of experts."""
+    return _with_mixtures(llama_plan(vocab_size, sequence_parallel), "model.layers.*.mlp", sequence_parallel)
+
+
+def _with_mixtures(plan: Plan, place: str, sequence_parallel: bool) -> Plan:
+    # Attention, norms and vocabulary as without experts; a mixture takes the place of each MLP.
+    kept = {name: style for name, style in plan.items() if not f"{name}.".startswith(f"{place}.")}
+    return {**kept, place: ExpertTensorParallel(sequence_parallel)}
 
 
 def expert_tensor_volume(slots: int, activation: int, ranks: int, sequence_parallel: bool) -> Volume:
