@@ -35,6 +35,7 @@ from minidist.commands.memory import memory
 from minidist.commands.museum import museum
 from minidist.commands.output import say
 from minidist.commands.partition import partition
+from minidist.commands.plan import plan
 from minidist.commands.profile import profile
 from minidist.commands.report import report
 from minidist.commands.run import run
@@ -81,6 +82,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "museum": museum,
     "staleness": staleness,
     "schedule": schedule,
+    "plan": plan,
     "partition": partition,
     "profile": profile,
 }

@@ -23,11 +23,17 @@ def memory(
         typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b"),
     ] = None,
     dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
+    tp: Annotated[int, typer.Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1,
+    pp: Annotated[int, typer.Option(help="with --model: pipeline ranks; the fullest one is shown")] = 1,
+    cp: Annotated[int, typer.Option(help="with --model: context-parallel ranks")] = 1,
+    ep: Annotated[int, typer.Option(help="with --model: expert-parallel ranks")] = 1,
     batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1,
     seq: Annotated[
         int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum)")
     ] = None,
-    accounting: Annotated[str, typer.Option(help="zero, fp32-accumulation or deepspeed")] = "zero",
+    accounting: Annotated[
+        str | None, typer.Option(help="zero (default), fp32-accumulation (default of several axes) or deepspeed")
+    ] = None,
     recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
     prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
     form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
@@ -36,19 +42,32 @@ def memory(
     ] = None,
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
+    from minidist.planning.layout_memory import layout_peak
     from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
     if form not in ("text", "svg"):
         raise UsageError(f"--format {quoted(form)}; it must be text or svg")
-    title = f"{model or params}{{}} on {dp} rank{'s' * (dp != 1)}, {accounting} accounting"
+    degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
+    split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
+    if split and accounting not in (None, "fp32-accumulation"):
+        raise UsageError(
+            f"--accounting {quoted(accounting)} with {split[0]}: layouts are counted with float32 sums of gradients;"
+            " leave out --accounting"
+        )
+    accounting = accounting or ("fp32-accumulation" if split else "zero")
+    ranks = dp * tp * pp * cp
+    title = f"{model or params}{{}} on {ranks} rank{'s' * (ranks != 1)}, {accounting} accounting"
 
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.
-    if model is not None:
+    if model is not None and split:
+        stages = layout_peak(model, dp, tp, pp, cp, ep, batch, seq, recompute)
+    elif model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
         for name, value, default in (
+            *((axis, degree, 1) for axis, degree in degrees.items()),
             ("batch", batch, 1),
             ("seq", seq, None),
             ("recompute", recompute, "none"),

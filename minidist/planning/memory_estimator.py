@@ -20,13 +20,13 @@ masks), logits, and for stage 3 the units that are gathered at one time, as `ful
 Proved by: tests/planning/test_memory_estimator.py
 """
 
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import check_count
 from minidist.nn.segments import sqrt_segments
+from minidist.planning.architecture import Architecture, named
 from minidist.planning.block_bytes import fused, unfused
 
 ACCOUNTINGS = ("zero", "fp32-accumulation", "deepspeed")
@@ -122,80 +122,19 @@ def _stage(parameters: int, gradients: int, optimizer: int) -> Stage:
     }
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Sizes of a published model. gated: a LLaMA block (RMS norms, no biases, gated MLP, no dropout, untied output)."""
-
-    layers: int
-    width: int
-    heads: int
-    vocabulary: int
-    positions: int
-    inner: int
-    gated: bool = False
-
-    @property
-    def block(self) -> int:
-        """Return the parameters of one block."""
-        h = self.width
-        if self.gated:
-            # Attention, the three matrices of the gated MLP, the weights of two norms.
-            return 4 * h * h + 3 * h * self.inner + 2 * h
-        # Attention, the two matrices of the MLP, two norms (4 h), and the biases (5 h + inner).
-        return 4 * h * h + 2 * h * self.inner + 9 * h + self.inner
-
-    @property
-    def rest(self) -> int:
-        """Return the parameters outside the blocks: embeddings, last norm, an untied output projection."""
-        h = self.width
-        return 2 * self.vocabulary * h + h if self.gated else (self.vocabulary + self.positions) * h + 2 * h
-
-    @property
-    def largest_module(self) -> int:
-        """Return the parameters of the largest single module: the embedding, or a projection of the block."""
-        h, i = self.width, self.inner
-        embedding = max(self.vocabulary, self.positions if not self.gated else 0) * h
-        # GPT computes queries, keys and values in one matrix, and its matrices have biases.
-        return max(embedding, h * h, h * i) if self.gated else max(embedding, 3 * h * h + 3 * h, h * i + i)
-
-    @property
-    def parameters(self) -> int:
-        """Return the parameters of the whole model."""
-        return self.layers * self.block + self.rest
-
-    def activations_of_a_block(self, batch: int, length: int) -> dict[str, int]:
-        """Return the bytes of the unfused and of the fused block, in 2-byte values with dropout."""
-        sizes = (length, batch, self.width, self.heads)
-        return {"unfused": unfused(*sizes), "fused": fused(*sizes, itemsize=2, dropout=True)}
-
-    def block_activations(self, batch: int, length: int, recompute: str) -> int:
-        """Return the bytes that one block keeps; `recompute`: none, selective (attention's core) or full."""
-        s, b, h, a = length, batch, self.width, self.heads
-        if recompute == "full":
-            # Only the input of the block.
-            return 2 * s * b * h
-        if not self.gated:
-            # Without its core, attention keeps no scores: those are the terms in a.
-            return unfused(s, b, h, a if recompute == "none" else 0)
-        linear = s * b * (16 * h + 8 * self.inner)
-        scores = 2 * a * s * s * b  # the softmax; there is no dropout
-        return linear + (scores if recompute == "none" else 0)
-
-
-def _gpt(layers: int, width: int, heads: int, positions: int = 1024) -> Architecture:
-    return Architecture(layers, width, heads, 50257, positions, 4 * width)
-
-
-MODELS = {
-    "gpt2": _gpt(12, 768, 12),
-    "gpt2-medium": _gpt(24, 1024, 16),
-    "gpt2-large": _gpt(36, 1280, 20),
-    "gpt2-xl": _gpt(48, 1600, 25),
-    "gpt3-175b": _gpt(96, 12288, 96, 2048),
-    "llama-7b": Architecture(32, 4096, 32, 32000, 2048, 11008, gated=True),
-    "llama-13b": Architecture(40, 5120, 40, 32000, 2048, 13824, gated=True),
-    "llama-65b": Architecture(80, 8192, 64, 32000, 2048, 22016, gated=True),
-}
+def block_activations(model: Architecture, batch: int, length: int, recompute: str) -> int:
+    """Return the bytes that one block keeps; `recompute`: none, selective (attention's core) or full."""
+    s, b, h, a = length, batch, model.width, model.heads
+    if recompute == "full":
+        # Only the input of the block.
+        return 2 * s * b * h
+    if not model.gated:
+        # Without its core, attention keeps no scores: those are the terms in a.
+        return unfused(s, b, h, a if recompute == "none" else 0)
+    attention = 2 * (model.query_size + 2 * model.kv_size + model.value_size)
+    linear = s * b * (8 * h + attention + 8 * model.inner)
+    scores = 2 * a * s * s * b  # the softmax; there is no dropout
+    return linear + (scores if recompute == "none" else 0)
 
 
 def model_peak(
@@ -215,11 +154,9 @@ def model_peak(
     3), reducing (stage 3: 2-byte gradients of the rest, of a block, and of one in flight). "total" is the sum, so an
     upper bound: the parts need not occur at one moment. With the accounting deepspeed also `offload`.
     """
-    if name not in MODELS:
-        raise UsageError(f"there is no model {quoted(name)}{nearest(name, MODELS)}; there are {', '.join(MODELS)}")
     if recompute not in ("none", "selective", "full", "sqrt"):
         raise UsageError(f"recompute {quoted(recompute)}; it must be none, selective, full or sqrt")
-    model = MODELS[name]
+    model = named(name)
     length = model.positions if length is None else length
     check_count(batch, "--batch", 1)
     check_count(prefetch, "--prefetch")
@@ -228,17 +165,21 @@ def model_peak(
     # Activations: what every block (or segment) keeps, and what the one that is recomputed needs at a time.
     if recompute == "sqrt":
         segments = sqrt_segments(model.layers)
-        activations = len(segments) * model.block_activations(batch, length, "full")
-        activations += segments[0] * model.block_activations(batch, length, "none")
+        activations = len(segments) * block_activations(model, batch, length, "full")
+        activations += segments[0] * block_activations(model, batch, length, "none")
     else:
-        activations = model.layers * model.block_activations(batch, length, recompute)
-        activations += model.block_activations(batch, length, "none") if recompute == "full" else 0
+        activations = model.layers * block_activations(model, batch, length, recompute)
+        activations += block_activations(model, batch, length, "none") if recompute == "full" else 0
 
     # Logits in float32; the inputs of the head and of the last norm in 2 bytes.
     logits = batch * length * (4 * model.vocabulary + 4 * model.width)
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
     if not model.gated:
-        result["activations_of_a_block"] = model.activations_of_a_block(batch, length)
+        sizes = (length, batch, model.width, model.heads)
+        result["activations_of_a_block"] = {
+            "unfused": unfused(*sizes),
+            "fused": fused(*sizes, itemsize=2, dropout=True),
+        }
 
     # Each stage: the model states of its accounting, and what ZeRO 3 gathers.
     for stage, states in model_states(model.parameters, ranks, accounting, model.largest_module).items():

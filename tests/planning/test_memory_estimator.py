@@ -7,7 +7,14 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.planning.memory_estimator import MODELS, deepspeed_offload, model_peak, model_states, whole_number
+from minidist.planning.architecture import MODELS
+from minidist.planning.memory_estimator import (
+    block_activations,
+    deepspeed_offload,
+    model_peak,
+    model_states,
+    whole_number,
+)
 
 
 def gigabytes(stages):
@@ -66,7 +73,7 @@ def own_parameters(model):
 def test_the_largest_layer_of_deepspeed_is_one_module_not_a_block(gated, vocabulary):
     """DeepSpeed takes the largest sum of `module.parameters(recurse=False)` over all modules."""
     from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
-    from minidist.planning.memory_estimator import Architecture
+    from minidist.planning.architecture import Architecture
 
     llama = LlamaConfig(vocabulary, 8, 20, 3, 2, max_position_embeddings=7)
     model = Llama(llama) if gated else GPT(GPTConfig(vocabulary, 7, 8, 3, 2))
@@ -96,7 +103,7 @@ def test_models_have_the_published_numbers_of_parameters(name, parameters):
 
 def test_our_gpt_has_the_same_blocks():
     from minidist.nn import GPT, GPTConfig
-    from minidist.planning.memory_estimator import Architecture
+    from minidist.planning.architecture import Architecture
 
     model = GPT(GPTConfig(vocab_size=11, n_positions=7, n_embd=8, n_layer=3, n_head=2))
     assert sum(p.size for p in model.parameters()) == Architecture(3, 8, 2, 11, 7, 32).parameters
@@ -105,16 +112,16 @@ def test_our_gpt_has_the_same_blocks():
 def test_activations_are_those_of_korthikanti_et_al():
     xl = MODELS["gpt2-xl"]
     s, b, h, a = 1024, 2, 1600, 25
-    assert xl.block_activations(b, s, "none") == 34 * s * b * h + 5 * a * s * s * b
-    assert xl.block_activations(b, s, "selective") == 34 * s * b * h
-    assert xl.block_activations(b, s, "full") == 2 * s * b * h
+    assert block_activations(xl, b, s, "none") == 34 * s * b * h + 5 * a * s * s * b
+    assert block_activations(xl, b, s, "selective") == 34 * s * b * h
+    assert block_activations(xl, b, s, "full") == 2 * s * b * h
 
 
 def test_square_root_segments_keep_their_inputs_and_one_segment():
     xl, s, b, h = MODELS["gpt2-xl"], 1024, 1, 1600
     assert model_peak("gpt2-xl", 1, recompute="sqrt")["stage0"][
         "activations"
-    ] == 7 * 2 * s * b * h + 7 * xl.block_activations(b, s, "none")
+    ] == 7 * 2 * s * b * h + 7 * block_activations(xl, b, s, "none")
 
 
 def test_both_forms_of_a_block_are_printed(capsys):
@@ -174,7 +181,7 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--params", "0.5"], "not a number of parameters"),
         (["--params", "1e9", "--dp", "0"], "at least 1"),
         (["--params", "1e9", "--accounting", "zeros"], "did you mean 'zero'"),
-        (["--model", "gpt2-xxl"], "there is no model 'gpt2-xxl'"),
+        (["--model", "gpt2-xxl"], "--model 'gpt2-xxl' is unknown"),
         (["--model", "gpt2", "--seq", "2000"], "from 1 to 1,024"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
@@ -205,6 +212,6 @@ def test_what_a_gated_block_keeps_term_by_term():
     norms, attention, mlp = 4 * h, 3 * h + h, 4 * i
     block = MODELS["llama-7b"]
     kept = 2 * s * b * (norms + attention + mlp)
-    assert block.block_activations(b, s, "selective") == kept
-    assert block.block_activations(b, s, "none") == kept + 2 * b * heads * s * s
-    assert block.block_activations(b, s, "full") == 2 * s * b * h
+    assert block_activations(block, b, s, "selective") == kept
+    assert block_activations(block, b, s, "none") == kept + 2 * b * heads * s * s
+    assert block_activations(block, b, s, "full") == 2 * s * b * h

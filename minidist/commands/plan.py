@@ -1,0 +1,222 @@
+"""`minidist plan`: which layouts of a job fit on a cluster, how long a step takes, and which one is best.
+
+Proved by: tests/commands/test_plan.py
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import check_count
+from minidist.commands.options import command_line
+from minidist.commands.output import Result, json_or_table, say
+
+if TYPE_CHECKING:
+    from minidist.planning.architecture import Architecture
+    from minidist.planning.cluster.layout import Job
+    from minidist.planning.cluster.search import Search
+
+MODEL, CLUSTER, LAYOUT, OUTPUT = "Model", "Cluster and batch", "Layout: what is given is fixed", "Output"
+MAX_REFUSED = 100  # in the JSON object
+
+
+def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+@json_or_table
+def plan(
+    config: Annotated[Path | None, typer.Argument(help="a Hugging Face config.json")] = None,
+    model: Annotated[str | None, _option(MODEL, "a name, such as gpt3-175b or llama-3.1-8b, or a config.json")] = None,
+    layers: Annotated[int | None, _option(MODEL, "without --model: the number of layers")] = None,
+    hidden: Annotated[int | None, _option(MODEL, "the hidden size")] = None,
+    heads: Annotated[int | None, _option(MODEL, "attention heads")] = None,
+    kv_heads: Annotated[int | None, _option(MODEL, "key-value heads (default: as many as heads)")] = None,
+    ffn: Annotated[int | None, _option(MODEL, "the size of the MLP, or of an expert (default: 4 x hidden)")] = None,
+    vocab: Annotated[int | None, _option(MODEL, "the vocabulary (default: 51,200)")] = None,
+    seq: Annotated[int | None, _option(CLUSTER, "tokens per sequence (default: the model's positions)")] = None,
+    gated: Annotated[bool, _option(MODEL, "gated MLPs, RMS norms, no biases, as in LLaMA", "--gated")] = False,
+    tied: Annotated[bool | None, _option(MODEL, "the output projection is the embedding", "--tied/--untied")] = None,
+    experts: Annotated[int, _option(MODEL, "experts per layer")] = 0,
+    top_k: Annotated[int, _option(MODEL, "experts per token")] = 2,
+    gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100",
+    ranks: Annotated[int | None, _option(CLUSTER, "GPUs", "--ranks", "--gpus")] = None,
+    global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
+    precision: Annotated[str, _option(CLUSTER, "fp16, bf16 or fp8")] = "bf16",
+    attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
+    dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
+    dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
+    tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None,
+    pp: Annotated[int | None, _option(LAYOUT, "pipeline ranks")] = None,
+    cp: Annotated[int | None, _option(LAYOUT, "context-parallel ranks")] = None,
+    ep: Annotated[int | None, _option(LAYOUT, "expert-parallel ranks")] = None,
+    vp: Annotated[int | None, _option(LAYOUT, "chunks of layers per pipeline rank")] = None,
+    zero: Annotated[int | None, _option(LAYOUT, "ZeRO stage")] = None,
+    sequence_parallel: Annotated[
+        bool | None, _option(LAYOUT, "norms on 1/tp of the sequence", "--sequence-parallel/--no-sequence-parallel")
+    ] = None,
+    micro_batch: Annotated[int | None, _option(LAYOUT, "sequences of a forward pass")] = None,
+    recompute: Annotated[str | None, _option(LAYOUT, "none, selective or full")] = None,
+    explain: Annotated[
+        bool, _option(OUTPUT, "print the formulas with the numbers of the best layout", "--explain")
+    ] = False,
+    best: Annotated[int, _option(OUTPUT, "layouts that are printed")] = 10,
+    output: Annotated[
+        Path | None, _option(OUTPUT, "a picture of the frontier: .svg, .pdf or .png", "--output", "-o")
+    ] = None,
+) -> Result:
+    """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""
+    from minidist.planning.cluster.gpus import machine_of
+    from minidist.planning.cluster.layout import RECOMPUTE, Job, check_layout
+    from minidist.planning.cluster.search import plan_layout, search
+
+    # The job: a model, a cluster, a batch.
+    architecture = _architecture(
+        config, model, layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k
+    )
+    machine = machine_of(gpu)
+    given = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "vp": vp, "zero": zero, "micro_batch": micro_batch}
+    for axis, value in given.items():
+        if value is not None:
+            check_count(
+                value, "--" + axis.replace("_", "-"), 0 if axis == "zero" else 1, 3 if axis == "zero" else 10**6
+            )
+    if recompute is not None and recompute not in RECOMPUTE:
+        raise UsageError(f"--recompute {quoted(recompute)}; it must be {', '.join(RECOMPUTE)}")
+    if attention not in ("fused", "unfused"):
+        raise UsageError(f"--attention {quoted(attention)}; it must be fused or unfused")
+    fixed: dict[str, Any] = {axis: value for axis, value in given.items() if value is not None}
+    fixed |= {} if sequence_parallel is None else {"sequence_parallel": sequence_parallel}
+    fixed |= {} if recompute is None else {"recompute": recompute}
+    degrees = (dp, tp, pp, cp)
+    if ranks is None:
+        if None in degrees:
+            raise UsageError("the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp")
+        ranks = (dp or 1) * (tp or 1) * (pp or 1) * (cp or 1)
+    if global_batch is None:
+        raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
+    check_count(ranks, "--ranks", 1, 10**6)
+    check_count(global_batch, "--global-batch", 1, 10**9)
+    check_count(best, "--best", 1, 1000)
+    length = seq if seq is not None else architecture.positions
+    check_count(length, "--seq", 1, 10**8)
+    machine.peak(precision)
+    job = Job(architecture, length, global_batch, precision, ranks, attention == "fused", dropout)
+    found = search(job, machine, fixed)
+
+    # One layout that is wholly given is printed whether it fits or not.
+    shown = found.plans
+    if not shown and len(found.refused) == 1:
+        layout = check_layout(found.refused[0][0], job)
+        shown = [plan_layout(layout, job, machine)]
+    result = {
+        "layouts": [one.as_dict() for one in shown[:best]],
+        "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in found.refused[:MAX_REFUSED]],
+        "parameters": architecture.parameters,
+        "parameters_active": architecture.active_parameters,
+    }
+    if output is not None:
+        _draw(found, job, output)
+    return Result(result, partial(_print, shown[:best], found, job, explain))
+
+
+def _architecture(
+    config: Path | None,
+    model: str | None,
+    layers: int | None,
+    hidden: int | None,
+    heads: int | None,
+    kv_heads: int | None,
+    ffn: int | None,
+    vocab: int | None,
+    seq: int | None,
+    gated: bool,
+    tied: bool | None,
+    experts: int,
+    top_k: int,
+) -> "Architecture":
+    """Return the model of a file, of a name, or of sizes given as flags."""
+    from minidist.planning.architecture import Architecture, checked, named
+    from minidist.planning.huggingface_config import read_architecture
+
+    if config is not None and model is not None:
+        raise UsageError(
+            f"the model is given twice, as {quoted(str(config))} and --model {quoted(model)}; leave one out"
+        )
+    sizes = {"--layers": layers, "--hidden": hidden, "--heads": heads}
+    others = {
+        "--kv-heads": kv_heads,
+        "--ffn": ffn,
+        "--vocab": vocab,
+        "--gated": gated or None,
+        "--tied": tied,
+        "--experts": experts or None,
+    }
+    if config is not None or model is not None:
+        extra = [flag for flag, value in {**sizes, **others}.items() if value is not None]
+        if extra:
+            raise UsageError(f"{extra[0]} describes a model, and {quoted(str(config or model))} is one; leave one out")
+        if config is not None or str(model).endswith(".json"):
+            return read_architecture(config or Path(str(model)))
+        return named(str(model))
+    missing = [flag for flag, value in sizes.items() if value is None]
+    if missing:
+        raise UsageError(
+            f"{missing[0]} is missing; describe the model with --layers, --hidden and --heads, or give a config.json or"
+            " --model NAME"
+        )
+    for flag, value in {**sizes, "--kv-heads": kv_heads, "--ffn": ffn, "--vocab": vocab}.items():
+        if value is not None:
+            check_count(value, flag, 1, 10**8)
+    check_count(experts, "--experts", 0, 10**5)
+    return checked(
+        Architecture(
+            layers or 0,
+            hidden or 0,
+            heads or 0,
+            vocab or 51_200,
+            seq or 2048,
+            ffn or 4 * (hidden or 0),
+            gated=gated,
+            kv_heads=kv_heads,
+            tied=tied,
+            experts=experts,
+            top_k=top_k if experts else 0,
+        )
+    )
+
+
+def _draw(found: "Search", job: "Job", output: Path) -> None:
+    """Save the picture of the frontier."""
+    from minidist.report.frame import save
+    from minidist.report.frontier import frontier
+
+    if not found.plans:
+        raise UsageError(f"no layout fits, so there is nothing to draw in {quoted(str(output))}; add GPUs")
+    layouts = [plan.as_dict() for plan in found.plans]
+    title = f"{len(layouts):,} layouts of {job.gpus:,} GPUs"
+    say(f"written: {save(frontier(layouts, title=title, command=command_line()), output)}")
+
+
+def _print(shown: list[Any], found: "Search", job: "Job", explain: bool) -> None:
+    """Print the layouts, the best one in detail, and what does not fit."""
+    from minidist.planning.cluster.search import reason_for
+    from minidist.planning.cluster.tables import best_table, explanation, header, layouts_table, refused_table
+
+    if not shown:
+        print(refused_table(found))
+        print("no layout fits: give more GPUs, a larger --gpu, a smaller --micro-batch or --recompute full")
+        return
+    print(header(job, len(found.plans), shown[0].machine.name))
+    print(layouts_table(shown))
+    print(best_table(shown[0]))
+    if found.plans:
+        print(f"why the first: {reason_for(shown[0], found.plans)}")
+    refused = refused_table(found)
+    if refused:
+        print(refused)
+    if explain:
+        print(explanation(shown[0]))

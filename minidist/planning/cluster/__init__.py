@@ -1,0 +1,10 @@
+"""Plans training jobs on clusters of GPUs: which layouts fit, how long a step takes, and which one is best.
+
+gpus.py           what a GPU and its links can do
+layout.py         how a job is divided, and which divisions are impossible
+memory.py         the bytes of each pipeline rank
+step_time.py      the seconds of a step
+calibration.py    the constants that no formula gives
+search.py         every layout, ranked
+published.py      the predictions beside what papers measured
+"""

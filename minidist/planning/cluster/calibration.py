@@ -1,0 +1,59 @@
+"""The few numbers that no formula gives, each with its source: efficiencies, latencies and constants of memory.
+
+The values are fitted, by least squares of logarithms, to published step times and peaks: Megatron-LM on A100
+(Narayanan et al., SC 2021, tables 1 and 2; Korthikanti et al., 2022, table 5), vTrain's measurements on A100 (Bang et
+al., MICRO 2024, MIT license), MPT on A100 and H100 (llm-foundry, Apache-2.0), torchtitan's tables on H100, MLPerf
+Training 4.1, Llama 3 (arXiv:2407.21783, table 4), Megatron-Bridge on H100, B200 and GB200 (Apache-2.0), and the peaks
+of Megatron-LM's functional tests (Apache-2.0). docs/planner.md shows what they predict for the tables of papers.
+
+Proved by: tests/planning/test_published.py
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Constants of time (seconds, shares of a peak) and of memory (bytes, factors)."""
+
+    # The share of a GPU family's peak that matrix products reach, and attention's core.
+    product_efficiency: Mapping[str, float] = field(default_factory=lambda: {"a100": 0.80, "h100": 0.70, "b200": 0.74})
+    attention_efficiency: Mapping[str, float] = field(
+        default_factory=lambda: {"a100": 0.325, "h100": 0.177, "b200": 0.237}
+    )
+
+    # A block's other operations move its activations so often, at a share of the memory's bandwidth.
+    block_passes: float = 22.0
+    memory_efficiency: float = 0.8
+
+    # The host launches the kernels of a block's forward pass in this time; a step has a constant part.
+    launch_seconds: float = 1.1e-3
+    step_seconds: float = 14e-3
+
+    # Collectives: shares of the nominal bandwidths, and seconds per step of a ring.
+    link_efficiency: float = 0.9
+    network_efficiency: float = 0.68
+    message_seconds: float = 6.6e-6
+
+    # Shares of the gradients' and of ZeRO 3's messages that are never hidden; how much of computing hides the others.
+    gradients_exposed: float = 0.1
+    shards_exposed: float = 0.16
+    shards_hidden: float = 0.64
+
+    # The optimizer reads and writes its states so often.
+    update_passes: float = 1.2
+
+    # Bytes that are allocated beside what is counted; bytes per logit (2-byte values, float32 copy or gradient).
+    constant_bytes: float = 1.0e8
+    logit_bytes: float = 6.0
+
+    # A prediction is a range: peaks and seconds times these.
+    memory_range: tuple[float, float] = (0.95, 1.1)
+    time_range: tuple[float, float] = (0.85, 1.2)
+
+    # What a GPU's memory also holds: the device's context and the communication library's buffers.
+    reserved_bytes: float = 1.0e9
+
+
+CALIBRATION = Calibration()

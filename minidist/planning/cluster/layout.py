@@ -1,0 +1,168 @@
+"""How a job is divided over a cluster: degrees of parallelism, batch, schedule, and what makes them impossible.
+
+The ranks are numbered as Megatron-LM numbers them: tensor parallel fastest, then context, data and pipeline parallel,
+so that the groups that send most lie inside a node.
+
+Proved by: tests/planning/test_cluster.py
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.planning.architecture import Architecture
+
+RECOMPUTE = ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class ClusterLayout:
+    """Degrees of parallelism and the micro-batches of one data-parallel rank.
+
+    dp, tp, pp, cp: data, tensor, pipeline and context parallel ranks; ep divides the dp * cp (* tp) ranks of a stage;
+    vp: the chunks of layers per pipeline rank; zero: ZeRO stage; micro_batch: sequences; microbatches: per step.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    vp: int = 1
+    zero: int = 0
+    sequence_parallel: bool = False
+    micro_batch: int = 1
+    microbatches: int = 1
+    recompute: str = "none"
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of GPUs."""
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def schedule(self) -> str:
+        """Return the pipeline schedule."""
+        return "none" if self.pp == 1 else "1f1b" if self.vp == 1 else "interleaved"
+
+    @property
+    def axes(self) -> int:
+        """Return how many kinds of parallelism are used beside data parallelism."""
+        return sum(degree > 1 for degree in (self.tp, self.pp, self.cp, self.ep)) + (self.zero > 1)
+
+    @property
+    def expert_tp(self) -> int:
+        """Return over how many tensor-parallel ranks an expert is divided: all, unless ep needs them itself."""
+        return self.tp if self.dp * self.cp % self.ep == 0 else 1
+
+    @property
+    def sharding_ranks(self) -> int:
+        """Return the ranks that hold copies of the same parameters, over which ZeRO divides."""
+        return self.dp * self.cp
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields and the schedule."""
+        return {**asdict(self), "schedule": self.schedule}
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} {getattr(self, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "vp") if getattr(self, name) > 1
+        ]
+        parts += [f"zero {self.zero}"] * (self.zero > 0) + ["sequence parallel"] * self.sequence_parallel
+        parts += [f"micro-batch {self.micro_batch} x {self.microbatches}"]
+        return ", ".join(parts + [f"recompute {self.recompute}"] * (self.recompute != "none"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained: a model, tokens per sequence, sequences per step, the precision, the number of GPUs.
+
+    fused_attention: the scores are never stored (FlashAttention); without it a step keeps them.
+    """
+
+    model: Architecture
+    length: int
+    global_batch: int
+    precision: str = "bf16"
+    gpus: int = 8
+    fused_attention: bool = True
+    dropout: bool | None = None
+
+    @property
+    def has_dropout(self) -> bool:
+        """Return whether blocks keep masks of dropout; by default those of GPT do."""
+        return not self.model.gated if self.dropout is None else self.dropout
+
+
+def stage_layers(layout: ClusterLayout, layers: int) -> list[list[int]]:
+    """Return the layers of each pipeline rank; where they do not divide, the first ranks have one more per chunk.
+
+    With `vp` chunks, rank r has the chunks r, r + pp, r + 2 pp, ...
+    """
+    chunks = layout.pp * layout.vp
+    ends = [layers * (chunk + 1) // chunks for chunk in range(chunks)]
+    # Floors grow towards the end; the last chunk has the output projection, so the larger ones come first.
+    sizes = sorted((end - start for start, end in zip([0, *ends], ends, strict=False)), reverse=True)
+    starts = [sum(sizes[:chunk]) for chunk in range(chunks)]
+    return [
+        [
+            layer
+            for chunk in range(rank, chunks, layout.pp)
+            for layer in range(starts[chunk], starts[chunk] + sizes[chunk])
+        ]
+        for rank in range(layout.pp)
+    ]
+
+
+def refusal(layout: ClusterLayout, job: Job) -> str | None:
+    """Return why a layout is not possible for a job, as a sentence, or None."""
+    model, e = job.model, layout
+    sequences = e.dp * e.micro_batch * e.microbatches
+    rules = (
+        (
+            e.ranks != job.gpus,
+            f"dp {e.dp} x tp {e.tp} x pp {e.pp} x cp {e.cp} is {e.ranks:,} ranks, and the job has {job.gpus:,} GPUs",
+        ),
+        (
+            sequences != job.global_batch,
+            f"dp {e.dp} x micro-batch {e.micro_batch} x {e.microbatches} micro-batches is {sequences:,} sequences, and"
+            f" the global batch has {job.global_batch:,}",
+        ),
+        (model.heads % e.tp > 0, f"{model.heads} heads are not divisible by tp {e.tp}"),
+        (model.inner % e.tp > 0, f"the MLP's {model.inner} is not divisible by tp {e.tp}"),
+        (
+            model.kv_heads is not None and max(model.kv_heads, e.tp) % min(model.kv_heads, e.tp) > 0,
+            f"{model.kv_heads} key-value heads and tp {e.tp} do not divide each other",
+        ),
+        (e.pp * e.vp > model.layers, f"pp {e.pp} x vp {e.vp} is more than the model's {model.layers} layers"),
+        (e.vp > 1 and e.pp == 1, f"vp {e.vp} needs a pipeline (pp above 1)"),
+        (
+            e.vp > 1 and e.microbatches % e.pp > 0,
+            f"the interleaved schedule needs micro-batches ({e.microbatches}) divisible by pp {e.pp}",
+        ),
+        (e.sequence_parallel and e.tp == 1, "sequence parallelism needs tp above 1"),
+        (
+            job.length % (2 * e.cp if e.cp > 1 else 1) > 0,
+            f"a sequence of {job.length:,} is not divisible into 2 x cp {e.cp} chunks",
+        ),
+        (
+            e.sequence_parallel and job.length // e.cp % e.tp > 0,
+            f"{job.length // e.cp:,} positions of a rank are not divisible by tp {e.tp}",
+        ),
+        (e.ep > 1 and not model.experts, f"ep {e.ep} needs a model with experts"),
+        (
+            e.ep > 1 and model.experts > 0 and model.experts % e.ep > 0,
+            f"{model.experts} experts are not divisible by ep {e.ep}",
+        ),
+        (e.dp * e.cp * e.tp % e.ep > 0, f"ep {e.ep} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}"),
+        (e.zero == 3 and e.vp > 1, f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch"),
+    )
+    return next((sentence for applies, sentence in rules if applies), None)
+
+
+def check_layout(layout: ClusterLayout, job: Job) -> ClusterLayout:
+    """Return the layout; UsageError with the reason and the remedy for one that is not possible."""
+    reason = refusal(layout, job)
+    if reason:
+        raise UsageError(f"{reason}; change one of them")
+    return layout

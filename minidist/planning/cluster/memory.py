@@ -1,0 +1,173 @@
+"""The bytes of a pipeline rank in a step, by kind, from the shapes of what it holds.
+
+    parameters    2 bytes each; with ZeRO 3 a float32 shard
+    gradients     4 bytes each (float32 sums); divided by the data-parallel ranks from ZeRO 2 on
+    optimizer     12 bytes each (float32 copy and two moments of Adam); divided from ZeRO 1 on
+    activations   what the blocks in flight keep (Korthikanti et al., 2022, section 4, equations 1 to 6)
+    logits        of the last stage, with their gradient
+    gathered      ZeRO 3: two blocks and the parameters outside the blocks, with the gradients of one block
+    workspace     of the block at work: what its backward needs beside what was kept
+    constant      what is allocated beside these (calibration.py)
+
+With 1F1B the first of p stages keeps p micro-batches, stage r keeps p - r; with v chunks per rank the warm-up has
+2 (p - r - 1) + (v - 1) p + 1 chunks (Korthikanti et al., section 4.2.3).
+
+Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
+"""
+
+from dataclasses import dataclass
+
+from minidist.planning.architecture import Parameters
+from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.layout import ClusterLayout, Job, stage_layers
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of a rank by kind, and those of the model's states alone."""
+
+    by_kind: dict[str, int]
+
+    @property
+    def states(self) -> int:
+        """Return the bytes of parameters, gradients and optimizer."""
+        return sum(self.by_kind[kind] for kind in ("parameters", "gradients", "optimizer"))
+
+    @property
+    def peak(self) -> int:
+        """Return the bytes at the fullest moment of a step."""
+        return sum(self.by_kind.values())
+
+
+def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> Parameters:
+    """Return the parameters of one rank of a pipeline stage, before ZeRO divides them.
+
+    The embedding lies on the first stage and the output projection on the last; tied ones on two stages are two copies.
+    """
+    model, t = job.model, layout.tp
+    split = replicated = expert = 0
+    for layer in layers:
+        block = model.block_at(layer)
+        split, replicated, expert = split + block.split, replicated + block.replicated, expert + block.expert
+    if rank == 0:
+        split, replicated = split + model.embedding.split, replicated + model.embedding.replicated
+    if rank == layout.pp - 1:
+        copied = model.is_tied and layout.pp > 1
+        split += model.vocabulary * model.width if copied else model.head.split
+        replicated += model.head.replicated
+    return Parameters(-(-split // t), replicated, -(-expert // (layout.expert_tp * layout.ep)))
+
+
+def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dict[str, int]:
+    """Return the bytes of parameters, gradients and optimizer states of one rank of a stage."""
+    own = rank_parameters(layout, job, rank, layers)
+    result = {"parameters": 0, "gradients": 0, "optimizer": 0}
+    # Experts have fewer copies: of the ranks of a stage, ep hold different ones.
+    expert_copies = layout.sharding_ranks * layout.tp // layout.expert_tp // layout.ep
+    for count, copies in ((own.split + own.replicated, layout.sharding_ranks), (own.expert, expert_copies)):
+        shard = -(-count // copies)
+        if layout.zero == 3:
+            # A float32 shard is value and master copy in one.
+            result = {
+                "parameters": result["parameters"] + 4 * shard,
+                "gradients": result["gradients"] + 4 * shard,
+                "optimizer": result["optimizer"] + 8 * shard,
+            }
+            continue
+        result["parameters"] += 2 * count
+        result["gradients"] += 4 * (shard if layout.zero >= 2 else count)
+        result["optimizer"] += 12 * (shard if layout.zero >= 1 else count)
+    return result
+
+
+def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:
+    """Return the bytes that one block keeps of one micro-batch, in 2-byte values and 1-byte masks.
+
+    recompute: none; full (only the block's input is kept); selective, which computes the scores again where they are
+    stored, and with fused attention the outputs of norms and of the activation function.
+    """
+    model, t = job.model, layout.tp
+    recompute = layout.recompute if recompute is None else recompute
+    tokens = layout.micro_batch * job.length // layout.cp
+    # What sequence parallelism divides beside what tensor parallelism divides.
+    outer = t if layout.sequence_parallel else 1
+    if recompute == "full":
+        return 2 * tokens * model.width // outer
+    masks = 2 * tokens * model.width if job.has_dropout else 0
+
+    # Norms: their inputs and outputs. Attention: queries, keys, values, and the input of the output projection.
+    again = recompute == "selective" and job.fused_attention
+    whole = (4 if again else 8) * tokens * model.width + masks
+    kv = model.kv_size if t <= (model.kv_heads or model.heads) else model.kv_size * t // (model.kv_heads or model.heads)
+    divided = 2 * tokens * (model.query_size + 2 * kv + model.value_size)
+    if model.latent:
+        whole += 2 * tokens * (model.latent.kv_rank + (model.latent.q_rank or 0))
+    if job.fused_attention:
+        # One float32 sum per query and head.
+        divided += 4 * tokens * model.heads
+    elif recompute == "none":
+        pairs = tokens * job.length * model.heads
+        divided += 5 * pairs if job.has_dropout else 2 * pairs
+
+    # The MLP: gate, up and their product, or the input and the output of GELU; for experts of each copy of a token.
+    if model.is_sparse(layer):
+        copies = model.top_k + model.shared_experts
+        inner = copies * (model.expert_inner or model.inner)
+        whole += 2 * tokens * model.width * model.top_k + 4 * tokens * model.experts
+    else:
+        inner = model.inner
+    divided += ((6 if model.gated else 4) - 2 * again) * tokens * inner
+    return whole // outer + divided // t
+
+
+def in_flight(layout: ClusterLayout, rank: int) -> float:
+    """Return how many micro-batches of a rank's layers are kept at the fullest moment."""
+    p, v, m = layout.pp, layout.vp, layout.microbatches
+    if v == 1:
+        return min(p - rank, m)
+    return min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) / v
+
+
+def rank_memory(
+    layout: ClusterLayout, job: Job, rank: int, layers: list[int], calibration: Calibration = CALIBRATION
+) -> RankMemory:
+    """Return the bytes of one rank of a pipeline stage at the fullest moment of a step, by kind."""
+    model, t = job.model, layout.tp
+    tokens = layout.micro_batch * job.length // layout.cp
+    outer = t if layout.sequence_parallel else 1
+    kinds = states(layout, job, rank, layers)
+
+    # Activations of the micro-batches in flight; embeddings keep a mask, the last norm and projection their inputs.
+    kept = sum(block_activations(layout, job, layer) for layer in layers)
+    activations = kept * in_flight(layout, rank)
+    if rank == 0 and job.has_dropout:
+        activations += tokens * model.width // outer * min(layout.pp, layout.microbatches)
+    if rank == layout.pp - 1:
+        activations += 4 * tokens * model.width // outer
+    kinds["activations"] = int(activations)
+    kinds["logits"] = int(calibration.logit_bytes * tokens * model.vocabulary / t) if rank == layout.pp - 1 else 0
+
+    # A block that is recomputed exists whole for a moment; any other has the gradients that flow through it.
+    largest = max(layers, key=lambda layer: model.is_sparse(layer))
+    if layout.recompute == "full":
+        kinds["workspace"] = block_activations(layout, job, largest, "none")
+    elif layout.recompute == "selective" and not job.fused_attention:
+        pairs = tokens * job.length * model.heads // t
+        kinds["workspace"] = 5 * pairs if job.has_dropout else 2 * pairs
+    else:
+        kinds["workspace"] = 4 * tokens * max(model.width, model.inner // t)
+    if layout.zero == 3:
+        block = rank_parameters(layout, job, 1, [largest])
+        rest = model.embedding.total + model.head.total if layout.pp == 1 else model.embedding.total
+        gathered = 2 * (2 * (block.split + block.replicated + block.expert) + rest // t)
+        kinds["gathered"] = gathered + 4 * (block.split + block.replicated + block.expert)
+    kinds["constant"] = int(calibration.constant_bytes)
+    return RankMemory(kinds)
+
+
+def memory_by_rank(layout: ClusterLayout, job: Job, calibration: Calibration = CALIBRATION) -> list[RankMemory]:
+    """Return the memory of one rank of each pipeline stage."""
+    return [
+        rank_memory(layout, job, rank, layers, calibration)
+        for rank, layers in enumerate(stage_layers(layout, job.model.layers))
+    ]

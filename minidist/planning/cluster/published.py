@@ -1,0 +1,416 @@
+"""The planner's predictions beside the tables of papers, by source: the content of docs/planner.md.
+
+    python -m minidist.planning.cluster.published > docs/planner.md
+
+Counts and rates that follow from a formula (parameters, days, MFU) are calculated from the published step times, and
+must agree exactly. Peaks and step times are predictions of one calibration for all tables.
+
+Proved by: tests/planning/test_published.py
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from minidist.planning.architecture import Architecture, named
+from minidist.planning.cluster.gpus import machine_of
+from minidist.planning.cluster.layout import ClusterLayout, Job
+from minidist.planning.cluster.memory import block_activations
+from minidist.planning.cluster.search import Plan, plan_layout
+from minidist.planning.cluster.step_time import StepModel
+from minidist.planning.memory_estimator import model_states
+
+GIB = 2**30
+DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published value. tolerance: how far the prediction may be, 0 for formulas."""
+
+    what: str
+    published: float
+    predicted: float
+    tolerance: float
+    unit: str
+    digits: int = 1
+    slack: float = 0.0  # of a formula: how much its inputs may be off, as they are rounded where they are printed
+
+    @property
+    def ratio(self) -> float:
+        """Return predicted / published."""
+        return self.predicted / self.published
+
+    @property
+    def agrees(self) -> bool:
+        """Return whether the prediction is within the tolerance; a formula must round to what is printed."""
+        rounding = 0.501 * 10.0**-self.digits + self.slack * self.published
+        return abs(self.predicted - self.published) <= max(rounding, self.tolerance * self.published)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of one published table."""
+
+    title: str
+    source: str
+    rows: list[Row]
+    note: str = ""
+
+
+def _gpt(layers: int, hidden: int, heads: int) -> Architecture:
+    return Architecture(layers, hidden, heads, 51_200, 2048, 4 * hidden)
+
+
+# Narayanan et al., SC 2021, table 1: layers, hidden, heads, tp, pp, GPUs, batch, 1e9 parameters, TFLOP/s per GPU.
+WEAK_SCALING = (
+    (24, 2304, 24, 1, 1, 32, 512, 1.7, 137),
+    (30, 3072, 32, 2, 1, 64, 512, 3.6, 138),
+    (36, 4096, 32, 4, 1, 128, 512, 7.5, 142),
+    (40, 6144, 48, 8, 1, 256, 1024, 18.4, 135),
+    (48, 8192, 64, 8, 2, 512, 1536, 39.1, 138),
+    (60, 10240, 80, 8, 4, 1024, 1792, 76.1, 140),
+    (80, 12288, 96, 8, 8, 1536, 2304, 145.6, 148),
+    (96, 16384, 128, 8, 16, 1920, 2160, 310.1, 155),
+    (105, 20480, 128, 8, 35, 2520, 2520, 529.6, 163),
+    (128, 25600, 160, 8, 64, 3072, 3072, 1008.0, 163),
+)
+# Table 2: layers, hidden, heads, tp, pp, ZeRO stage, micro-batch, GPUs, batch, days for 300e9 tokens, TFLOP/s per GPU.
+ZERO_OR_PIPELINE = (
+    (96, 12288, 96, 1, 1, 3, 4, 384, 1536, 90, 144),
+    (96, 12288, 96, 1, 1, 3, 2, 768, 1536, 74, 88),
+    (96, 12288, 96, 1, 1, 3, 1, 1536, 1536, 74, 44),
+    (105, 20480, 128, 1, 1, 3, 4, 640, 2560, 169, 138),
+    (105, 20480, 128, 1, 1, 3, 2, 1120, 2240, 137, 98),
+    (105, 20480, 128, 1, 1, 3, 1, 2240, 2240, 140, 48),
+    (96, 12288, 96, 8, 12, 0, 1, 384, 1536, 84, 153),
+    (96, 12288, 96, 8, 12, 0, 1, 768, 1536, 43, 149),
+    (96, 12288, 96, 8, 12, 0, 1, 1536, 1536, 23, 141),
+    (105, 20480, 128, 8, 35, 0, 1, 560, 2240, 156, 171),
+    (105, 20480, 128, 8, 35, 0, 1, 1120, 2240, 80, 167),
+    (105, 20480, 128, 8, 35, 0, 1, 2240, 2240, 42, 159),
+)
+# Korthikanti et al., 2022. Name: layers, hidden, heads, GPUs, pp, vp, micro-batch, batch (table 3); seconds with full
+# recomputation, and with sequence parallelism and selective recomputation, MFU and HFU in percent (table 5); GiB of
+# states, of activations without recomputation, and with both techniques (figure 1).
+ACTIVATIONS = {
+    "22B": (48, 6144, 64, 8, 1, 1, 4, 4, 1.42, 1.10, 41.5, 43.7, 45.5625, 59.25, 9.5625),
+    "175B": (96, 12288, 96, 64, 8, 3, 1, 64, 18.13, 13.75, 51.4, 52.8, 45.5625, 66.84375, 12.3515625),
+    "530B": (105, 20480, 128, 280, 35, 3, 1, 280, 49.05, 37.83, 56.0, 57.0, 31.640625, 114.0234375, 23.076171875),
+    "1T": (128, 25600, 160, 512, 64, 1, 1, 512, 94.42, 71.49, 56.3, 57.0, 32.958984375, 131.25, 26.5625),
+}
+# Figure 7: percent of tensor parallelism's activations with sequence parallelism, selective recomputation, both, full.
+SHARES = {
+    "22B": (66.84, 49.42, 16.18, 7.64),
+    "175B": (62.04, 56.53, 18.49, 8.71),
+    "530B": (58.31, 62.04, 20.27, 9.42),
+    "1T": (58.31, 62.04, 20.27, 9.42),
+}
+# Table 4: milliseconds of one layer of the 22B model, forward and backward.
+LAYER = {
+    "baseline": (7.7, 11.9, False, "none"),
+    "sequence parallel": (7.2, 11.8, True, "none"),
+    "full recomputation": (7.7, 19.5, False, "full"),
+    "selective recomputation": (7.7, 13.2, False, "selective"),
+    "both": (7.2, 13.1, True, "selective"),
+}
+# Rajbhandari et al., 2020, table 1: GB of states for 7.5e9, 128e9 and 1e12 parameters with stages 1, 2, 3, by ranks.
+STATES = {
+    1: (120, 120, 120, 2048, 2048, 2048, 16000, 16000, 16000),
+    4: (52.5, 41.3, 30, 896, 704, 512, 7000, 5500, 4000),
+    16: (35.6, 21.6, 7.5, 608, 368, 128, 4750, 2875, 1000),
+    64: (31.4, 16.6, 1.88, 536, 284, 32, 4187, 2218, 250),
+    256: (30.4, 15.4, 0.47, 518, 263, 8, 4046, 2054, 62.5),
+    1024: (30.1, 15.1, 0.12, 513, 257, 2, 4011, 2013, 15.6),
+}
+# torchtitan (arXiv:2410.06511), Llama 3.1: what, model, GPUs, length, precision, tp, pp, cp, micro-batch, batch,
+# recomputation, tokens per second of a GPU, GiB reserved.
+TORCHTITAN = (
+    ("FSDP", "8b", 8, 8192, "bf16", 1, 1, 1, 2, 16, "selective", 5762, 82.4),
+    ("FSDP, compiled", "8b", 8, 8192, "bf16", 1, 1, 1, 2, 16, "selective", 6667, 77.0),
+    ("FSDP, compiled, float8", "8b", 8, 8192, "fp8", 1, 1, 1, 2, 16, "selective", 8532, 76.8),
+    ("FSDP", "8b", 128, 8192, "bf16", 1, 1, 1, 2, 256, "selective", 5605, 67.0),
+    ("FSDP, compiled", "8b", 128, 8192, "bf16", 1, 1, 1, 2, 256, "selective", 6514, 62.0),
+    ("FSDP, compiled, float8", "8b", 128, 8192, "fp8", 1, 1, 1, 2, 256, "selective", 8380, 61.8),
+    ("FSDP and tensor parallel", "70b", 256, 8192, "fp8", 8, 1, 1, 16, 512, "full", 829, 0),
+    ("with asynchronous tensor parallel", "70b", 256, 8192, "fp8", 8, 1, 1, 16, 512, "full", 876, 0),
+    ("FSDP", "8b", 8, 32_768, "fp8", 1, 1, 1, 1, 8, "full", 3890, 0),
+    ("context parallel 2", "8b", 8, 65_536, "fp8", 1, 1, 2, 1, 4, "full", 2540, 0),
+    ("context parallel 4", "8b", 8, 131_072, "fp8", 1, 1, 4, 1, 2, "full", 1071, 0),
+    ("context parallel 8", "8b", 8, 262_144, "fp8", 1, 1, 8, 1, 1, "full", 548, 0),
+    ("all axes", "405b", 512, 32_768, "fp8", 8, 8, 1, 1, 64, "full", 76, 0),
+    ("all axes, context parallel 2", "405b", 512, 65_536, "fp8", 8, 8, 2, 1, 32, "full", 47, 0),
+    ("all axes, context parallel 4", "405b", 512, 131_072, "fp8", 8, 8, 4, 1, 16, "full", 31, 0),
+    ("all axes, context parallel 8", "405b", 512, 262_144, "fp8", 8, 8, 8, 1, 8, "full", 16, 0),
+)
+# Llama Team, 2024 (arXiv:2407.21783v3), table 4: GPUs, dp, batch, TFLOP/s per GPU, MFU in percent; tp 8, pp 16.
+LLAMA3 = ((8192, 64, 2048, 430, 43), (16_384, 128, 2048, 400, 41))
+# MLPerf Training 4.1, GPT-3 175B: machine, dp, seconds of a step (median); tp 4, pp 8, vp 6, 2,048 sequences.
+MLPERF = (("h100", 8, 18.3716), ("h100", 16, 9.4931), ("b200", 2, 36.0459))
+
+
+def _megatron(layers: int, hidden: int, heads: int, layout: ClusterLayout, batch: int) -> Plan:
+    job = Job(_gpt(layers, hidden, heads), 2048, batch, "fp16", layout.ranks, fused_attention=False, dropout=True)
+    return plan_layout(layout, job, machine_of("a100-80gb"))
+
+
+def _counted_flops(plan: Plan) -> float:
+    """Return the FLOPs of a step as Narayanan et al. count them (appendix): the blocks' forward pass twice."""
+    model, s = plan.job.model, plan.job.length
+    layers, h = model.layers, model.width
+    return 96 * plan.job.global_batch * s * layers * h**2 * (1 + s / (6 * h) + model.vocabulary / (16 * layers * h))
+
+
+def _teraflops(plan: Plan) -> float:
+    """Return the predicted TFLOP/s per GPU."""
+    return _counted_flops(plan) / (plan.time.seconds * plan.job.gpus) / 1e12
+
+
+def weak_scaling() -> Table:
+    """Return Narayanan et al., table 1. The micro-batch is not given: the fastest of 1 to 8 is taken."""
+    rows = []
+    for layers, hidden, heads, tp, pp, gpus, batch, billions, teraflops in WEAK_SCALING:
+        dp = gpus // tp // pp
+        tried = [
+            _megatron(
+                layers,
+                hidden,
+                heads,
+                ClusterLayout(dp, tp, pp, micro_batch=micro, microbatches=batch // dp // micro, recompute="full"),
+                batch,
+            )
+            for micro in (1, 2, 4, 8)
+            if batch // dp % micro == 0
+        ]
+        plan = min(tried, key=lambda plan: plan.time.seconds)
+        name = f"{billions:g}B on {gpus:,} GPUs"
+        counted = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (51_200 + 2048) / (12 * layers * hidden))
+        rows.append(Row(name, billions, counted / 1e9, 0, "billion parameters"))
+        rows.append(Row(name, teraflops, _teraflops(plan), 0.2, "TFLOP/s per GPU", 0))
+    return Table("Megatron-LM, table 1", "Narayanan et al., SC 2021 (arXiv:2104.04473)", rows)
+
+
+def zero_or_pipeline() -> Table:
+    """Return Narayanan et al., table 2."""
+    rows = []
+    for layers, hidden, heads, tp, pp, zero, micro, gpus, batch, days, teraflops in ZERO_OR_PIPELINE:
+        dp = gpus // tp // pp
+        layout = ClusterLayout(
+            dp, tp, pp, zero=zero, micro_batch=micro, microbatches=batch // dp // micro, recompute="full"
+        )
+        plan = _megatron(layers, hidden, heads, layout, batch)
+        name = f"{plan.job.model.parameters / 1e9:.1f}B on {gpus:,} GPUs, {'ZeRO 3' if zero else f'tp {tp}, pp {pp}'}"
+        per_token = _counted_flops(plan) / (batch * 2048)
+        exact = 300e9 * per_token / (gpus * teraflops * 1e12) / DAY
+        rows.append(Row(name, days, exact, 0, "days for 300e9 tokens", 0, slack=0.5 / teraflops))
+        rows.append(Row(name, teraflops, _teraflops(plan), 0.2, "TFLOP/s per GPU", 0))
+    return Table("Megatron-LM, table 2", "Narayanan et al., SC 2021 (arXiv:2104.04473)", rows)
+
+
+def _korthikanti(name: str, sequence_parallel: bool, recompute: str) -> Plan:
+    layers, hidden, heads, gpus, pp, vp, micro, batch = ACTIVATIONS[name][:8]
+    layout = ClusterLayout(
+        gpus // 8 // pp,
+        8,
+        pp,
+        vp=vp,
+        sequence_parallel=sequence_parallel,
+        micro_batch=micro,
+        microbatches=batch // micro,
+        recompute=recompute,
+    )
+    return _megatron(layers, hidden, heads, layout, batch)
+
+
+def activations() -> Table:
+    """Return Korthikanti et al., figures 1 and 7: states and activations of a GPU."""
+    rows = []
+    for name, values in ACTIVATIONS.items():
+        states, none, both = values[12:]
+        plain, shared = _korthikanti(name, False, "none"), _korthikanti(name, True, "selective")
+        # The figure leaves out the embedding: a rank in the middle of the pipeline has none.
+        model, pp = plain.job.model, plain.layout.pp
+        per_rank = 18 * (model.block * model.layers // pp) // 8
+        rows.append(Row(name, states, per_rank / GIB, 0.1, "GiB of states"))
+        kept = [sum(plan.memory[0].by_kind[kind] for kind in ("activations", "logits")) for plan in (plain, shared)]
+        rows.append(Row(name, none, kept[0] / GIB, 0.1, "GiB of activations"))
+        rows.append(Row(name, both, kept[1] / GIB, 0.1, "GiB of activations, sequence parallel and selective"))
+    for name, shares in SHARES.items():
+        whole = _layer_bytes(name, False, "none")
+        labels = ("sequence parallel", "selective", "both", "full")
+        settings = ((True, "none"), (False, "selective"), (True, "selective"), (False, "full"))
+        for label, share, (sequence_parallel, recompute) in zip(labels, shares, settings, strict=True):
+            percent = 100 * _layer_bytes(name, sequence_parallel, recompute) / whole
+            rows.append(Row(f"{name}, {label}", share, percent, 0.1, "% of tensor parallelism's activations"))
+    note = "Figures read by Calculon (calculon/llm/validation.py), so to a pixel."
+    return Table("Activation recomputation, figures 1 and 7", "Korthikanti et al., 2022 (arXiv:2205.05198)", rows, note)
+
+
+def _layer_bytes(name: str, sequence_parallel: bool, recompute: str) -> int:
+    plan = _korthikanti(name, sequence_parallel, recompute)
+    return block_activations(plan.layout, plan.job, 0)
+
+
+def recomputation_times() -> Table:
+    """Return Korthikanti et al., tables 4 and 5."""
+    rows = []
+    for name, (forward, backward, sequence_parallel, recompute) in LAYER.items():
+        plan = _korthikanti("22B", sequence_parallel, recompute)
+        one = StepModel(plan.layout, plan.job, plan.machine).layer_pass(0)
+        messages = 1e3 * sum(one.messages.values())
+        total = 1e3 * (one.forward + one.backward) + messages
+        rows.append(Row(f"a layer of 22B, {name}", forward + backward, total, 0.2, "ms forward and backward"))
+    for name, values in ACTIVATIONS.items():
+        full, both, mfu, hfu = values[8:12]
+        plans = _korthikanti(name, False, "full"), _korthikanti(name, True, "selective")
+        rows.append(Row(f"{name}, full recomputation", full, plans[0].time.seconds, 0.2, "s per step", 2))
+        rows.append(Row(f"{name}, sequence parallel, selective", both, plans[1].time.seconds, 0.2, "s per step", 2))
+        peak = plans[1].job.gpus * 312e12
+        rows.append(Row(name, mfu, 100 * plans[1].model_flops / (both * peak), 0, "% MFU", slack=0.005 / both))
+        rows.append(Row(name, hfu, 100 * plans[1].hardware_flops / (both * peak), 0, "% HFU", slack=0.005 / both))
+    return Table("Activation recomputation, tables 4 and 5", "Korthikanti et al., 2022 (arXiv:2205.05198)", rows)
+
+
+def zero_states() -> Table:
+    """Return Rajbhandari et al., table 1, in the paper's accounting."""
+    rows = []
+    for ranks, values in STATES.items():
+        cells = iter(values)
+        for size in (7_500_000_000, 128_000_000_000, 1_000_000_000_000):
+            stages = model_states(size, ranks)
+            for stage in (1, 2, 3):
+                published = next(cells)
+                total = stages[f"stage{stage}"]["total"] / 1e9
+                # Cells of thousands are cut off, not rounded, in the paper.
+                rows.append(Row(f"{size / 1e9:g}B on {ranks} ranks, stage {stage}", published, total, 0.005, "GB", 2))
+    return Table("ZeRO, table 1", "Rajbhandari et al., SC 2020 (arXiv:1910.02054)", rows)
+
+
+def torchtitan() -> Table:
+    """Return torchtitan's tables."""
+    rows = []
+    for what, size, gpus, length, precision, tp, pp, cp, micro, batch, recompute, speed, gib in TORCHTITAN:
+        model = replace(named(f"llama-3.1-{size}"), positions=length)
+        dp = gpus // tp // pp // cp
+        layout = ClusterLayout(
+            dp,
+            tp,
+            pp,
+            cp,
+            zero=3 if pp == 1 else 2,
+            sequence_parallel=tp > 1,
+            micro_batch=micro,
+            microbatches=batch // dp // micro,
+            recompute=recompute,
+        )
+        plan = plan_layout(layout, Job(model, length, batch, precision, gpus), machine_of("h100-96gb"))
+        name = f"{size.upper()} on {gpus} GPUs, {length:,} tokens, {what}"
+        rows.append(Row(name, speed, plan.tokens_per_second / gpus, 0.2, "tokens per second and GPU", 0))
+        if gib:
+            rows.append(Row(name, gib, plan.fullest.peak / GIB, 0.1, "GiB reserved"))
+    note = (
+        "One efficiency for compiled and plain programs: plain ones are slower. Peaks with full recomputation are left"
+        " out: what the allocator had reserved filled the GPU in all of them."
+    )
+    return Table("torchtitan, tables 1 to 4 and 6", "Liang et al., 2024 (arXiv:2410.06511)", rows, note)
+
+
+def llama3() -> Table:
+    """Return the Llama 3 report's table 4; its MFU counts 6 FLOPs per parameter and token."""
+    rows = []
+    model = replace(named("llama-3.1-405b"), positions=8192)
+    for gpus, dp, batch, teraflops, mfu in LLAMA3:
+        layout = ClusterLayout(dp, 8, 16, vp=7, zero=2, sequence_parallel=True, microbatches=batch // dp)
+        plan = plan_layout(layout, Job(model, 8192, batch, "bf16", gpus), machine_of("h100"))
+        achieved = 6 * model.parameters * batch * 8192 / (plan.time.seconds * gpus) / 1e12
+        rows.append(Row(f"{gpus:,} GPUs, dp {dp}", teraflops, achieved, 0.2, "TFLOP/s per GPU", 0))
+        rows.append(Row(f"{gpus:,} GPUs, dp {dp}", mfu, 100 * teraflops / 989.4, 0.02, "% MFU", 0))
+    note = (
+        "The report gives no number of chunks: 7 per rank are taken. Its third row (131,072 tokens) has masks of"
+        " documents, whose lengths are not published. The first version of the report prints dp 4 in that row;"
+        " 8 x 16 x 16 x 4 is not 16,384, and `minidist plan` refuses it."
+    )
+    return Table("Llama 3 405B, table 4", "Llama Team, 2024 (arXiv:2407.21783)", rows, note)
+
+
+def mlperf() -> Table:
+    """Return MLPerf Training 4.1's GPT-3 175B."""
+    rows = []
+    model = _gpt(96, 12288, 96)
+    for gpu, dp, seconds in MLPERF:
+        layout = ClusterLayout(
+            dp, 4, 8, vp=6, zero=1, sequence_parallel=True, micro_batch=2, microbatches=2048 // dp // 2
+        )
+        plan = plan_layout(layout, Job(model, 2048, 2048, "fp8", layout.ranks), machine_of(gpu))
+        rows.append(Row(f"{layout.ranks} x {gpu}", seconds, plan.time.seconds, 0.2, "s per step", 2))
+    return Table("MLPerf Training 4.1, GPT-3 175B", "MLCommons, training_results_v4.1, NVIDIA's runs", rows)
+
+
+def tables() -> Iterator[Table]:
+    """Yield all tables."""
+    yield from (
+        weak_scaling(),
+        zero_or_pipeline(),
+        activations(),
+        recomputation_times(),
+        zero_states(),
+        torchtitan(),
+        llama3(),
+        mlperf(),
+    )
+
+
+def markdown(table: Table) -> str:
+    """Format a table for docs/planner.md."""
+    predicted = [row for row in table.rows if row.tolerance]
+    within = sum(row.agrees for row in predicted)
+    exact = sum(row.agrees for row in table.rows if not row.tolerance)
+    lines = [f"## {table.title}", "", f"{table.source}. {table.note}".strip(), ""]
+    if len(table.rows) > len(predicted):
+        lines += [f"{exact} of {len(table.rows) - len(predicted)} calculated values are the printed ones.", ""]
+    lines += [f"{within} of {len(predicted)} predictions are within their tolerance.", ""]
+    lines += ["| | published | predicted | ratio | unit |", "|---|---|---|---|---|"]
+    for row in table.rows:
+        mark = "" if row.agrees else " (outside)"
+        lines.append(
+            f"| {row.what} | {row.published:,.{row.digits}f} | {row.predicted:,.{row.digits}f} |"
+            f" {row.ratio:.2f}{mark} | {row.unit} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+INTRODUCTION = """# The planner
+
+`minidist plan` answers three questions before a cluster is rented: which layouts of a job fit, how long a step takes,
+and which layout is best.
+
+```console
+$ minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512
+$ minidist plan config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
+$ minidist plan --layers 48 --hidden 8192 --heads 64 --gpu a100-80gb --ranks 512 --global-batch 1536 --tp 8 --json
+$ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 1536 -o frontier.svg
+```
+
+A model is a Hugging Face `config.json`, a name, or sizes given as flags; parameters are counted to the last one. What
+is given of `--dp --tp --pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` is fixed, everything
+else is searched. Memory is counted from shapes ([memory.py](../minidist/planning/cluster/memory.py)), a step from the
+FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages
+([step_time.py](../minidist/planning/cluster/step_time.py)). About twenty constants that no formula gives are fitted
+to published measurements, the same for all models and layouts
+([calibration.py](../minidist/planning/cluster/calibration.py)); every prediction is a range.
+
+What it does not know: kernels of one's own, a network that others use too, the fragmentation of an allocator, experts
+that are unequally busy. Compare two layouts with it; measure the one that you choose.
+
+The tables below are published values beside predictions, written by
+`python -m minidist.planning.cluster.published`. The tolerance is 10 % for memory and 20 % for times and rates; formulas
+have none. Several of these tables were among those that the constants were fitted to.
+"""
+
+
+def document() -> str:
+    """Return the content of docs/planner.md."""
+    return "\n".join([INTRODUCTION, *(markdown(table) for table in tables())])
+
+
+if __name__ == "__main__":
+    print(document(), end="")

@@ -1,0 +1,233 @@
+"""Tries every layout of a job on a cluster, and ranks those that fit by the seconds of a step.
+
+What is given is fixed, everything else is searched: degrees that divide the GPUs, powers of two for micro-batches,
+ZeRO stages 0 to 3, and recomputation. Tensor parallelism stays inside a node, as its messages cannot be hidden.
+
+Proved by: tests/planning/test_cluster.py
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.gpus import Machine
+from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, check_layout, refusal
+from minidist.planning.cluster.memory import RankMemory, memory_by_rank
+from minidist.planning.cluster.step_time import StepModel, StepTime
+
+MAX_GPUS = 1_000_000
+MAX_VP = 16  # chunks of layers per pipeline rank that are searched
+MAX_MICRO_BATCH = 64
+AXES = ("tp", "pp", "cp", "ep", "vp", "zero", "sequence_parallel", "micro_batch", "recompute", "dp")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A layout with its memory by pipeline rank and its step."""
+
+    layout: ClusterLayout
+    job: Job
+    machine: Machine
+    memory: list[RankMemory]
+    time: StepTime
+    calibration: Calibration
+
+    @property
+    def fullest(self) -> RankMemory:
+        """Return the memory of the fullest pipeline rank."""
+        return max(self.memory, key=lambda rank: rank.peak)
+
+    @property
+    def needed(self) -> float:
+        """Return the bytes that a GPU must have: the peak and what the device and the libraries hold."""
+        return self.fullest.peak + self.calibration.reserved_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the fullest rank fits."""
+        return self.needed <= self.machine.memory
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Return the tokens per second of all GPUs."""
+        return self.job.global_batch * self.job.length / self.time.seconds
+
+    @property
+    def model_flops(self) -> int:
+        """Return the model FLOPs of a step."""
+        return self.job.model.step_flops(self.job.global_batch, self.job.length)
+
+    @property
+    def hardware_flops(self) -> int:
+        """Return the FLOPs of a step with what is computed again (Korthikanti et al., 2022, appendix A)."""
+        job, model = self.job, self.job.model
+        tokens = job.global_batch * job.length
+        if self.layout.recompute == "full":
+            again = model.forward_flops(job.length) - 2 * model.width * model.vocabulary
+        elif self.layout.recompute == "selective" and not job.fused_attention:
+            # The paper counts the core's forward and backward once more: s / 3h in place of s / 6h.
+            again = 6 * job.length * (model.query_size + model.value_size) * model.layers
+        else:
+            again = 0
+        return self.model_flops + tokens * again
+
+    def utilization(self, flops: float) -> float:
+        """Return the share of the peak that so many FLOPs per step are."""
+        return flops / (self.time.seconds * self.job.gpus * self.machine.peak(self.job.precision))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `minidist plan --json` prints of a layout."""
+        low, high = self.calibration.memory_range
+        short, long = self.calibration.time_range
+        peak, seconds = self.fullest.peak, self.time.seconds
+        return {
+            **self.layout.as_dict(),
+            "fits": self.fits,
+            "memory": {
+                "peak_bytes": peak,
+                "low_bytes": int(low * peak),
+                "high_bytes": int(high * peak),
+                "by_kind": self.fullest.by_kind,
+                "states_bytes_by_pipeline_rank": [rank.states for rank in self.memory],
+                "peak_bytes_by_pipeline_rank": [rank.peak for rank in self.memory],
+            },
+            "time": {
+                "step_seconds": seconds,
+                "low_seconds": short * seconds,
+                "high_seconds": long * seconds,
+                "compute_seconds": self.time.compute,
+                "exposed_seconds": self.time.exposed,
+                "bubble_fraction": self.time.bubble,
+            },
+            "tokens_per_second": self.tokens_per_second,
+            "mfu": self.utilization(self.model_flops),
+            "hfu": self.utilization(self.hardware_flops),
+            "model_flops_per_step": self.model_flops,
+        }
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a search found: `plans` that fit, the fastest first; `refused` layouts with the reason."""
+
+    plans: list[Plan]
+    refused: list[tuple[ClusterLayout, str]]
+
+
+def divisors(number: int, most: int | None = None) -> list[int]:
+    """Return the divisors of a number up to `most`."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return [d for d in sorted({*small, *(number // d for d in small)}) if most is None or d <= most]
+
+
+def plan_layout(layout: ClusterLayout, job: Job, machine: Machine, calibration: Calibration = CALIBRATION) -> Plan:
+    """Return the plan of one layout, which must be possible."""
+    return Plan(
+        layout,
+        job,
+        machine,
+        memory_by_rank(layout, job, calibration),
+        StepModel(layout, job, machine, calibration).step(),
+        calibration,
+    )
+
+
+def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
+    """Yield the layouts that are tried: every combination of what is not fixed."""
+    model, gpus = job.model, job.gpus
+
+    def choices(axis: str, values: list[Any]) -> list[Any]:
+        return [fixed[axis]] if axis in fixed else values
+
+    for tp, cp in product(
+        choices("tp", divisors(gpus, machine.gpus_per_node if machine.gpus_per_node <= 8 else 8)),
+        choices(
+            "cp", [c for c in divisors(gpus, 64) if c == 1 or (job.length // c >= 2048 and job.length % (2 * c) == 0)]
+        ),
+    ):
+        if gpus % (tp * cp) and not {"dp", "pp"} <= set(fixed):
+            continue
+        for pp in choices("pp", divisors(gpus // (tp * cp) or 1, min(model.layers, 128))):
+            dp = fixed.get("dp", gpus // (tp * cp * pp))
+            rest = job.global_batch // dp if dp else 0
+            for vp, ep, zero, sequence, micro, recompute in product(
+                choices("vp", divisors(model.layers // pp or 1, MAX_VP) if pp > 1 else [1]),
+                choices("ep", divisors(model.experts, min(dp * cp * tp, model.experts)) if model.experts else [1]),
+                choices("zero", [0, 1, 2, 3] if dp * cp > 1 and pp == 1 else [0, 1] if dp * cp > 1 else [0]),
+                choices("sequence_parallel", [tp > 1]),
+                choices("micro_batch", [m for m in (1, 2, 4, 8, 16, 32, 64) if m <= min(rest, MAX_MICRO_BATCH)] or [1]),
+                choices("recompute", list(RECOMPUTE)),
+            ):
+                yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, max(1, rest // micro), recompute)
+
+
+def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
+    """Return the layouts that fit, the fastest first, and those that are refused, with the reason.
+
+    fixed: values by name of `ClusterLayout`'s fields. Errors: UsageError with the reason when every layout that has
+    these values is impossible; one that does not fit is no error.
+    """
+    if not 1 <= job.gpus <= MAX_GPUS:
+        raise UsageError(f"--gpus {job.gpus} is out of range; give 1 to {MAX_GPUS:,}")
+    tried = list(candidates(job, machine, fixed))
+    plans, refused = [], []
+    for layout in tried:
+        reason = refusal(layout, job)
+        if reason:
+            refused.append((layout, reason))
+            continue
+        plan = plan_layout(layout, job, machine, calibration)
+        if plan.fits:
+            plans.append(plan)
+        else:
+            fullest = max(range(len(plan.memory)), key=lambda rank: plan.memory[rank].peak)
+            refused.append(
+                (
+                    layout,
+                    f"pipeline rank {fullest} needs {plan.needed / 1e9:,.1f} GB, and {machine.name} has"
+                    f" {machine.memory / 1e9:,.0f} GB",
+                )
+            )
+    possible = len(plans) + sum("needs" in reason and "GB" in reason for _, reason in refused)
+    if not possible:
+        # One reason, that of the layout nearest to what was asked for.
+        if not tried:
+            raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
+        check_layout(tried[0], job)
+    # A prediction is not exact to a percent: of nearly equal layouts the one with fewer axes comes first.
+    return Search(sorted(plans, key=lambda plan: plan.time.seconds * 1.01**plan.layout.axes), refused)
+
+
+def _described(fixed: Mapping[str, Any]) -> str:
+    return ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
+
+
+def reason_for(best: Plan, plans: list[Plan]) -> str:
+    """Return one sentence: what each axis of the best layout is for, compared with the best layout without it."""
+    layout, parts = best.layout, []
+    for axis, off, words in (
+        ("tp", 1, f"tensor parallelism {layout.tp}"),
+        ("pp", 1, f"pipeline parallelism {layout.pp}"),
+        ("cp", 1, f"context parallelism {layout.cp}"),
+        ("ep", 1, f"expert parallelism {layout.ep}"),
+        ("zero", 0, f"ZeRO {layout.zero}"),
+        ("recompute", "none", f"{layout.recompute} recomputation"),
+    ):
+        if getattr(layout, axis) == off:
+            continue
+        without = [plan for plan in plans if getattr(plan.layout, axis) == off]
+        if not without:
+            parts.append(f"without {words} no layout that was tried fits")
+        else:
+            ratio = without[0].time.seconds / best.time.seconds
+            parts.append(f"without {words} the best takes {ratio:.2f} times as long")
+    room = best.machine.memory - best.needed
+    if not parts:
+        return (
+            f"data parallelism alone fits with {room / 1e9:,.0f} GB to spare, and every other axis adds messages or a"
+            " bubble"
+        )
+    return "; ".join(parts)

@@ -1,0 +1,215 @@
+"""The seconds of a training step, split into computing, messages that are not hidden, and the pipeline's bubble.
+
+A block's forward pass is its matrix products at a share of the peak, with a loss per product that makes small ones
+slow; attention's core; the other operations at the memory's bandwidth; and the all-reduces of tensor parallelism. The
+host launches its kernels in `launch_seconds`, so that no block is faster. A backward pass is twice the products, and
+recomputation one more forward pass.
+
+A pipeline of p ranks with v chunks takes (m + (p - 1) / v) times the slowest stage (Narayanan et al., SC 2021,
+section 2.2). Collectives cost what a ring costs: (n - 1) / n of the bytes, and a latency per step of the ring.
+
+Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.gpus import Machine
+from minidist.planning.cluster.layout import ClusterLayout, Job, stage_layers
+from minidist.planning.cluster.memory import rank_parameters
+
+
+class Pass(NamedTuple):
+    """Seconds of the forward and of the backward pass of one micro-batch, and of the messages in both."""
+
+    forward: float
+    backward: float
+    messages: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step. exposed: messages that computing does not hide, by axis; bubble: the share of idle time."""
+
+    compute: float
+    exposed: dict[str, float]
+    bubble: float
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of the step."""
+        return (self.compute + sum(self.exposed.values())) / (1 - self.bubble)
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """The step of one layout on one machine."""
+
+    layout: ClusterLayout
+    job: Job
+    machine: Machine
+    calibration: Calibration = CALIBRATION
+
+    # collectives ------------------------------------------------------------------------------------------------------
+
+    def ring_seconds(self, nbytes: float, ranks: int, stride: int, passes: int = 1, adapters: bool = True) -> float:
+        """Return the seconds of a ring over `ranks` GPUs that are `stride` ranks apart; an all-reduce has two passes.
+
+        A ring that leaves the node has as many network adapters as the group has GPUs in a node.
+        """
+        if ranks == 1:
+            return 0.0
+        c, machine = self.calibration, self.machine
+        near = max(1, min(ranks, machine.gpus_per_node // stride))
+        link, network = machine.link * c.link_efficiency, machine.network * c.network_efficiency
+        inside = near == ranks
+        bandwidth = link if inside else min(link, network * (near if adapters else 1))
+        steps = ranks - 1 if inside else near - 1 + ranks // near - 1
+        return passes * ((ranks - 1) / ranks * nbytes / bandwidth + steps * c.message_seconds)
+
+    # a block ----------------------------------------------------------------------------------------------------------
+
+    def products_seconds(self, flops: float) -> float:
+        """Return the seconds of matrix products of `flops` operations."""
+        c = self.calibration
+        peak = self.machine.peak(self.job.precision)
+        return flops / (peak * c.product_efficiency[self.machine.family])
+
+    def layer_pass(self, layer: int) -> Pass:
+        """Return one layer's seconds for one micro-batch on one rank of a stage."""
+        c, e, job, model = self.calibration, self.layout, self.job, self.job.model
+        tokens = e.micro_batch * job.length / e.cp
+        # Scores cost half where a fused kernel leaves out what the causal mask hides.
+        scores = 2 * job.length * (model.query_size + model.value_size) * tokens / e.tp
+        products = model.layer_flops(layer, 0) * tokens / e.tp
+        half = self.machine.peak("bf16" if job.precision != "fp16" else "fp16")
+        core = scores * (0.5 if job.fused_attention else 1) / (half * c.attention_efficiency[self.machine.family])
+        if not job.fused_attention:
+            core += (
+                10 * tokens * job.length * model.heads / e.tp / (self.machine.memory_bandwidth * c.memory_efficiency)
+            )
+
+        # Operations that are bound by the memory: norms, residuals, activations.
+        inner = (
+            (model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
+            if model.is_sparse(layer)
+            else model.inner
+        )
+        outer = e.tp if e.sequence_parallel else 1
+        moved = 2 * c.block_passes * tokens * (model.width / outer + inner / e.tp / 4)
+        others = moved / (self.machine.memory_bandwidth * c.memory_efficiency)
+
+        linear = self.products_seconds(products)
+        forward, backward = linear + core + others, 2 * linear + 2.5 * core + 2 * others
+        again = 0.0
+        if e.recompute == "full":
+            again = forward
+        elif e.recompute == "selective":
+            again = others if job.fused_attention else core
+        messages = self._layer_messages(layer, tokens)
+        forward = max(forward, c.launch_seconds)
+        return Pass(
+            forward, max(backward + again, 2 * c.launch_seconds + (e.recompute == "full") * c.launch_seconds), messages
+        )
+
+    def _layer_messages(self, layer: int, tokens: float) -> dict[str, float]:
+        """Return the seconds of a layer's messages, forward and backward, by axis."""
+        e, model = self.layout, self.job.model
+        width = 2 * tokens * model.width
+        again = e.recompute == "full"
+        result = {}
+        if e.tp > 1:
+            # Two all-reduces in each direction, and two more when the forward pass is repeated.
+            result["tp"] = (4 + 2 * again) * self.ring_seconds(width, e.tp, 1, passes=2)
+        if e.cp > 1:
+            # Keys and values travel around the ring, and with their gradients back.
+            kv = 4 * tokens * model.kv_size / e.tp * e.cp
+            result["cp"] = (3 + again) * self.ring_seconds(kv, e.cp, e.tp)
+        if e.ep > 1 and model.is_sparse(layer):
+            # Tokens to their experts and back, in both directions.
+            result["ep"] = (4 + 2 * again) * self.ring_seconds(
+                width * model.top_k / (e.tp if e.sequence_parallel else 1), e.ep, e.expert_tp
+            )
+        return result
+
+    # a step -----------------------------------------------------------------------------------------------------------
+
+    def stage_pass(self, rank: int, layers: list[int]) -> Pass:
+        """Return the seconds of all layers of a pipeline rank for one micro-batch, with embedding and projection."""
+        e, model = self.layout, self.job.model
+        kinds: dict[bool, Pass] = {}
+        forward = backward = 0.0
+        messages: dict[str, float] = {}
+        for layer in layers:
+            sparse = model.is_sparse(layer)
+            one = kinds[sparse] if sparse in kinds else kinds.setdefault(sparse, self.layer_pass(layer))
+            forward, backward = forward + one.forward, backward + one.backward
+            for axis, seconds in one.messages.items():
+                messages[axis] = messages.get(axis, 0.0) + seconds
+        tokens = e.micro_batch * self.job.length / e.cp
+        if rank == e.pp - 1:
+            head = self.products_seconds(2 * tokens * model.width * model.vocabulary / e.tp)
+            loss = (
+                16
+                * tokens
+                * model.vocabulary
+                / e.tp
+                / (self.machine.memory_bandwidth * self.calibration.memory_efficiency)
+            )
+            forward, backward = forward + head + loss, backward + 2 * head + loss
+        if e.pp > 1:
+            # An activation and a gradient per chunk; tensor-parallel ranks each send their share.
+            nbytes = 2 * tokens * model.width / e.tp
+            near = e.tp * e.cp * e.dp < self.machine.gpus_per_node
+            bandwidth = self.machine.link if near else self.machine.network
+            share = self.calibration.link_efficiency if near else self.calibration.network_efficiency
+            messages["pp"] = 2 * e.vp * (nbytes / (bandwidth * share) + self.calibration.message_seconds)
+        return Pass(forward, backward, messages)
+
+    def gradients_seconds(self, layers: list[int], rank: int, compute: float) -> float:
+        """Return the seconds of the gradients' and ZeRO's collectives that computing does not hide."""
+        e, c = self.layout, self.calibration
+        own = rank_parameters(e, self.job, rank, layers)
+        seconds = shards = 0.0
+        for count, copies, stride in (
+            (own.split + own.replicated, e.sharding_ranks, e.tp),
+            (own.expert, e.sharding_ranks * e.tp // e.expert_tp // e.ep, e.expert_tp * e.ep),
+        ):
+            if count == 0 or copies == 1:
+                continue
+            if e.zero == 3:
+                # Gathered for the forward and for the backward pass, and reduced, for every micro-batch.
+                shards += e.microbatches * (3 * self.ring_seconds(2 * count, copies, stride, adapters=False))
+            else:
+                reduced = e.microbatches if e.zero == 2 else 1
+                seconds += reduced * self.ring_seconds(2 * count, copies, stride) + self.ring_seconds(
+                    2 * count, copies, stride
+                )
+        return c.gradients_exposed * seconds + max(c.shards_exposed * shards, shards - c.shards_hidden * compute)
+
+    def step(self) -> StepTime:
+        """Return the seconds of a step of the slowest pipeline rank."""
+        e, c = self.layout, self.calibration
+        stages = stage_layers(e, self.job.model.layers)
+        passes = {0: self.stage_pass(0, stages[0]), e.pp - 1: self.stage_pass(e.pp - 1, stages[-1])}
+        slowest = max(passes, key=lambda rank: passes[rank].forward + passes[rank].backward)
+        one = passes[slowest]
+        compute = e.microbatches * (one.forward + one.backward)
+        exposed = {axis: e.microbatches * seconds for axis, seconds in one.messages.items()}
+
+        # The pipeline fills and drains: of every chunk but one, the passes of one micro-batch.
+        idle = (e.pp - 1) / e.vp
+        bubble = idle / (e.microbatches + idle)
+
+        # Once per step: gradients, the optimizer, and a constant.
+        own = rank_parameters(e, self.job, slowest, stages[slowest])
+        data = self.gradients_seconds(stages[slowest], slowest, compute)
+        if data:
+            exposed["dp"] = data
+        shard = sum(own) / (e.sharding_ranks if e.zero else 1)
+        update = c.update_passes * 28 * shard / (self.machine.memory_bandwidth * c.memory_efficiency)
+        once = data + update + c.step_seconds
+        # Those are outside of the pipeline, so its share of the whole is smaller.
+        pipelined = (compute + sum(exposed.values()) - data) / (1 - bubble)
+        return StepTime(compute + update + c.step_seconds, exposed, bubble * pipelined / (pipelined + once))

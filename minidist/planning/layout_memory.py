@@ -1,0 +1,39 @@
+"""The bytes of a rank at each ZeRO stage for a layout with several axes, by the code that plans clusters.
+
+Proved by: tests/planning/test_cluster.py
+"""
+
+from typing import Any
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import check_count
+from minidist.planning.architecture import named
+from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, check_layout
+from minidist.planning.cluster.memory import memory_by_rank
+from minidist.planning.memory_estimator import NOT_COUNTED
+
+
+def layout_peak(
+    name: str, dp: int, tp: int, pp: int, cp: int, ep: int, batch: int, length: int | None, recompute: str
+) -> dict[str, Any]:
+    """Return {"model", "parameters", "stage0": {kind: bytes, "total"}, ...} of the fullest pipeline rank.
+
+    batch: sequences of a micro-batch; there are as many micro-batches as pipeline ranks, which fill a 1F1B pipeline.
+    Tensor parallelism divides the sequence too. Attention is fused. Errors: UsageError for degrees that do not divide
+    the model.
+    """
+    model = named(name)
+    if recompute not in RECOMPUTE:
+        raise UsageError(f"--recompute {quoted(recompute)} with several axes; it must be {', '.join(RECOMPUTE)}")
+    for flag, degree in (("--dp", dp), ("--tp", tp), ("--pp", pp), ("--cp", cp), ("--ep", ep), ("--batch", batch)):
+        check_count(degree, flag, 1, 10**6)
+    length = model.positions if length is None else length
+    check_count(length, f"--seq for {name}", 1, model.positions)
+    job = Job(model, length, dp * batch * pp, "bf16", dp * tp * pp * cp)
+    result: dict[str, Any] = {"model": name, "parameters": model.parameters}
+    for stage in range(4):
+        layout = ClusterLayout(dp, tp, pp, cp, ep, 1, stage, tp > 1, batch, pp, recompute)
+        check_layout(layout, job)
+        fullest = max(memory_by_rank(layout, job), key=lambda rank: rank.peak)
+        result[f"stage{stage}"] = {**fullest.by_kind, "total": fullest.peak}
+    return {**result, "not_counted": NOT_COUNTED}

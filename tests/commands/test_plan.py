@@ -1,0 +1,142 @@
+"""`minidist plan`: its JSON object, its tables, and one sentence for whatever is wrong."""
+
+import json
+
+import pytest
+
+from minidist.cli import main
+
+MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
+LAYOUT = ["--dp", "8", "--tp", "8", "--pp", "16", "--cp", "1", "--vp", "1", "--zero", "1", "--micro-batch", "1"]
+
+
+def run(*arguments):
+    """Return the exit code of a command."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
+
+
+def printed(capsys, *arguments):
+    """Return the JSON object that a command prints."""
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_best_layouts_and_the_refused_ones(capsys):
+    result = printed(capsys, *MEGATRON)
+    assert result["parameters"] == result["parameters_active"] == 174_604_259_328
+    assert len(result["layouts"]) == 10
+    assert all(layout["fits"] for layout in result["layouts"])
+    assert all(layout["reason"] for layout in result["refused"])
+    best = result["layouts"][0]
+    assert best["dp"] * best["tp"] * best["pp"] * best["cp"] == 1024
+    assert best["dp"] * best["micro_batch"] * best["microbatches"] == 1536
+    memory, time = best["memory"], best["time"]
+    assert memory["peak_bytes"] == sum(memory["by_kind"].values()) == max(memory["peak_bytes_by_pipeline_rank"])
+    assert len(memory["states_bytes_by_pipeline_rank"]) == best["pp"]
+    assert memory["low_bytes"] < memory["peak_bytes"] < memory["high_bytes"]
+    assert time["low_seconds"] < time["step_seconds"] < time["high_seconds"]
+    assert best["tokens_per_second"] == pytest.approx(1536 * 2048 / time["step_seconds"])
+    assert best["mfu"] == pytest.approx(best["model_flops_per_step"] / (time["step_seconds"] * 1024 * 312e12))
+
+
+def test_a_layout_that_is_wholly_given_is_the_only_one(capsys):
+    result = printed(capsys, *MEGATRON, *LAYOUT, "--sequence-parallel", "--recompute", "selective")
+    (layout,) = result["layouts"]
+    assert {key: layout[key] for key in ("dp", "tp", "pp", "cp", "ep", "vp", "zero", "micro_batch")} == {
+        "dp": 8,
+        "tp": 8,
+        "pp": 16,
+        "cp": 1,
+        "ep": 1,
+        "vp": 1,
+        "zero": 1,
+        "micro_batch": 1,
+    }
+    assert (layout["schedule"], layout["recompute"], layout["sequence_parallel"]) == ("1f1b", "selective", True)
+    assert layout["microbatches"] == 192
+    # Without --ranks the degrees are the ranks, and a layout that does not fit is shown with its reason.
+    small = ["plan", "--model", "gpt3-175b", "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
+    result = printed(capsys, *small, "--no-sequence-parallel", "--recompute", "none")
+    assert [one["fits"] for one in result["layouts"]] == [False]
+    assert "v100 has 34 GB" in result["refused"][0]["reason"]
+
+
+def test_sizes_as_flags_and_a_file_are_the_same_model(capsys, tmp_path):
+    keys = {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 14336,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(keys))
+    cluster = [
+        "--gpu",
+        "h100",
+        "--ranks",
+        "8",
+        "--global-batch",
+        "64",
+        "--zero",
+        "3",
+        "--tp",
+        "1",
+        "--micro-batch",
+        "1",
+    ]
+    sizes = ["--layers", "32", "--hidden", "4096", "--heads", "32", "--kv-heads", "8", "--ffn", "14336", "--gated"]
+    flags = printed(capsys, "plan", *sizes, "--vocab", "128256", "--seq", "8192", *cluster)
+    assert flags["parameters"] == 8_030_261_248
+    assert printed(capsys, "plan", str(path), *cluster) == flags
+    assert printed(capsys, "plan", "--model", str(path), *cluster) == flags
+
+
+def test_what_people_read(capsys, tmp_path):
+    picture = tmp_path / "frontier.svg"
+    assert run(*MEGATRON, "--tp", "8", "--micro-batch", "1", "--explain", "--best", "3", "-o", str(picture)) == 0
+    text = capsys.readouterr().out
+    assert "174.60e9 parameters on 1,024 x a100-80gb" in text
+    assert "why the first: " in text
+    assert "layouts do not fit" in text
+    assert "model FLOPs of a step: 3 x 1,536 sequences x 2,048 tokens" in text
+    assert text.count("micro-batch 1 x") >= 3
+    assert b"<svg" in picture.read_bytes()
+
+
+def test_nothing_fits(capsys):
+    assert run("plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8") == 0
+    assert "no layout fits: give more GPUs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--gpu", "h100"], "--layers is missing"),
+        (["--model", "gpt2", "--layers", "3"], "--layers describes a model, and 'gpt2' is one"),
+        (["--model", "gpt2", "--ranks", "8"], "the batch is missing"),
+        (["--model", "gpt2", "--global-batch", "8"], "the number of GPUs is missing"),
+        (["--model", "gpt5", "--ranks", "8", "--global-batch", "8"], "--model 'gpt5' is unknown"),
+        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--tp", "5"], "8 GPUs has tp 5|8 GPUs"),
+        (["--model", "gpt2", "--ranks", "16", "--global-batch", "16", "--pp", "16"], "more than the model's 12 layers"),
+        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--recompute", "all"], "--recompute 'all'"),
+        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--zero", "4"], "--zero is 4"),
+        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--precision", "fp4"], "--precision 'fp4'"),
+        (["--layers", "2", "--hidden", "10", "--heads", "3", "--ranks", "1"], "not divisible by 3 heads"),
+        (
+            ["--model", "llama-3.1-405b", "--seq", "8192", "--ranks", "16384", "--global-batch", "128"]
+            + ["--dp", "4", "--tp", "8", "--pp", "16", "--cp", "16"],
+            "dp 4 x tp 8 x pp 16 x cp 16 is 8,192 ranks, and the job has 16,384 GPUs",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
+    assert run("plan", *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(line)

@@ -1,0 +1,183 @@
+"""The planner against closed forms: states, activations, micro-batches in flight, rings, bubbles, and refusals."""
+
+from dataclasses import replace
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.planning.architecture import Architecture, named
+from minidist.planning.cluster.calibration import CALIBRATION
+from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of
+from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_layers
+from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
+from minidist.planning.cluster.search import plan_layout, reason_for, search
+from minidist.planning.cluster.step_time import StepModel
+from minidist.planning.layout_memory import layout_peak
+
+GPT = Architecture(8, 512, 8, 1024, 256, 2048)
+A100 = MACHINES["a100-80gb"]
+
+
+def job(layout, model=GPT, length=256, **more):
+    """Return the job that a layout's batch belongs to."""
+    return Job(model, length, layout.dp * layout.micro_batch * layout.microbatches, "fp16", layout.ranks, **more)
+
+
+@pytest.mark.parametrize("pp", [1, 2, 3, 8])
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_the_ranks_of_a_layout_hold_every_parameter(pp, tp):
+    layout = ClusterLayout(tp=tp, pp=pp)
+    ranks = [rank_parameters(layout, job(layout), r, layers) for r, layers in enumerate(stage_layers(layout, 8))]
+    copied = GPT.vocabulary * GPT.width if pp > 1 else 0  # the embedding is tied, and lies on both ends
+    assert sum(rank.split for rank in ranks) * tp + sum(rank.replicated for rank in ranks) == GPT.parameters + copied
+
+
+def test_experts_are_divided_among_their_ranks():
+    model = replace(named("mixtral-8x7b"), layers=2)
+    layout = ClusterLayout(dp=8, ep=4)
+    own = rank_parameters(layout, job(layout, model), 0, [0, 1])
+    assert own.expert == 2 * 8 * 3 * 4096 * 14336 // 4
+    states = memory_by_rank(replace(layout, zero=1), job(layout, model))[0]
+    # Of eight ranks, two hold the same experts, and all eight hold the rest.
+    rest = own.split + own.replicated
+    assert states.by_kind["optimizer"] == 12 * (own.expert // 2 + -(-rest // 8))
+
+
+@pytest.mark.parametrize(("zero", "per_parameter"), [(0, 18), (1, 6 + 12 / 4), (2, 2 + 16 / 4), (3, 16 / 4)])
+def test_states_per_parameter(zero, per_parameter):
+    layout = ClusterLayout(dp=4, zero=zero)
+    states = memory_by_rank(layout, job(layout))[0].states
+    assert states == pytest.approx(per_parameter * GPT.parameters, abs=64)
+
+
+@pytest.mark.parametrize("t", [1, 2, 8])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_activations_are_those_of_korthikanti_et_al(t, sequence_parallel, recompute):
+    s, b, h, a = 256, 3, GPT.width, GPT.heads
+    layout = ClusterLayout(tp=t, sequence_parallel=sequence_parallel and t > 1, micro_batch=b, recompute=recompute)
+    outer = t if layout.sequence_parallel else 1
+    if recompute == "full":
+        expected = 2 * s * b * h / outer
+    else:
+        expected = s * b * h * (10 / outer + 24 / t + (5 * a * s / (h * t) if recompute == "none" else 0))
+    assert block_activations(layout, job(layout, fused_attention=False, dropout=True), 0) == expected
+
+
+def test_micro_batches_in_flight():
+    # 1F1B keeps p - r; interleaved 2 (p - r - 1) + (v - 1) p + 1 chunks of 1 / v of the layers.
+    assert [in_flight(ClusterLayout(pp=4, microbatches=8), r) for r in range(4)] == [4, 3, 2, 1]
+    assert [in_flight(ClusterLayout(pp=4, microbatches=2), r) for r in range(4)] == [2, 2, 2, 1]
+    assert in_flight(ClusterLayout(pp=4, vp=2, microbatches=8), 0) == (2 * 3 + 4 + 1) / 2
+    # The first rank then holds L (1 + (p - 1) / (p v)) layers.
+    assert in_flight(ClusterLayout(pp=8, vp=3, microbatches=64), 0) * 12 == pytest.approx(96 * (1 + 7 / 24))
+
+
+@pytest.mark.parametrize(("pp", "vp"), [(1, 1), (3, 1), (4, 2), (8, 1), (2, 4)])
+def test_every_layer_lies_on_one_stage(pp, vp):
+    stages = stage_layers(ClusterLayout(pp=pp, vp=vp), 8)
+    assert sorted(layer for stage in stages for layer in stage) == list(range(8))
+    assert len(stages) == pp
+
+
+def test_a_ring_costs_what_it_sends():
+    step = StepModel(ClusterLayout(dp=8), job(ClusterLayout(dp=8)), A100)
+    bandwidth = A100.link * CALIBRATION.link_efficiency
+    wait = 7 * CALIBRATION.message_seconds
+    assert step.ring_seconds(1e9, 8, 1) == pytest.approx(7 / 8 * 1e9 / bandwidth + wait)
+    assert step.ring_seconds(1e9, 8, 1, passes=2) == pytest.approx(2 * (7 / 8 * 1e9 / bandwidth + wait))
+    assert step.ring_seconds(1e9, 1, 1) == 0
+    # Ranks that are eight apart lie on different nodes, and each has one network adapter.
+    assert step.ring_seconds(1e9, 8, 8) > 5 * step.ring_seconds(1e9, 8, 1)
+
+
+def test_the_bubble_is_the_share_of_narayanan_et_al():
+    for pp, vp, m in ((4, 1, 8), (4, 2, 8), (2, 4, 64)):
+        layout = ClusterLayout(pp=pp, vp=vp, microbatches=m)
+        idle = (pp - 1) / vp
+        # Of the pipeline; the whole step also has the optimizer and a constant.
+        assert plan_layout(layout, job(layout), A100).time.bubble < idle / (m + idle)
+        large = replace(GPT, width=8192, heads=64, inner=32768)
+        layout = replace(layout, micro_batch=64)
+        assert plan_layout(layout, job(layout, large), A100).time.bubble == pytest.approx(idle / (m + idle), rel=0.2)
+
+
+def test_the_parts_of_a_step_are_its_seconds():
+    layout = ClusterLayout(2, 2, 2, zero=1, microbatches=4)
+    time = plan_layout(layout, job(layout), A100).time
+    parts = time.compute + sum(time.exposed.values()) + time.bubble * time.seconds
+    assert parts == pytest.approx(time.seconds)
+    assert set(time.exposed) == {"tp", "pp", "dp"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        (ClusterLayout(dp=3), "is 3 ranks, and the job has 8 GPUs"),
+        (ClusterLayout(dp=8, micro_batch=3), "is 24 sequences, and the global batch has 16"),
+        (ClusterLayout(tp=8, pp=1, microbatches=16), "4 heads are not divisible by tp 8"),
+        (ClusterLayout(pp=8, vp=2, microbatches=16), "more than the model's 8 layers"),
+        (ClusterLayout(dp=8, vp=2, microbatches=2), "needs a pipeline"),
+        (ClusterLayout(dp=2, pp=4, vp=2, micro_batch=4, microbatches=2), r"micro-batches \(2\) divisible by pp 4"),
+        (ClusterLayout(dp=8, sequence_parallel=True, microbatches=2), "needs tp above 1"),
+        (ClusterLayout(dp=8, ep=2, microbatches=2), "needs a model with experts"),
+    ],
+)
+def test_impossible_layouts_have_a_reason(layout, sentence):
+    model = replace(GPT, heads=4, head_size=128) if layout.tp == 8 else GPT
+    reason = refusal(layout, Job(model, 256, 16, "bf16", 8))
+    assert reason is not None
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(reason)
+
+
+def test_a_search_ranks_what_fits():
+    found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {})
+    assert found.plans
+    assert all(plan.fits for plan in found.plans)
+    assert found.plans[0].time.seconds <= 1.1 * min(plan.time.seconds for plan in found.plans)
+    assert {plan.layout.ranks for plan in found.plans} == {16}
+    assert any(" needs " in reason for _, reason in found.refused)
+    assert reason_for(found.plans[0], found.plans)
+    # What is fixed stays, and the layouts with it are those of the whole search.
+    fixed = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {"tp": 4, "zero": 1})
+    wanted = [plan.layout for plan in found.plans if (plan.layout.tp, plan.layout.zero) == (4, 1)]
+    assert [plan.layout for plan in fixed.plans if plan.layout.dp > 1] == [one for one in wanted if one.dp > 1]
+
+
+def test_small_models_are_data_parallel_and_large_ones_stay_in_a_node():
+    small = search(Job(named("gpt2"), 1024, 512, "bf16", 8), A100, {}).plans[0].layout
+    assert (small.dp, small.tp, small.pp) == (8, 1, 1)
+    large = search(Job(named("gpt3-175b"), 2048, 1536, "bf16", 512), A100, {}).plans[0].layout
+    assert 1 < large.tp <= 8
+    assert large.pp > 1
+
+
+def test_a_layout_of_four_axes_in_memory():
+    one = layout_peak("gpt2", 4, 1, 1, 1, 1, 2, 512, "none")
+    four = layout_peak("gpt2", 4, 2, 2, 1, 1, 2, 512, "none")
+    assert set(one) == set(four)
+    assert four["stage0"]["optimizer"] < 0.6 * one["stage0"]["optimizer"]
+    with pytest.raises(UsageError, match="12 heads are not divisible by tp 5"):
+        layout_peak("gpt2", 1, 5, 1, 1, 1, 1, 512, "none")
+
+
+def test_a_machine_of_ones_own(tmp_path):
+    path = tmp_path / "mine.toml"
+    keys = "fp16 = 1e12\nmemory = 1e10\nmemory_bandwidth = 1e11\nlink = 1e10\nnetwork = 1e9\n"
+    path.write_text(keys + "gpus_per_node = 4\n")
+    assert machine_of(str(path)) == Machine("mine", 1e12, 0.0, 1e10, 1e11, 1e10, 1e9, 4)
+    for text, sentence in (
+        (keys + "colour = 3\n", "key 'colour'"),
+        (keys.replace("link = 1e10\n", ""), "has no key 'link'"),
+        (keys.replace("1e12", "-1.0"), "fp16=-1.0"),
+        (keys + "gpus_per_node = 0\n", "gpus_per_node=0"),
+        (keys + "family = 'tpu'\n", "family 'tpu'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=sentence):
+            machine_of(str(path))
+    with pytest.raises(UsageError, match="--gpu 'h1000' is unknown"):
+        machine_of("h1000")
+    with pytest.raises(UsageError, match="has no 8-bit floats"):
+        A100.peak("fp8")

@@ -1,0 +1,39 @@
+"""docs/planner.md is what the code predicts; formulas give what papers print; predictions are within tolerances."""
+
+from pathlib import Path
+
+import pytest
+
+from minidist.planning.cluster.published import document, tables
+
+TABLES = {table.title: table for table in tables()}
+# What is outside of its tolerance, as the page says: programs that are not compiled, and one irregular row.
+OUTSIDE = {
+    "8B on 8 GPUs, 8,192 tokens, FSDP",
+    "8B on 128 GPUs, 8,192 tokens, FSDP",
+    "8B on 8 GPUs, 65,536 tokens, context parallel 2",
+}
+
+
+def test_the_page_is_what_the_code_predicts():
+    page = Path(__file__).parents[2] / "docs" / "planner.md"
+    assert page.read_text(encoding="utf-8") == document(), (
+        "run: python -m minidist.planning.cluster.published > docs/planner.md"
+    )
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_predictions_agree_with_the_published_values(title):
+    assert {row.what for row in TABLES[title].rows if not row.agrees} <= OUTSIDE
+    assert all(row.tolerance <= 0.2 for row in TABLES[title].rows)
+
+
+@pytest.mark.parametrize("title", ["Megatron-LM, table 2", "Activation recomputation, tables 4 and 5"])
+def test_the_order_of_variants_is_right(title):
+    for unit in ("TFLOP/s per GPU", "s per step"):
+        rows = [row for row in TABLES[title].rows if row.unit == unit]
+        for a in rows:
+            for b in rows:
+                # Values that are nearly equal have no order that a model could predict.
+                if a.published > 1.1 * b.published:
+                    assert a.predicted > b.predicted, (a, b)
