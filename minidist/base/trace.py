@@ -56,6 +56,7 @@ PURPOSES = (
     "batch_norm",
     "metrics",
     "evaluation",
+    "teacher",
     "checkpoint",
     "startup",
     "parameter_push",

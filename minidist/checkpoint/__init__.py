@@ -6,6 +6,7 @@ rank_state.py         state that belongs to a rank
 error_feedback.py     the residuals of compressed gradients
 buffers.py            running statistics
 resume.py             a training job in a checkpoint and back
+saved_model.py        the model of a checkpoint
 initial_weights.py    the weights of a checkpoint in a new job
 storage.py            the file operations of a save
 """

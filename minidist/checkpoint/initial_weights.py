@@ -7,13 +7,12 @@ layout that saved them nor the one that loads them matters. Sends nothing.
 Proved by: tests/checkpoint/test_initial_weights.py
 """
 
-from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
-from minidist.checkpoint.buffers import load_buffers
 from minidist.checkpoint.directory import Checkpoint
 from minidist.checkpoint.resume import read_job_state
+from minidist.checkpoint.saved_model import load_weights, named_checkpoint
 from minidist.config.train_config import TrainConfig, flag
 
 # The settings that make the model; heads do not show in any shape.
@@ -27,13 +26,7 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
     """
     if config.init_from is None:
         return None
-    path = Path(config.init_from)
-    if not ((path / "latest").exists() or (path / "metadata.json").exists()):
-        raise UsageError(
-            f"--init-from {quoted(config.init_from)} has no checkpoint in it; name a directory that train --save has"
-            " written, or one of the folders in it, such as step-00000040"
-        )
-    checkpoint = Checkpoint(path.parent, path.name) if (path / "metadata.json").exists() else Checkpoint(path)
+    checkpoint = named_checkpoint("--init-from", config.init_from)
 
     state = read_job_state(checkpoint)
     for name in ARCHITECTURE:
@@ -52,16 +45,7 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
 
 
 def load_initial_weights(config: TrainConfig, model: Any) -> None:
-    """Give a whole new model the weights, and running statistics, of --init-from; without the flag do nothing.
-
-    They are converted to the model's own dtype.
-    """
+    """Give a whole new model the weights, and running statistics, of --init-from; without the flag do nothing."""
     checkpoint = initial_checkpoint(config)
-    if checkpoint is None:
-        return
-    for parameter in model.parameters():
-        name = f"weights/{parameter.name}"
-        checkpoint.expect(name, parameter.shape)
-        parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
-        parameter.updated()
-    load_buffers(checkpoint, model)
+    if checkpoint is not None:
+        load_weights(checkpoint, model)

@@ -77,6 +77,10 @@ FIXED = (
     "seed",
     "evaluate_every",
     "local_steps",
+    "distill_from",  # compared by the teacher's weights, where the checkpoint has that
+    "temperature",
+    "distill_weight",
+    "teacher_precision",
 )
 
 
@@ -89,6 +93,8 @@ class SavedJob(Protocol):
 
     @property
     def data_digest(self) -> str: ...
+    @property
+    def teacher_digest(self) -> str | None: ...
 
 
 class SavedAxis(CompressedAxis, Protocol):
@@ -182,6 +188,7 @@ def job_state(
     return {
         "config": {name: getattr(job.config, name) for name in FIXED},
         "data_digest": job.data_digest,
+        **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
         "optimizer_steps": optimizer_steps,
@@ -200,6 +207,7 @@ class JobState(BaseModel):
     losses: list[float]
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
+    teacher_digest: str | None = None  # with --distill-from
 
 
 def read_job_state(checkpoint: Checkpoint) -> JobState:
@@ -355,6 +363,9 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
         # Data are the same when their content is, whatever their path.
         if name == "data" and state.data_digest is not None:
             continue
+        # So is a teacher.
+        if name == "distill_from" and state.teacher_digest is not None and config.distill_from is not None:
+            continue
         # Older checkpoints have fewer settings.
         then = state.config.get(name, TrainConfig.model_fields[name].default)
         # How often a job is evaluated changes no number; whether it is decides which data it trains on.
@@ -371,6 +382,13 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
         raise UsageError(
             f"the checkpoint {quoted(path)} was made with --data {name}, whose content was not that of --data"
             f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
+        )
+
+    if rank == 0 and state.teacher_digest is not None and state.teacher_digest != job.teacher_digest:
+        raise UsageError(
+            f"the checkpoint {quoted(path)} was made with another teacher than the one in --distill-from"
+            f" {_short(config.distill_from)} now; name the folder of the checkpoint that it learned from, such as"
+            " DIR/step-00000040"
         )
 
     # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.

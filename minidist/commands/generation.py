@@ -8,7 +8,6 @@ Proved by: tests/commands/test_generation.py
 """
 
 from collections.abc import Iterator
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from minidist.base.errors import UsageError, quoted
 from minidist.base.random import Key, uniform
 from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.resume import read_job_state
-from minidist.config.models import make_model, parameter_count
+from minidist.checkpoint.saved_model import load_weights, saved_config, vocabulary_of
+from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
 from minidist.nn.quantization import convert, load_ranges, observers_of, prepare_qat
 
-EMBEDDINGS = {"gpt": "weights/transformer.wte.weight", "llama": "weights/model.embed_tokens.weight"}
 BYTES = 256
 
 
@@ -41,7 +40,7 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
     classifier, and those of `Checkpoint`.
     """
     checkpoint = Checkpoint(directory, step=step)
-    config = TrainConfig.make(**read_job_state(checkpoint).config)
+    config = saved_config(checkpoint)
     if not config.is_language_model:
         kind = "a classifier" if config.model == "mlp" else "a model of your own"
         raise UsageError(
@@ -55,12 +54,8 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
         config = config.model_copy(update={"precision": "fp32"})
 
     # The vocabulary is the number of rows of the embedding, so the data set itself is not needed.
-    model = make_model(config, Vocabulary(_vocabulary(checkpoint, config)))
-    for parameter in model.parameters():
-        name = f"weights/{parameter.name}"
-        checkpoint.expect(name, parameter.shape)
-        parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
-        parameter.updated()
+    model = make_model(config, Vocabulary(vocabulary_of(checkpoint, config)))
+    load_weights(checkpoint, model)
     # A job that trained for INT8 generates with integer products, as it was evaluated.
     if config.quantize != "none":
         model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
@@ -68,26 +63,6 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
         model = convert(model)
     model.eval()
     return model, config
-
-
-def _vocabulary(checkpoint: Checkpoint, config: TrainConfig) -> int:
-    """Return the rows of the embedding; UsageError when the weights cannot be those of a model of `config`.
-
-    Making the model allocates what the config says, so it is compared with what is stored first.
-    """
-    shapes = [entry["shape"] for name, entry in checkpoint.tensors.items() if name.startswith("weights/")]
-    name, stored = EMBEDDINGS[config.model], sum(map(prod, shapes))
-    rows = checkpoint.tensors.get(name, {"shape": [0]})["shape"][0]
-    checkpoint.expect(name, (rows, config.width))
-    # Position embeddings are stored in a GPT only; no layer has less than one tensor.
-    counted = config if config.model == "gpt" else config.model_copy(update={"context": 1})
-    expected = parameter_count(counted, rows)
-    if expected > 2 * stored or config.layers > len(shapes):
-        raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} describes a model of {config.layers} layers and about"
-            f" {expected:,} parameters, and holds {stored:,}; {checkpoint.remedy}"
-        )
-    return int(rows)
 
 
 def generate(

@@ -35,6 +35,7 @@ from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.train.progress import Progress
 from minidist.train.state import Observer, TrainResult
 from minidist.train.strategies.parameter_server import parameter_server_bytes
+from minidist.train.teacher import teacher_checkpoint
 from minidist.train.trainer import train
 
 
@@ -150,9 +151,9 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
 
-    # Servers are ranks too, beside those of the degrees.
-    servers = config.servers if config.strategy == "ps" else 0
-    result = size or (resolve_dims(config).ranks + servers if ranks is None else ranks)
+    # Servers and teachers are ranks too, beside those of the degrees.
+    beside = config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
+    result = size or (resolve_dims(config).ranks + beside if ranks is None else ranks)
     check_ranks(result)
 
     # All errors of the settings are reported before any rank starts.
@@ -161,6 +162,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     check_rules(config, batches, 1 if size else result)
     check_saving(config)
     initial_checkpoint(config)
+    teacher_checkpoint(config, load_dataset(config.data))
     return result
 
 
@@ -260,19 +262,20 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             config, batches, [result.sizes for result in results], first.first_step
         ).items():
             closed[name] = closed.get(name, 0) + volume
-    if config.save is not None and outcome.size > 1:
+    saving = outcome.size - config.teacher_ranks
+    if config.save is not None and saving > 1:
         every = config.every or config.steps
         saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
         # The workers of a server have running statistics of their own, which are averaged.
         numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
-        closed["checkpoint"] = saves * (save_bytes(outcome.size) + 2 * (outcome.size - 1) * numbers * 8)
+        closed["checkpoint"] = saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
         for name in dict.fromkeys((*closed, *measured))
     }
 
     if path is not None:
-        mesh = {} if config.strategy == "ps" else mesh_of(batches.dims)
+        mesh = {} if config.strategy == "ps" or config.teacher_ranks else mesh_of(batches.dims)
         write_traces(
             path,
             outcome.traces,
@@ -371,7 +374,7 @@ def run_comparison(
 
     # The trace keeps both losses and the differences, for the picture that lays one over the other.
     if trace is not None:
-        mesh = mesh_of(resolve_dims(config, size))
+        mesh = {} if config.teacher_ranks else mesh_of(resolve_dims(config, size))
         header = {
             "losses": verdict.losses,
             "reference_losses": verdict.reference_losses,

@@ -453,6 +453,52 @@ SPARSITY = (
     ),
 )
 
+# A student's loss compares whole rows of logits with the teacher's, which other ranks may compute or share.
+DISTILLATION = (
+    Rule(
+        "distillation-with-tp",
+        lambda j: j.distill_from is not None and j.tp > 1,
+        "--tp {tp} cuts every row of logits over ranks, and --distill-from {distill_from} compares whole rows with the"
+        " teacher's",
+        "use --dp, --pp or --cp, with or without --zero",
+    ),
+    Rule(
+        "teacher-without-student",
+        lambda j: j.teacher_ranks > j.data_ranks // j.cp,
+        "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, each of which has"
+        " one teacher",
+        "use --teacher-ranks {replicas_of_data} at most",
+        {"replicas_of_data": lambda j: j.dims.dp},
+    ),
+    *(
+        Rule(
+            f"{name.replace('_', '-')}-in-a-pipeline",
+            both(name, "pp", unless=1),
+            f"{flag(name)} needs ranks that use logits at the same time, and with --pp {{pp}} the schedule decides"
+            " which rank computes a loss, and when",
+            "leave it out",
+        )
+        for name in ("shard_teacher", "teacher_ranks")
+    ),
+    *(
+        Rule(
+            f"{name.replace('_', '-')}-with-server",
+            both(name, "server"),
+            f"{flag(name)} needs ranks that use logits at the same time, and the workers of --strategy ps have no step"
+            " in common",
+            "leave it out, or use --strategy auto",
+        )
+        for name in ("shard_teacher", "teacher_ranks")
+    ),
+    Rule(
+        "sharded-teacher-on-its-own-ranks",
+        lambda j: j.shard_teacher and j.teacher_ranks,
+        "--shard-teacher cuts the teacher over the students' ranks, and with --teacher-ranks {teacher_ranks} these have"
+        " none",
+        "leave one of them out",
+    ),
+)
+
 # A parameter server replaces reductions. Its workers hold whole models and share no common step.
 PARAMETER_SERVER = (
     Rule(
@@ -1010,6 +1056,10 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
     ("sparsity_schedule", lambda j: bool(j.prunes), "--sparsity or --sparsity-pattern"),
     ("sparsity_scope", lambda j: bool(j.prunes), "--sparsity"),
+    *(
+        (name, lambda j: j.distill_from is not None, "--distill-from")
+        for name in ("temperature", "distill_weight", "teacher_precision", "shard_teacher", "teacher_ranks")
+    ),
     ("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
     ("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
@@ -1053,6 +1103,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),
     ("check_replicas", lambda j: j.has_replicas),
+    ("shard_teacher", lambda j: False),
 )
 # Those that happen every so many steps, of which the job has fewer.
 PERIODS = ("every", "evaluate_every")
@@ -1095,6 +1146,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Gradient compression": COMPRESSION,
     "Quantised training": QUANTIZATION,
     "Sparse training": SPARSITY,
+    "Knowledge distillation": DISTILLATION,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
     "Replicas, local steps and evaluation": REPLICAS,

@@ -105,6 +105,28 @@ class TrainConfig(BaseModel):
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
+    # a teacher
+    distill_from: str | None = Field(
+        None, description="knowledge distillation: the checkpoint of the teacher, a --save directory or a folder in it"
+    )
+    temperature: float = Field(
+        2.0,
+        gt=0,
+        description="distillation: divisor of teacher's and student's logits; higher shows more of the wrong classes",
+    )
+    distill_weight: float = Field(
+        0.5, gt=0, le=1, description="distillation: weight of the teacher's part of the loss; the labels have the rest"
+    )
+    teacher_precision: Literal["fp32", "fp64", "fp16", "bf16"] | None = Field(
+        None, description="distillation: dtype in which the teacher computes (default: --precision)"
+    )
+    shard_teacher: bool = Field(
+        False, description="distillation: a share of each layer of the teacher on each rank, gathered when it computes"
+    )
+    teacher_ranks: int = Field(
+        0, ge=0, le=MAX_RANKS, description="distillation: last ranks, beside those of the axes, that compute the logits"
+    )
+
     # the batch: any two of the first three give the third
     global_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per step, on all ranks together")
     micro_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per forward pass of a rank")
@@ -386,8 +408,18 @@ class Batches(BaseModel):
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     """Return the degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
 
-    With --strategy ps the servers are ranks too, outside of every degree: dp is the number of workers.
+    With --strategy ps the servers are ranks too, outside of every degree: dp is the number of workers. So are the ranks
+    of --teacher-ranks.
     """
+    # Teachers are ranks outside of the mesh, the last ones.
+    if config.teacher_ranks and ranks is not None:
+        if config.teacher_ranks >= ranks:
+            raise UsageError(
+                f"--teacher-ranks {config.teacher_ranks} of {ranks} ranks leave no student; start at least"
+                f" {config.teacher_ranks + 1} ranks, or use fewer teachers"
+            )
+        ranks -= config.teacher_ranks
+
     # Servers are ranks outside of the mesh, so the degrees divide the workers only.
     if config.strategy == "ps" and ranks is not None:
         if config.servers >= ranks:

@@ -44,6 +44,7 @@ from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.train.noise import shards_gradients
 from minidist.train.strategies.data_axis import AxisSizes
+from minidist.train.teacher import teacher_bytes
 
 ROW_OF_REPLICAS = 16  # bytes: which part of which tensor, and its fingerprint
 
@@ -70,6 +71,7 @@ def closed_form_bytes(
         _losses(config, batches),
         _overflow(config, batches),
         _ranges(config, batches, pipeline),
+        _teacher(config, batches, pipeline),
     ):
         total.update(volumes)
     total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
@@ -275,6 +277,18 @@ def _ranges(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[A
     layers = max(axis.quantized for stages in pipeline for axis in stages)
     volume = ranges_volume(layers, batches.dims.dp * batches.dims.cp) if layers else 0
     return Counter(quantization_range=config.steps * volume * ITEMSIZE[config.precision])
+
+
+def _teacher(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+    """Return the bytes of a teacher that is sharded, or of the logits that ranks of its own send."""
+    if config.distill_from is None:
+        return Counter()
+    axis, itemsize = pipeline[0][0], ITEMSIZE[config.teacher_precision or config.precision]
+    units, logits = axis.teacher_units, axis.teacher_logits
+    return Counter(
+        startup=startup_bytes(units, itemsize, batches.dims.dp * batches.dims.cp),
+        teacher=teacher_bytes(batches, config.steps, itemsize, units, logits, config.teacher_ranks),
+    )
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:

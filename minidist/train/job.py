@@ -22,6 +22,7 @@ from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig, pruning_of
 from minidist.data import (
+    Dataset,
     GlobalBatchSampler,
     PrefetchingSampler,
     Shares,
@@ -48,6 +49,7 @@ from minidist.optim import (
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
+from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
     "sgd": SGD,
@@ -85,6 +87,7 @@ class Job:
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # of quantised layers, by name
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
+    teacher: Teacher | None = None  # whose logits the model learns from, with --distill-from
     keep_steps: bool = True  # an asynchronous pipeline keeps the tensors of every step, because observers read them
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
@@ -98,8 +101,12 @@ class Job:
         first, rows = self.batch.shares.place(number)
         inputs, targets = self.sampler.batch(step, first, rows)
 
+        ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
+
         # With context parallelism each rank has all rows, and the columns of its part of the sequence.
-        return (inputs, targets) if self.positions is None else (inputs[:, self.positions], targets[:, self.positions])
+        if self.positions is not None:
+            inputs, targets = inputs[:, self.positions], targets[:, self.positions]
+        return inputs, targets if ask is None else SoftTargets(targets, ask)
 
     def loss(self, step: int, number: int, model: Any = None) -> Tensor:
         """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
@@ -114,7 +121,8 @@ class Job:
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
         """Return a micro-batch's share of the global mean from the model's outputs, with experts' auxiliary loss."""
         if not self.config.is_language_model:
-            return cross_entropy(outputs, targets, self.divisor)
+            criterion = cross_entropy if self.config.distill_from is None else DistillationLoss(self.config)
+            return criterion(outputs, targets, self.divisor)
 
         # A model with experts returns their auxiliary loss beside the logits.
         logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -125,13 +133,16 @@ class Job:
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data; in the block there is no dropout, and nothing is recorded for backward."""
+        """Yield the job on held-out data, with labels alone.
+
+        In the block there is no dropout, and nothing is recorded for backward.
+        """
         assert self.held_out is not None
         self.model.eval()
         try:
             # The same model and positions; the batch is that of a first step, of held-out samples.
             with no_grad():
-                yield replace(self, sampler=self.held_out, batch=StepBatch(self.batches.shares))
+                yield replace(self, sampler=self.held_out, batch=StepBatch(self.batches.shares), teacher=None)
         finally:
             self.model.train()
 
@@ -164,6 +175,11 @@ class Job:
         return data_digest(load_dataset(self.config.data))
 
     @property
+    def teacher_digest(self) -> str | None:
+        """The fingerprint of the teacher's weights; None without one."""
+        return None if self.teacher is None else self.teacher.digest
+
+    @property
     def divisor(self) -> float:
         """The number of rows or tokens of the whole step, by which the loss is divided."""
         return float(self.batch.shares.samples * self.targets_per_sample)
@@ -174,21 +190,24 @@ def as_input(inputs: Any, dtype: Any) -> Any:
     return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
 
 
+def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
+    """Return what a job trains on, and what it is evaluated on: the last tenth is taken off before any sampling."""
+    dataset = load_dataset(config.data)
+    return hold_out(dataset) if config.evaluate_every else (dataset, None)
+
+
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Job:
     """Build a rank's job from a config that `check_rules` has passed. comm: whose host memory offloading uses."""
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
-    dataset = load_dataset(config.data)
-    held_out = None
-
-    # The last tenth is taken off before anything is sampled, so it is never trained on.
-    if config.evaluate_every:
-        dataset, rest = hold_out(dataset)
-        held_out = GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
+    dataset, rest = training_data(config)
+    held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     load_initial_weights(config, model)
     if config.quantize != "none":
         model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
+    if config.distill_from is not None and config.is_language_model:
+        model.loss_fn = DistillationLoss(config)  # a language model computes its loss itself
     return Job(
         config,
         batches,
@@ -203,6 +222,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         observers=observers_of(model),
         matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
+        teacher=None if config.distill_from is None else Teacher(config, dataset),
     )
 
 

@@ -35,6 +35,7 @@ from minidist.train.parameter_server_trainer import run_parameter_server
 from minidist.train.recipe import parallelize
 from minidist.train.state import Observer, StepState, TrainResult, reads_tensors
 from minidist.train.strategies.strategy import Strategy
+from minidist.train.teacher_ranks import place_teacher, serve_logits
 
 TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
 MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
@@ -49,7 +50,13 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
     """
     if config.strategy == "ps":
         return run_parameter_server(comm, config, observers).result
-    batches = resolve_batches(config, comm.size)
+    batches, world = resolve_batches(config, comm.size), comm
+    if config.teacher_ranks:
+        # The last ranks send logits; the others are students, and train as they would without them.
+        students = range(batches.dims.ranks)
+        if comm.rank not in students:
+            return serve_logits(comm, config, batches)
+        comm = comm.group(students, "students")
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
     # quiet_overflow: an overflow is one error from `finish_step`, not a warning in every step.
     with account_memory(clock=clock) as account, FlopCounter() as flops, xp.quiet_overflow(), ExitStack() as stack:
@@ -64,6 +71,8 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
             stack.enter_context(SavedOnHost(job.pool).saving())
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        if job.teacher is not None:
+            place_teacher(job.teacher, world, strategy.axes, config, done)
         if config.prefetch_batches:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
         noise = NoiseMeter(strategy) if config.noise_scale else None

@@ -25,6 +25,7 @@ from minidist.train.trainer import train
 BASE = {"layers": 2, "width": 8, "heads": 2, "context": 8, "data": "markov", "steps": 3, "micro_batch": 2, "lr": 0.01}
 FP16, SERVER, EXPERTS = {"precision": "fp16"}, {"strategy": "ps", "dp": 4, "consistency": "asp"}, {"experts": 2}
 SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1"}
+STUDENT = {"distill_from": "a teacher"}
 SHARDED, CUT = {"zero": 3, "dp": 2, "layers": 6}, {"pp": 2}
 
 # A value of each setting that is not its default, with the settings that it needs.
@@ -106,6 +107,13 @@ VALUES = {
     "sparsity_schedule": {**SPARSE, "sparsity_schedule": "2"},
     "sparsity_scope": {"sparsity_scope": "global", **SPARSE},
     "sparsity_pattern": {"sparsity_pattern": "2:4", "sparsity_schedule": "1"},
+    "distill_from": STUDENT,
+    "temperature": {"temperature": 8.0, **STUDENT},
+    "distill_weight": {"distill_weight": 1.0, **STUDENT},
+    "teacher_precision": {"teacher_precision": "fp64", **STUDENT},
+    "shard_teacher": {"shard_teacher": True, "dp": 2, **STUDENT},
+    "teacher_ranks": {"teacher_ranks": 1, "dp": 2, **STUDENT},
+    "shard_teacher: alone": {"shard_teacher": True, **STUDENT},
     "recompute": {"recompute": "full"},
     "offload": {"offload": "optimizer"},
     "save": {"save": "new"},
@@ -164,7 +172,7 @@ HONOURED = {
 
 
 def ranks_of(config):
-    return resolve_dims(config).ranks + (config.servers if config.strategy == "ps" else 0)
+    return resolve_dims(config).ranks + config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
 
 
 @lru_cache(None)
@@ -175,7 +183,12 @@ def what_happens(*settings):
     check_rules(config, resolve_batches(config, ranks))
 
     # Checkpoints go into a directory of their own, "used" has one of an earlier run.
-    directory = Path(tempfile.mkdtemp()) if config.save or config.init_from else None
+    directory = Path(tempfile.mkdtemp()) if config.save or config.init_from or config.distill_from else None
+    if config.distill_from:
+        same = {name: getattr(config, name) for name in ("model", "data", "context", "heads", "seed")}
+        path = str(directory / "teacher")
+        SimWorld(1).run(train, TrainConfig.make(**{**BASE, **same, "width": 24, "steps": 1, "save": path}))
+        config = config.model_copy(update={"distill_from": path})
     if config.init_from:
         source = {"save": str(directory / "source"), "steps": 2, "resume": False, "overwrite": False, "every": 1, **NEW}
         SimWorld(ranks).run(train, config.model_copy(update={**source, "init_from": None}))

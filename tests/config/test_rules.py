@@ -20,6 +20,7 @@ from minidist.report.perfetto import write_perfetto
 PIPEDREAM = {"pp": 2, "schedule": "pipedream", "model": "llama", "microbatches": 1}
 SERVER = {"strategy": "ps", "dp": 2}
 INT8 = {"quantize": "int8"}
+STUDENT = {"distill_from": "x"}
 SPARSE = {"sparsity": 0.8, "sparsity_schedule": "2,6"}
 FILE = """
 from minidist.pipeline.plan import get_schedule
@@ -150,6 +151,24 @@ CASES = {
     "sparsity-with-server": ({**SPARSE, **SERVER}, "the workers of --strategy ps have no step in common"),
     "sparsity-schedule-without-effect": ({"sparsity_schedule": "1,2"}, "belongs to --sparsity or --sparsity-pattern"),
     "sparsity-scope-without-effect": ({"sparsity_scope": "global"}, "belongs to --sparsity"),
+    "distillation-with-tp": ({**STUDENT, "tp": 2}, "--tp 2 cuts every row of logits over ranks, and --distill-from x"),
+    "teacher-without-student": (
+        {**STUDENT, "dp": 2, "teacher_ranks": 3},
+        "--teacher-ranks 3 are more than the 2 data-parallel replicas, .* use --teacher-ranks 2 at most",
+    ),
+    "shard-teacher-in-a-pipeline": ({**STUDENT, "shard_teacher": True, "pp": 2}, "with --pp 2 the schedule decides"),
+    "teacher-ranks-in-a-pipeline": ({**STUDENT, "teacher_ranks": 1, "pp": 2}, "with --pp 2 the schedule decides"),
+    "shard-teacher-with-server": ({**STUDENT, "shard_teacher": True, **SERVER}, "have no step in common; leave it out"),
+    "teacher-ranks-with-server": ({**STUDENT, "teacher_ranks": 1, **SERVER}, "have no step in common; leave it out"),
+    "sharded-teacher-on-its-own-ranks": (
+        {**STUDENT, "shard_teacher": True, "teacher_ranks": 1},
+        "--shard-teacher cuts the teacher over the students' ranks, and with --teacher-ranks 1 these have none",
+    ),
+    "temperature-without-effect": ({"temperature": 3.0}, "--temperature 3.0 has no effect here, .*--distill-from"),
+    "distill-weight-without-effect": ({"distill_weight": 0.1}, "belongs to --distill-from"),
+    "teacher-precision-without-effect": ({"teacher_precision": "bf16"}, "belongs to --distill-from"),
+    "shard-teacher-without-effect": ({"shard_teacher": True}, "belongs to --distill-from"),
+    "teacher-ranks-without-effect": ({"teacher_ranks": 1}, "belongs to --distill-from"),
     "server-settings-without-server": ({"servers": 2}, "belong to --strategy ps"),
     "staleness-of-a-whole-clock": (
         {**SERVER, "staleness_aware": True},
@@ -367,7 +386,7 @@ CASES = {
 
 
 def ranks_of(config):
-    return resolve_dims(config).ranks + (config.servers if config.strategy == "ps" else 0)
+    return resolve_dims(config).ranks + config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)

@@ -43,7 +43,8 @@ class AxisSizes:
     reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
     ZeRO 3). quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be
     pruned, whole. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
-    whose forward runs again in backward.
+    whose forward runs again in backward. teacher_units: elements of each unit of a sharded teacher. teacher_logits: of
+    the logits of a sample that another rank sends.
     """
 
     stage: int
@@ -58,6 +59,8 @@ class AxisSizes:
     prunable: tuple[int, ...] = ()
     norms: tuple[int, ...] = ()
     norms_again: tuple[int, ...] = ()
+    teacher_units: tuple[int, ...] = ()
+    teacher_logits: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_account.py
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
@@ -118,7 +119,10 @@ class Strategy(ABC):
 
     def sizes(self) -> list[AxisSizes]:
         """Return the element counts from which the closed forms of the volumes follow."""
-        return [replace(axis.sizes(), quantized=len(self.job.observers)) for axis in self.data_axes]
+        of_job: dict[str, Any] = {"quantized": len(self.job.observers)}
+        if self.job.teacher is not None:
+            of_job |= {"teacher_units": self.job.teacher.units, "teacher_logits": self.job.teacher.received}
+        return [replace(axis.sizes(), **of_job) for axis in self.data_axes]
 
     @abstractmethod
     def tensors(self) -> Tensors:

@@ -1,0 +1,194 @@
+"""Knowledge distillation: a student learns from labels and from the logits of a trained model, its teacher.
+
+Which rank computes a micro-batch's logits changes no bit of them: each micro-batch goes through the whole teacher by
+itself, so a student's weights are those of one device. Three forms, with what they send per step:
+
+    (a) on every rank       each rank has the whole teacher                       nothing
+    (b) --shard-teacher     each rank has 1/n of every layer, gathers it for      (n-1)/n of the teacher per micro-batch
+                            its use and releases it, as ZeRO 3 does
+    (c) --teacher-ranks K   the last K ranks have the teacher, and send logits    the logits of every sample
+
+    student 0   student 1   student 2 | teacher 0   teacher 1       (c): the teacher of student r is number r % K, and
+        ▲           ▲───────────┼───────────┼───────────┘           computes one micro-batch ahead of it
+        └───────────────────────▲───────────┘
+
+A teacher has no gradients and no optimizer state, and computes without dropout.
+
+Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015 (arXiv:1503.02531).
+Proved by: tests/train/test_distillation.py
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.errors import UsageError, quoted
+from minidist.base.half import named_dtype
+from minidist.base.trace import purpose
+from minidist.checkpoint.directory import Checkpoint
+from minidist.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
+from minidist.comm import Comm
+from minidist.config.models import DTYPES, make_model
+from minidist.config.train_config import Batches, TrainConfig, flag
+from minidist.data import Dataset, TokenDataset
+from minidist.parallel import fully_shard
+from minidist.parallel.fsdp_state import param_groups_of
+
+
+class SoftTargets:
+    """The labels of a micro-batch, and the teacher's logits for it, which are asked for when the loss is computed."""
+
+    def __init__(self, labels: Array, ask: Callable[[], Array]) -> None:
+        self.labels, self._ask = labels, ask
+        self.size, self.shape, self.dtype = labels.size, labels.shape, labels.dtype
+
+    @cached_property
+    def logits(self) -> Array:
+        """The teacher's logits, (..., classes)."""
+        return self._ask()
+
+
+class DistillationLoss:
+    """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.temperature, self.weight = config.temperature, config.distill_weight
+
+    def __call__(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
+        """Return a tensor of shape (). targets: SoftTargets, or labels."""
+        if not isinstance(targets, SoftTargets):
+            return cross_entropy(logits, targets, divisor)
+        return distillation_loss(logits, targets.labels, targets.logits, self.temperature, self.weight, divisor)
+
+
+def teacher_checkpoint(config: TrainConfig, dataset: Dataset) -> tuple[Checkpoint, TrainConfig] | None:
+    """Return the checkpoint of --distill-from with the settings of its model, or None without one.
+
+    UsageError when it has none, and when its model takes other data or has other classes than the student.
+    """
+    if config.distill_from is None:
+        return None
+    checkpoint = named_checkpoint("--distill-from", config.distill_from)
+    teacher, where = saved_config(checkpoint), f"--distill-from {quoted(config.distill_from)}"
+    if not teacher.is_own_model and teacher.is_language_model is not isinstance(dataset, TokenDataset):
+        raise UsageError(
+            f"{where} holds a model (--model {teacher.model}) that cannot read --data"
+            f" {quoted(config.data, marks=False)}; teacher and student need the same kind of data"
+        )
+    if teacher.is_language_model and isinstance(dataset, TokenDataset):
+        rows = vocabulary_of(checkpoint, teacher)
+        if rows != dataset.vocab_size:
+            raise UsageError(
+                f"{where} holds a model of {rows:,} tokens and --data {quoted(config.data, marks=False)} has"
+                f" {dataset.vocab_size:,}; teacher and student need the same vocabulary"
+            )
+    if teacher.model == "gpt" and teacher.context < config.context:
+        raise UsageError(
+            f"{where} holds a model that knows {teacher.context} positions; use --context {teacher.context} at most"
+        )
+
+    # In the precision that this job asks for, whatever it was trained in.
+    chosen = {"precision": config.teacher_precision or config.precision, "quantize": "none"}
+    return checkpoint, teacher.model_copy(update=chosen)
+
+
+class Teacher:
+    """A trained model that returns logits: form (a), form (b) after `shard`, and (c) after `receive_from`.
+
+    units: elements of each unit of a sharded teacher, with padding. received: elements of a sample's logits, where
+    another rank sends them to this one.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        found = teacher_checkpoint(config, dataset)
+        assert found is not None
+        self.checkpoint, self.config = found
+        self.dataset, self.dtype = dataset, named_dtype(DTYPES[self.config.precision])
+        # Of a sample's logits: (tokens, vocabulary), or (classes,).
+        self.shape: tuple[int, ...] = (
+            (config.context, dataset.vocab_size) if isinstance(dataset, TokenDataset) else (dataset.classes,)
+        )
+        self.units: tuple[int, ...] = ()
+        self.received = 0
+        self._source: tuple[Comm, int] | None = None
+
+    @cached_property
+    def model(self) -> Any:
+        """The whole model. It is read at its first use: of a pipeline, the ranks without a loss need none."""
+        model = make_model(self.config, self.dataset)
+        load_weights(self.checkpoint, model)
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+        model.eval()
+        return model
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of the stored weights, so that a resumed job has the same teacher, whatever its path."""
+        result = hashlib.sha256()
+        for name in sorted(name for name in self.checkpoint.tensors if name.startswith("weights/")):
+            result.update(name.encode() + self.checkpoint.tensor(name).tobytes())
+        return result.hexdigest()
+
+    def shard(self, comm: Comm, prefetch: int) -> None:
+        """Keep 1/n of every layer on each rank of `comm`, all of which ask for logits at the same time.
+
+        Rank 0 sends its weights (purpose startup), and then every micro-batch gathers all layers: see `teacher_bytes`.
+        """
+        for part in (*getattr(self.model, "blocks", ()), self.model):
+            fully_shard(part, mesh=comm, prefetch=prefetch)
+        self.units = tuple(unit.flat.padded_numel for unit in param_groups_of(self.model))
+
+    def receive_from(self, comm: Comm, rank: int) -> None:
+        """Receive the logits from a rank of `comm` that runs `serve_logits`, instead of computing them."""
+        self._source, self.received = (comm, rank), prod(self.shape)
+
+    def logits(self, step: int, inputs: Array, positions: Array | None = None) -> Array:
+        """Return the logits of a micro-batch's whole samples, (rows, [tokens,] classes) in the teacher's precision.
+
+        positions: of a rank's tokens in their sequence (context parallelism), which are then returned alone.
+        """
+        if self._source is not None:
+            comm, rank = self._source
+            of_sample = self.shape if positions is None else (len(positions), *self.shape[1:])
+            received = np.empty((len(inputs), *of_sample), self.dtype)
+            with purpose("teacher"):
+                comm.recv(received, rank)
+            return received
+
+        features = inputs.dtype.kind == "f"
+        with no_grad(), purpose("teacher", whole=True):
+            result: Array = self.model(Tensor(xp.as_array(inputs, self.dtype)) if features else inputs).data
+        if result.shape[1:] != self.shape:
+            raise UsageError(
+                f"--distill-from {quoted(str(self.checkpoint.path))}: its model returns logits of shape {result.shape}"
+                f" where the data have {(len(inputs), *self.shape)}; teacher and student need the same classes"
+            )
+        # NaN compares as false, and -inf is a class that the teacher excludes.
+        if not (result < inf).all():
+            raise UsageError(
+                f"step {step}: the teacher's logits in {self.config.precision} are not finite; use"
+                f" {flag('teacher_precision')} fp32"
+            )
+        return result if positions is None else result[:, positions]
+
+
+def teacher_bytes(
+    batches: Batches, steps: int, itemsize: int, units: Sequence[int], received: int, teacher_ranks: int
+) -> int:
+    """Return the bytes that all ranks together send for the teacher (purpose teacher) in `steps` steps.
+
+    units: elements of a sharded teacher, which every micro-batch gathers over the ranks that share it. received:
+    elements of a sample's logits, which one of `teacher_ranks` sends. These are told once from which step the job
+    begins (8 B).
+    """
+    gathers = steps * batches.accumulation * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
+    sends = steps * batches.global_batch * received
+    return (gathers + sends) * itemsize + 8 * teacher_ranks

@@ -1,0 +1,212 @@
+"""`--distill-from`: a student has the bits of one device wherever its teacher is, and every byte is counted."""
+
+import json
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from minidist.autograd import no_grad
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.commands.generation import load_model
+from minidist.commands.runner import number_of_ranks
+from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.equality.compare import Judge, compare_rank, tier_of
+from minidist.equality.expected import expected_snapshots
+from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from minidist.train import teacher as teacher_module
+from minidist.train.job import build
+from minidist.train.trainer import train
+
+JOB = {"model": "gpt", "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3, "lr": 0.03}
+JOB |= {"micro_batch": 2, "reduction": "ordered"}
+TEACHER = {"layers": 2, "width": 16, "context": 8, "steps": 2}
+ON_RANKS, SHARDED = {"teacher_ranks": 1}, {"shard_teacher": True}
+UNEVEN = {"micro_batch": None, "global_batch": 7}
+LAYOUTS = {
+    "one rank": {"accumulation": 3},
+    "dp 3": {"dp": 3, "dropout": 0.1, "clip": 0.5, **UNEVEN},
+    "zero 1, fp64": {"dp": 2, "zero": 1, "precision": "fp64", "accumulation": 2},
+    "zero 3, experts": {"dp": 2, "zero": 3, "experts": 2, "recompute": "full"},
+    "int8, pruned": {"dp": 2, "quantize": "int8", "sparsity": 0.5, "sparsity_schedule": "1"},
+    "pipeline": {"pp": 2, "dp": 2, "layers": 2, "microbatches": 2},
+    "pipedream": {"pp": 2, "schedule": "pipedream-2bw", "model": "llama", "layers": 2},
+    "local steps": {"dp": 2, "local_steps": 2},
+    "mlp": {"dp": 3, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64},
+    "sharded": {"dp": 3, **SHARDED, "teacher_precision": "bf16", "accumulation": 2},
+    "sharded, zero 3, bf16": {"dp": 2, "zero": 3, **SHARDED, "precision": "bf16"},
+    "sharded mlp": {"dp": 2, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64, **SHARDED},
+    "teacher's rank": {"dp": 2, **ON_RANKS, "accumulation": 2, "zero": 2},
+    "teachers' ranks": {"dp": 3, **UNEVEN, "teacher_ranks": 2, "teacher_precision": "fp16", "temperature": 4.0},
+    "teacher's rank, mlp": {"dp": 2, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64, **ON_RANKS},
+}
+FLOATS = {"precision": "fp64", "reduction": "ring"}
+FLOAT_LAYOUTS = {
+    "cp": {"cp": 3, **FLOATS},
+    "cp, sharded": {"cp": 2, "dp": 2, **SHARDED, **FLOATS},
+    "cp, teacher's rank": {"cp": 2, "dp": 2, "context": 7, **ON_RANKS, **FLOATS},
+    "experts apart": {"dp": 2, "experts": 2, "ep": 2, **FLOATS},
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Directories of trained teachers: a GPT, and an MLP."""
+    folders = {}
+    for kind, more in {"gpt": {}, "mlp": {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}}.items():
+        folders[kind] = str(tmp_path_factory.mktemp(kind))
+        SimWorld(1).run(train, TrainConfig.make(**{**JOB, **TEACHER, **more, "save": folders[kind]}))
+    return folders
+
+
+def config_of(saved, layout, **more):
+    settings = {**JOB, **layout, **more}
+    return TrainConfig.make(**{"distill_from": saved["mlp" if settings["model"] == "mlp" else "gpt"], **settings})
+
+
+def ranks_of(config):
+    return resolve_dims(config).ranks + config.teacher_ranks
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, *FLOAT_LAYOUTS])
+def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout, saved):
+    config = config_of(saved, {**LAYOUTS, **FLOAT_LAYOUTS}[layout])
+    if layout not in ("pipedream", "local steps"):
+        config = config.model_copy(update={"evaluate_every": 2})
+    ranks = number_of_ranks(config, None)
+    assert ranks == ranks_of(config)
+    batches = resolve_batches(config, ranks)
+    own = [expected_snapshots(config, ranks, rank) for rank in range(ranks if config.local_steps else 1)]
+    judges = [Judge(own[rank % len(own)], tier_of(config, batches.dims)) for rank in range(ranks)]
+    world = SimWorld(ranks)
+    results = world.run(lambda comm: train(comm, config, [judges[comm.rank]]))
+    for rank, judge in enumerate(judges):
+        assert judge.verdict.equal, judge.verdict.first_difference
+        assert judge.verdict.steps == (3 if rank < batches.dims.ranks else 0)
+
+    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+    sizes = [result.sizes for result in results]
+    closed = Counter(closed_form_bytes(config, batches, sizes)) + evaluation_bytes(config, batches, sizes, 0)
+    for name in ("metrics", "checkpoint"):  # what the observer gathers
+        measured.pop(name, None), closed.pop(name, None)
+    assert measured == closed
+    assert (closed["teacher"] > 0) == (config.shard_teacher or config.teacher_ranks > 0)
+    if config.teacher_ranks:
+        logits = 3 * batches.global_batch * 4 * 10 if config.model == "mlp" else 0
+        assert not logits or closed["teacher"] == logits + 8
+
+
+def test_all_forms_have_the_same_bits(saved):
+    """And so has a sharded teacher in half precision, beside the whole one in half precision."""
+    forms = [{"dp": 3}, {"dp": 3, "teacher_ranks": 2}, {"dp": 3, **SHARDED}, {"dp": 3, "zero": 3, **ON_RANKS}]
+    for more in ({}, {"teacher_precision": "bf16"}):
+        losses = []
+        for form in forms:
+            config = config_of(saved, {"global_batch": 6, **form}, **more, accumulation=None)
+            losses.append(SimWorld(ranks_of(config)).run(train, config)[0].losses)
+        assert all(values == losses[0] for values in losses)
+
+
+@pytest.mark.parametrize("layout", ["dp 3", "sharded", "teacher's rank"])
+def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_path):
+    settings = {"steps": 4, "save": str(tmp_path), "every": 2}
+    config = config_of(saved, LAYOUTS[layout], **settings)
+    whole = SimWorld(ranks_of(config)).run(train, config)
+    (tmp_path / "latest").write_text("step-00000002")
+    world = SimWorld(ranks_of(config))
+    resumed = world.run(train, config.model_copy(update={"resume": True}))
+    assert [r.first_step for r in resumed] == [2] * len(resumed)
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
+    assert resumed[0].losses == whole[0].losses
+
+
+def test_a_resumed_job_has_the_same_teacher_by_its_weights(saved, tmp_path):
+    settings = {"save": str(tmp_path / "student"), "steps": 2}
+    SimWorld(1).run(train, config_of(saved, {}, **settings))
+    copy = shutil.copytree(saved["gpt"], tmp_path / "moved")
+    other = tmp_path / "other"
+    SimWorld(1).run(train, TrainConfig.make(**{**JOB, **TEACHER, "save": str(other), "seed": 5}))
+    again = {**settings, "resume": True, "steps": 3}
+    assert SimWorld(1).run(train, config_of(saved, {}, **again, distill_from=str(copy)))[0].first_step == 2
+    (tmp_path / "student" / "latest").write_text("step-00000002")
+    for change, sentence in (
+        ({"distill_from": str(other)}, "was made with another teacher than the one in --distill-from"),
+        ({"distill_from": None}, "made with --distill-from .*, this job has None; resume with --distill-from"),
+        ({"temperature": 3.0}, r"made with --temperature 2.0, this job has 3.0"),
+        ({"distill_weight": 1.0}, "resume with --distill-weight 0.5"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            SimWorld(1).run(train, config_of(saved, {}, **{**again, **change}))
+
+
+def test_a_student_learns_from_the_teacher_and_is_evaluated_on_labels(saved):
+    """With all weight on the teacher, the loss is T^2 KL; the held-out loss is the cross-entropy of the labels."""
+    config = config_of(saved, {}, distill_weight=1.0, temperature=3.0, evaluate_every=1, steps=1, micro_batch=4)
+    result = SimWorld(1).run(train, config)[0]
+    job = build(config, resolve_batches(config, 1))
+    inputs, targets = job.micro_batch(0, 0)
+    p, q = (
+        np.exp(x / 3 - np.log(np.exp(x / 3).sum(-1, keepdims=True))) for x in (targets.logits, logits_of(job, inputs))
+    )
+    assert result.losses[0] == pytest.approx(9 * (p * np.log(p / q)).sum() / 24, rel=1e-3)
+    assert result.held_out[1] == pytest.approx(np.log(16), abs=0.1)
+    assert not job.teacher.model.training
+    assert not any(parameter.requires_grad for parameter in job.teacher.model.parameters())
+
+
+def logits_of(job, inputs):
+    with no_grad():
+        return job.model(inputs).data
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "sentence"),
+    [
+        ("gpt", {"distill_from": "nowhere"}, "--distill-from 'nowhere' has no checkpoint in it; name a directory"),
+        ("gpt", {"data": "pydoc"}, "holds a model of 16 tokens and --data pydoc has 256; .* the same vocabulary"),
+        ("gpt", {"context": 9}, "holds a model that knows 8 positions; use --context 8 at most"),
+        ("mlp", {}, r"holds a model \(--model mlp\) that cannot read --data markov; .* the same kind of data"),
+        ("gpt", {"teacher_ranks": 2, "dp": 1}, "--teacher-ranks 2 are more than the 1 data-parallel replicas"),
+        ("gpt", {"tp": 2}, "--tp 2 cuts every row of logits over ranks"),
+    ],
+)
+def test_what_does_not_fit_is_one_sentence(kind, change, sentence, saved):
+    with pytest.raises(UsageError, match=sentence):
+        number_of_ranks(config_of(saved, {"distill_from": saved[kind], **change}), None)
+
+
+def test_ranks_that_leave_no_student_and_logits_that_are_not_finite(saved, monkeypatch):
+    with pytest.raises(UsageError, match="--teacher-ranks 2 of 2 ranks leave no student; start at least 3 ranks"):
+        resolve_dims(config_of(saved, {"teacher_ranks": 2}), 2)
+    load = teacher_module.load_weights
+
+    def overflowing(checkpoint, model):
+        load(checkpoint, model)
+        model.lm_head.weight.data[...] = np.nan
+
+    monkeypatch.setattr(teacher_module, "load_weights", overflowing)
+    with pytest.raises(
+        UsageError, match="step 0: the teacher's logits in fp16 are not finite; use --teacher-precision"
+    ):
+        SimWorld(1).run(train, config_of(saved, {}, teacher_precision="fp16"))
+
+
+def test_compare_and_train_from_the_command_line(saved, capsys):
+    verdict = SimWorld(3).run(compare_rank, config_of(saved, LAYOUTS["teacher's rank"]))[2]
+    assert verdict.equal
+    assert verdict.steps == 3
+    flags = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov", "--steps", "2"]
+    flags += ["--dp", "2", "--teacher-ranks", "1", "--distill-from", saved["gpt"], "--save", saved["gpt"] + "/student"]
+    with pytest.raises(SystemExit) as end:
+        main(["train", *flags, "--json"])
+    assert not end.value.code
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["bytes_by_purpose"]["teacher"]["measured"] == 2 * 8 * 6 * 16 * 4 + 8
+    for volume in printed["bytes_by_purpose"].values():
+        assert volume["measured"] == volume["closed_form"]
+    model, config = load_model(saved["gpt"] + "/student")
+    assert config.distill_from == saved["gpt"]
+    assert model.config.n_embd == 8
