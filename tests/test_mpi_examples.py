@@ -389,3 +389,81 @@ def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
     assert losses == example("simulated", 1, "trust_ratios")[1].splitlines()[:-1]
     sent, paper = re.fullmatch(r"norms of 28 layers: rank 0 sent (.*) B, on paper about (.*) B", last).groups()
     assert sent == paper
+
+
+@in_both_worlds(3)
+def test_naive_model_parallel(world, example):
+    code, output = example(world, 3, "naive_model_parallel")
+    assert code == 0, output
+    assert output.count("equals that of one device bit for bit: True") == 3
+    for rank, sent in enumerate(("8,192", "16,384", "8,192")):  # 4 steps x 16 x 32 x 4 B, to each side
+        assert f"rank {rank}: sent {sent} B" in output
+
+
+@in_both_worlds(3)
+@pytest.mark.parametrize(("weights", "kept"), [("vertical", 3), ("2bw", 2)])
+def test_asynchronous(world, weights, kept, example):
+    code, output = example(world, 3, "asynchronous", "--weights", weights)
+    assert code == 0, output
+    assert output.count(f"versions as on paper; at most {kept} of them kept") == 3
+    first, last = re.findall(r"loss ([\d.]+)", output)
+    assert float(last) < float(first)
+
+
+@in_both_worlds(2)
+@pytest.mark.parametrize(
+    ("name", "stages", "idle"),
+    [
+        ("interleaved", ("[0, 2]", "[1, 3]"), "1.5 s of 25.5"),
+        ("zbv", ("[0, 3]", "[1, 2]"), "0.0 s of 24.0"),
+        ("dualpipe", ("[0, 1]", "[0, 1]"), "0.0 s of 24.0"),
+    ],
+)
+def test_schedules(world, name, stages, idle, example):
+    code, output = example(world, 2, "schedules", "--schedule", name)
+    assert code == 0, output
+    assert f"rank 0: stages {stages[0]}, idle for {idle} s on paper; gradients equal those of one device" in output
+    assert f"rank 1: stages {stages[1]}, " in output
+
+
+@in_both_worlds(4)
+def test_hybrid_sharding(world, example):
+    code, output = example(world, 4, "hybrid_sharding")
+    assert code == 0, output
+    rows = re.findall(r"rank \d: holds 0.50 of the model; sent (.*) B inside its node, (.*) B to the other", output)
+    assert len(rows) == 4
+    inside, between = (sum(int(row[k].replace(",", "")) for row in rows) for k in (0, 1))
+    # Two gathers and a reduce-scatter of 1/2 inside; between, the all-reduce of a half over two nodes.
+    assert inside == 3 * between
+
+
+@in_both_worlds(2)
+def test_profile_and_partition(world, example):
+    code, output = example(world, 2, "profile_and_partition")
+    assert code == 0, output
+    assert "equal    blocks [3, 3]" in output
+    cuts = re.search(r"by time  blocks \[(\d), (\d)\]", output).groups()
+    assert sum(map(int, cuts)) == 6
+    slowest = [float(ms) for ms in re.findall(r"slowest stage ([\d.]+) ms", output)]
+    assert slowest[1] <= slowest[0]
+    assert "the same bits with both cuts: True" in output
+
+
+@in_both_worlds(2)
+def test_deepspeed_file(world, example):
+    code, output = example(world, 2, "deepspeed_file")
+    assert code == 0, output
+    assert "zero_optimization.stage = 2  ->  --zero 2" in output
+    assert "steps_per_print: not honoured" in output
+    assert "16 rows = 2 x 4 x 2 ranks; losses " in output
+
+
+@in_both_worlds(2)
+@pytest.mark.parametrize(("batch_norm", "sent"), [("sync", "1,224"), ("local", "0")])
+def test_image_classifier(world, batch_norm, sent, example):
+    code, output = example(world, 2, "image_classifier", "--batch-norm", batch_norm)
+    assert code == 0, output
+    rows = re.findall(rf"rank \d: {batch_norm}, max \|difference\| (.*), statistics sent {sent} B", output)
+    # 3 steps x 3 norms of 4 channels: 8 (1 + 2 C) forward, 8 x 2 C backward.
+    assert len(rows) == 2
+    assert all((float(worst) < 1e-12) == (batch_norm == "sync") for worst in rows)

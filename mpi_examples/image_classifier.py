@@ -1,0 +1,68 @@
+"""Images and batch normalisation: each rank's statistics apart, or those of all ranks together (SyncBatchNorm).
+
+    mpiexec -n 2 python mpi_examples/image_classifier.py --batch-norm local
+    mpiexec -n 2 python mpi_examples/image_classifier.py --batch-norm sync
+    python mpi_examples/image_classifier.py --ranks 2 --batch-norm sync
+
+Data parallelism is one device with a large batch, but batch norm looks at all rows of what it is given: at 8 rows on
+each of 2 ranks, and not at 16. With `sync` the ranks exchange mean and variance in every forward pass, and two sums in
+every backward pass, and then it is one device with 16 rows again. For evaluation both have the statistics of all rows.
+"""
+
+import argparse
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.base.random import batch_coordinates
+from minidist.comm import launch
+from minidist.data import GlobalBatchSampler, glyphs
+from minidist.nn import CNN
+from minidist.optim import SGD
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
+from minidist.train.loss import global_loss
+
+STEPS, ROWS, CHANNELS, BLOCKS = 3, 8, 4, 1  # rows of each rank
+
+
+def train(comm, batch_norm):
+    batch = ROWS * comm.size
+    sampler = GlobalBatchSampler(glyphs(), batch, 1, seed=0)
+    model, alone = (CNN((1, 12, 12), 10, CHANNELS, BLOCKS, dtype=np.float64) for _ in range(2))
+    if batch_norm == "sync":
+        convert_sync_batchnorm(model, comm)
+    parallel = DistributedDataParallel(model, comm, reduction="sum")
+    optimizer, expected = SGD(parallel.flat, lr=0.1), SGD(alone.parameters(), lr=0.1)
+    for step in range(STEPS):
+        # This rank's rows; the loss is divided by the rows of all ranks, so gradients are summed.
+        parallel.zero_grad()
+        images, labels = sampler.batch(step, comm.rank * ROWS, ROWS)
+        with batch_coordinates(step, comm.rank * ROWS):
+            loss = cross_entropy(parallel(Tensor(images.astype(np.float64))), labels, batch)
+        loss.backward()
+        optimizer.step()
+        total = global_loss(comm, [loss.item()])
+
+        # One device with all rows.
+        alone.zero_grad()
+        images, labels = sampler.batch(step, 0, batch)
+        with batch_coordinates(step, 0):
+            loss = cross_entropy(alone(Tensor(images.astype(np.float64))), labels, batch)
+        loss.backward()
+        expected.step()
+        if comm.rank == 0:
+            print(f"step {step}  loss {total:.6f}, of one device {loss.item():.6f}", flush=True)
+
+    # Weights and running statistics.
+    theirs = alone.state_dict()
+    worst = max(np.abs(array - theirs[name]).max() for name, array in model.state_dict().items())
+    sent = comm.trace.bytes_by_purpose().get("batch_norm", 0)
+    print(f"rank {comm.rank}: {batch_norm}, max |difference| {worst:.0e}, statistics sent {sent:,} B", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch-norm", choices=["local", "sync"], default="sync")
+    flags, _ = parser.parse_known_args()
+    launch(train, flags.batch_norm)
