@@ -240,6 +240,8 @@ class WeightGradStore:
         work.reverse()
         while work:
             self._owner.contribute(*work.pop())
+        for observer in self._owner.observers:
+            observer.weights_done()
 
 
 # --- hooks on tensors: a strategy learns how far the backward pass has come ---

@@ -121,6 +121,9 @@ class BackwardObserver:
     def finished(self) -> None:
         """Called when the pass has visited every node; not when an error ends it."""
 
+    def weights_done(self) -> None:
+        """Called when the weight gradients that the pass deferred have been computed."""
+
 
 class Parameter(Tensor):
     """A leaf tensor that a model trains.

@@ -68,11 +68,6 @@ def _validated(plan: Plan, again: bool) -> Plan:
     return recompute(plan) if again else plan
 
 
-def defers_weights(plan: Plan) -> bool:
-    """Return whether the plan computes weight gradients (W) apart from input gradients."""
-    return any(action.kind == "W" for rank in range(plan.ranks) for action in plan.actions(rank))
-
-
 def replicas_of(config: TrainConfig) -> list[int] | None:
     """Return the ranks of each stage, from --replicas; None when each has one."""
     if config.replicas is None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.config.models import make_model
-from minidist.config.pipeline_plan import check_stages, defers_weights
+from minidist.config.pipeline_plan import check_stages
 from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag, pruning_of
 from minidist.nn.quantization import prepare_qat
@@ -1014,13 +1014,6 @@ PIPELINE = (
             "idle": lambda j: list(map(bool, j.plan.orders)).index(False),
             "used": lambda j: sum(map(bool, j.plan.orders)),
         },
-    ),
-    Rule(
-        "zero-3-with-deferred-weights",
-        lambda j: j.pp > 1 and j.zero == 3 and defers_weights(j.plan),
-        "--zero 3 sends a unit's gradient when backward leaves the unit, and --schedule {schedule} computes weight"
-        " gradients (W) later than that",
-        "use --zero 2, or 1f1b",
     ),
 )
 

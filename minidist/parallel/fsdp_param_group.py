@@ -117,6 +117,7 @@ class FSDPParamGroup:
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
         self.reduced = False  # in this backward pass
+        self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
         check_same_model(self.flat, shard.comm)
@@ -208,11 +209,17 @@ class FSDPParamGroup:
         """Backward has reached the module's output."""
         self.differentiating = True
 
-    def after_backward(self, context: FSDPCommContext) -> None:
-        """Backward is done with the module: start to reduce the gradient, and release the group."""
+    def after_backward(self, context: FSDPCommContext, deferred: bool = False) -> None:
+        """Backward is done with the module: start to reduce the gradient, and release the group.
+
+        deferred: the pass leaves the weight gradients to a `WeightGradStore`, which needs no weights.
+        """
         if not self.differentiating:
             return
         self.differentiating = False
+        if deferred:
+            self.release()
+            return
         for parameter in self.trainable:
             if parameter.gradient.local is None:
                 if not self.find_unused:
@@ -221,6 +228,24 @@ class FSDPParamGroup:
         if self.trainable:
             self.start_reduce(context)
         self.release()
+
+    def weight_computed(self, parameter: Parameter, context: FSDPCommContext) -> None:
+        """A deferred weight gradient is there; the last one of the group starts the reduction."""
+        self.computed.add(parameter)
+        if len(self.computed) == len(self.trainable):
+            self.start_reduce(context)
+            self.computed = set()
+
+    def weights_done(self, context: FSDPCommContext) -> None:
+        """All deferred weight gradients are there and reduced; missing ones are an error, or zeros."""
+        if self.trainable and not self.reduced:
+            for parameter in self.trainable:
+                if parameter not in self.computed:
+                    if not self.find_unused:
+                        self._refuse_unused(parameter)
+                    parameter.zero_fill()
+            self.start_reduce(context)
+        self.computed, self.reduced = set(), False
 
     def reduce_unused(self, context: FSDPCommContext) -> None:
         """The backward pass is over and left this group out: an error, or a reduction of zeros."""

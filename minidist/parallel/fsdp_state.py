@@ -3,6 +3,7 @@
     forward    [1] gather | module computes | [2] release
     backward   [3] gather | its gradients are computed | [4] reduce-scatter them, release
                [5] at the end of the pass, finish what is in flight
+    weights    [6] of a pass that deferred weight gradients: reduce-scatter each module's when its last one is there
 
 [1] and [2] are forward hooks. They mark the module's inputs and outputs on the tape, and backward calls [3] when the
 gradients of the outputs are complete and [4] when those of the inputs are. Autograd needs to know nothing of this: a
@@ -14,9 +15,18 @@ Proved by: tests/parallel/test_fully_shard.py
 
 import weakref
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
-from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, backward_hooks, is_grad_enabled
+from minidist.autograd import (
+    BackwardObserver,
+    BackwardPass,
+    MeanOfRows,
+    Parameter,
+    backward_hooks,
+    current_pass,
+    is_grad_enabled,
+)
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
@@ -72,6 +82,9 @@ class FSDPState(BackwardObserver):
         _states[module] = weakref.ref(self)
         for state in states_of(module):
             state.root = self
+        for group in groups:
+            for parameter in group.trainable:
+                parameter.register_post_accumulate_grad_hook(partial(self._weight_ready, group))
         module.register_forward_pre_hook(self._pre_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self._post_forward)
 
@@ -168,7 +181,20 @@ class FSDPState(BackwardObserver):
         """[4] Backward has reached the module's input: everything inside it is done."""
         self._advance_clock()
         for group in self.groups:
-            group.after_backward(self.root.context)
+            group.after_backward(self.root.context, deferred=running.store is not None)
+
+    def _weight_ready(self, group: FSDPParamGroup, parameter: Parameter) -> None:
+        """[6] Outside of a pass, a deferred weight gradient was computed."""
+        if current_pass() is None:
+            group.weight_computed(parameter, self.root.context)
+
+    def weights_done(self) -> None:
+        """[6] The deferred weight gradients of a pass have been computed, unit by unit: finish what is in flight."""
+        self._advance_clock()
+        for group in param_groups_of(self.module):
+            group.weights_done(self.context)
+        self.context.finish_reduction()
+        self.context.finish_offload()
 
     def node_done(self) -> None:
         """Let gathers and reductions travel while backward goes on."""
@@ -178,9 +204,10 @@ class FSDPState(BackwardObserver):
         """[5] The pass is over: modules whose input is not marked (it was tokens) are done too. Nothing stays whole."""
         self._advance_clock()
         groups = [group for state in states_of(self.module) for group in state.groups]
+        deferred = self.running is not None and self.running.store is not None
         for group in groups:
-            group.after_backward(self.context)
-        for group in groups:
+            group.after_backward(self.context, deferred)
+        for group in groups if not deferred else ():
             group.reduce_unused(self.context)
 
         # The sums that are still in flight: the reduction of the last group, and its way to the host.

@@ -74,7 +74,7 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
         ranks, stages = len({site.rank for site in shared}), len({site.stage for site in shared})
         size = shared[0].size
         if config.zero >= 2:
-            size = -(-size // (shards * NORM_BLOCK)) * NORM_BLOCK
+            size = _shard(size, shards)
         # Replicas of a stage: an all-reduce per round of mini-batches.
         if plan.updates != "flush" and stages == 1:
             total["gradient_reduce"] += -(-config.steps // len(shared)) * 2 * (len(shared) - 1) * size * itemsize
@@ -83,7 +83,7 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
             total[purpose] += config.steps * pipelines * len(shared) * (ranks - 1) * size * itemsize
     # Sharded units of stages that several ranks of one pipeline hold (bidirectional schedules).
     if config.zero >= 2:
-        copied = sum(_copied_units(plan, pipeline, batches, axes) for axes in pipeline)
+        copied = sum(_copied_units(plan, pipeline, batches, axes, shards) for axes in pipeline) * config.dp_replicate
         total["gradient_reduce"] += config.steps * copied * itemsize
 
     # Activations forward and their gradients backward; an asynchronous plan is the whole job.
@@ -134,9 +134,9 @@ def _boundary(config: TrainConfig, batches: Batches, rows: int) -> int:
 
 
 def _copied_units(
-    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes]
+    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes], shards: int
 ) -> int:
-    """Return the elements of sharded gradients that one rank's stages send to other ranks of the same stages."""
+    """Return the elements of gradients in `shards` that one rank's stages send to other ranks of the same stages."""
     holders, total = plan.holders(), 0
     stages_of = {
         name: {axis.stage for axes in pipeline for axis in axes if name in axis.parameters}
@@ -144,8 +144,14 @@ def _copied_units(
         for name in axis.parameters
     }
     for axis in axes:
-        if any(len(stages_of[name]) > 1 for name in axis.parameters):
-            continue  # a tied weight has a unit of its own
+        # A tied weight has a unit of its own, which is summed over its stages, too, and counted there.
+        tied = [_shard(size, shards) * shards for name, size in axis.parameters.items() if len(stages_of[name]) > 1]
+        units = 0 if len(tied) == len(axis.parameters) else sum(axis.units) - sum(tied)
         _, groups = group_of(batches, axis)
-        total += (len(holders[axis.stage]) - 1) * sum(axis.units) * groups
+        total += (len(holders[axis.stage]) - 1) * units * groups
     return total
+
+
+def _shard(elements: int, shards: int) -> int:
+    """Return the elements of one shard of a unit, with padding."""
+    return -(-elements // (shards * NORM_BLOCK)) * NORM_BLOCK

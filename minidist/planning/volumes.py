@@ -119,9 +119,10 @@ def _data_axes(
             sent["gradient_reduce"] = fsdp_volume(gradient, n, copies=copies)["gradient_reduce"]
             gathers = steps * k * sent["parameter_gather"]
             gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
-            # The empty pass by which shapes are learned gathers the units, too.
+            # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
             if plan is not None and axis.stage + 1 < plan.stages:
-                gathers += len(input_shapes(plan, batches)) // batches.dp * fsdp_gather_volume(shared, n, copies)
+                through = sum(path[axis.stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
+                gathers += through * fsdp_gather_volume(shared, n, copies)
         elif config.zero:
             sent = zero_volume(gradient, units, n)
             gathers = (steps - skipped) * sent["parameter_gather"]

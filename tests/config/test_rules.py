@@ -349,10 +349,6 @@ CASES = {
         {"pp": 2, "schedule": "idle.csv"},
         "leaves rank 1 without a stage; give it one, or leave its line out and use --pp 1",
     ),
-    "zero-3-with-deferred-weights": (
-        {"pp": 2, "zero": 3, "schedule": "zb-v", "layers": 4},
-        "--schedule zb-v computes weight gradients .* use --zero 2",
-    ),
     "synchronize-each-with-zero": (
         {"synchronize_each": True, "zero": 2, "dp": 2, "accumulation": 2},
         "--zero 2 reduces after every micro-batch in any case; leave it out, or use --zero 1",

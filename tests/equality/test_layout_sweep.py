@@ -128,7 +128,7 @@ def test_the_command_prints_a_table_and_fails_when_a_layout_differs(capsys, monk
         GradientReducer, "_all_reduce", lambda self, bucket: type("Nothing", (), {"wait": lambda self: None})()
     )
     with pytest.raises(SystemExit) as end:
-        main([*arguments, "--sample", "12"])
+        main([*arguments, "--sample", "14"])
     text = capsys.readouterr().out
     assert end.value.code == 1
     assert "DIFFERS" in text

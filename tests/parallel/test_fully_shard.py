@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minidist import collectives
+from minidist import autograd, collectives
 from minidist.autograd import Parameter, Tensor, backward_hook, checkpoint
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
@@ -58,6 +58,7 @@ def train(
     recompute=False,
     mesh_shape=None,
     offload=False,
+    deferred=False,
     **settings,
 ):
     """Train; this rank's view of all tensors."""
@@ -74,7 +75,11 @@ def train(
         for shard in shards:
             shard.zero_grad()
         for i in range(local):
-            loss_of(model, step, comm.rank * local + i, comm.size * local).backward()
+            loss = loss_of(model, step, comm.rank * local + i, comm.size * local)
+            if deferred:
+                autograd.backward(loss, weight_gradients="deferred").run()
+            else:
+                loss.backward()
         if clip is not None:
             clip_shards_(shards[0].comm, shards, clip)
         stepper.step()
@@ -94,6 +99,43 @@ def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
     right = expected(ranks, optimizer, clip=0.3)
     for result in SimWorld(ranks).run(train, optimizer, clip=0.3):
         assert_same(result, right)
+
+
+@pytest.mark.parametrize("settings", [{}, {"recompute": True, "persistence_threshold": 50}, {"offload": True}])
+def test_deferred_weight_gradients_are_reduced_when_they_are_there(settings):
+    right = expected(3)
+    for result in SimWorld(3).run(train, deferred=True, **settings):
+        for kind in ("weights", "gradients"):
+            for name, values in right[kind].items():
+                assert np.array_equal(result[kind][name], values)
+
+
+def test_deferred_gradients_of_one_unit_are_whole_while_another_travels():
+    def main(comm):
+        layers = [fully_shard(Linear(64, 64, bias=False), mesh=comm) for _ in range(6)]
+        model = fully_shard(Sequential(*layers, Linear(64, 1, bias=False)), mesh=comm)
+        with account_memory() as account:
+            store = autograd.backward(
+                model(Tensor(np.ones((2, 64), np.float32), requires_grad=True)).sum() * 1.0, weight_gradients="deferred"
+            )
+            before = account.by_purpose.get("gradient", 0)
+            store.run()
+        return before, account.peak_by_purpose["gradient"]
+
+    unit, shards = 4 * 64 * 64, 6 * 4 * 64 * 64 // 2 + 4 * 1024
+    for before, most in SimWorld(2).run(main):
+        assert before == 0
+        assert most <= shards + 2 * unit
+
+
+def test_a_weight_without_a_deferred_gradient_is_named():
+    def branch(comm):
+        model = shard_branches(comm, False)
+        store = autograd.backward(model(Tensor(np.ones((4, 3))), False), weight_gradients="deferred")
+        with pytest.raises(UnusedParameterError, match=r"'right\.\w+' got no gradient"):
+            store.run()
+
+    SimWorld(2).run(branch)
 
 
 @given(

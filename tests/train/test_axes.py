@@ -47,6 +47,8 @@ def holds(ranks, tier, **values):
         (6, {"pp": 3, "zero": 3, "layers": 3, "microbatches": 3, "recompute": "full"}),
         (4, {"pp": 2, "zero": 3, "schedule": "interleaved", "chunks": 2, "layers": 4}),
         (4, {"pp": 2, "zero": 3, "experts": 4}),
+        (4, {"pp": 2, "zero": 3, "schedule": "zb-h1", "recompute": "full", "offload": "parameters"}),
+        (4, {"pp": 2, "zero": 3, "schedule": "dualpipe", "layers": 4, "microbatches": 4}),
         (8, {"pp": 2, "zero": 3, "dp_replicate": 2, "persistence_threshold": 100, "microbatches": 2}),
         (4, {"model": "llama", "pp": 2, "kv_heads": 2}),
         (2, {"model": "llama", "zero": 3}),
