@@ -7,9 +7,9 @@
 # ---
 
 # %% [markdown]
-# # 29 Optimizers: trust ratios
+# # 29 Optimizers: trust ratios and Muon
 #
-# *30 minutes. Before it: 06 and 11. You need no MPI, no GPU and no download.*
+# *40 minutes. Before it: 06 and 11. You need no MPI, no GPU and no download.*
 #
 # ## 1 Goal
 #
@@ -17,7 +17,7 @@
 #
 # What it saves: one learning rate fits all layers, so fewer and larger steps train as well. What it costs: the
 # step of an element depends on two norms of its whole layer. With ZeRO or tensor parallelism no rank has a whole layer,
-# so every step sends one message more.
+# so every step sends one message more. **Muon** needs more than two norms: the whole matrix.
 
 # %%
 import inspect
@@ -31,8 +31,8 @@ from minidist.config.train_config import TrainConfig
 from minidist.equality.compare import compare_rank
 from minidist.lesson import check, expect, solution
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
-from minidist.optim import LAMB, SGD, Adam, LayerwiseOptimizer
-from minidist.parallel import LayerSums, fully_shard, sharded_parameters
+from minidist.optim import LAMB, SGD, Adam, LayerwiseOptimizer, Muon, newton_schulz
+from minidist.parallel import LayerSums, WholeMatrices, fully_shard, sharded_parameters
 from minidist.report import draw, show
 from minidist.train.trainer import train
 
@@ -129,6 +129,32 @@ for zero in (0, 1, 2, 3):
     assert verdict.equal
 
 # %% [markdown]
+# **Muon.** The momentum of a matrix is dominated by a few directions. Muon makes all of its singular values about 1, so
+# that each direction moves as far; five rounds of matrix products do it (Newton-Schulz). Vectors, embeddings and the
+# output layer take AdamW's step.
+
+# %%
+print(inspect.getsource(newton_schulz))
+momentum = np.outer(np.arange(1.0, 5), np.arange(1.0, 7)) + np.random.default_rng(0).normal(size=(4, 6))
+print("singular values before:", np.round(np.linalg.svd(momentum, compute_uv=False), 2))
+print("and after:             ", np.round(np.linalg.svd(newton_schulz(momentum), compute_uv=False), 2))
+
+# %% [markdown]
+# With shards the momentum stays where it is, and its matrices travel. **Everywhere**: an all-gather, and every rank
+# orthogonalises all. **Owner**: each matrix has one owner; an all-to-all brings it the parts, another returns the
+# results. n/2 times fewer bytes, and 1/n of the arithmetic. Only values move, so the bits are those of one device:
+
+# %%
+MUON = {**JOB, "optimizer": "muon", "momentum": 0.95, "nesterov": True}
+for zero in (0, 1, 2, 3):
+    for form in ("owner", "everywhere"):
+        world = SimWorld(4)
+        verdict = world.run(compare_rank, TrainConfig.make(**MUON, steps=2, dp=4, zero=zero, orthogonalize=form))[0]
+        sent = sum(trace.bytes_by_purpose().get("muon", 0) for trace in world.traces) / 2
+        print(f"ZeRO {zero}, {form:10} {sent:9,.0f} B per step in all; equal to one device: {verdict.equal}")
+        assert verdict.equal
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Each rank takes the ratio of what it has. The losses look as good as before, so nothing tells you; the weights do:
@@ -142,18 +168,34 @@ print(
 assert not wrong.equal
 
 # %% [markdown]
+# Newton-Schulz of a shard is not the shard of Newton-Schulz. Here each of two tensor-parallel ranks orthogonalises its
+# own columns:
+
+
+# %%
+def own_shard(self, parameter, update, shapes):
+    return newton_schulz(update.reshape(parameter.shape)).reshape(-1)
+
+
+with patch.object(WholeMatrices, "_orthogonal", own_shard):
+    wrong = SimWorld(2).run(compare_rank, TrainConfig.make(**MUON, steps=2, tp=2, precision="fp64"))[0]
+print(f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; {wrong.first_difference}")
+assert not wrong.equal
+
+# %% [markdown]
 # In a loop of your own minidist does not let that happen in silence:
 
 
 # %%
-def forgets(comm):
+def forgets(comm, optimizer):
     model = MLP([6, 8, 3])
     fully_shard(model, mesh=comm)
-    LAMB(sharded_parameters(model), lr=0.01)
+    optimizer(sharded_parameters(model), lr=0.01)
 
 
-with expect(UsageError):
-    SimWorld(2).run(forgets)
+for optimizer in (LAMB, Muon):
+    with expect(UsageError):
+        SimWorld(2).run(forgets, optimizer)
 
 # %% [markdown]
 # ## 7 Exercise: a step with trust ratios, on shards
@@ -176,17 +218,38 @@ print(inspect.getsource(solution("29.trust_ratio_step")))
 check("29.trust_ratio_step", solution("29.trust_ratio_step"))
 
 # %% [markdown]
+# And Muon's owners. The rows of several matrices lie on the ranks: `parts[k]` are yours of matrix k, `rows[k][r]` says
+# how many rank r has. Matrix k belongs to rank k % n. Return your rows of `orthogonalize(matrix k)` for every k; no other
+# rank than the owner needs the whole matrix.
+
+
+# %%
+def owners_compute(comm, parts, rows, orthogonalize):
+    return [orthogonalize(part) if len(part) else part for part in parts]
+
+
+check("29.owners_compute", owners_compute)
+
+# %%
+print(inspect.getsource(solution("29.owners_compute")))
+check("29.owners_compute", solution("29.owners_compute"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's momentum. Norms are of
 #   whole layers, so shards must talk: one all-reduce of two numbers per layer, whatever the layers' sizes.
 # - A sum that is the same for every cut has to be exact: then equal weights stay equal, bit for bit.
+# - Muon: momentum with singular values of about 1. It needs **whole matrices**: gathered everywhere, or at one owner each
+#   (twice 1/n of the bytes instead of all of them, and 1/n of the arithmetic).
 #
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
 #     mpiexec -n 4 minidist compare --optimizer lars --lr 2 --momentum 0.9 --dp 4 --zero 1 --steps 3 --reduction ordered
+#     mpiexec -n 4 minidist train --optimizer muon --momentum 0.95 --nesterov --lr 0.02 --dp 4 --zero 1 --steps 20
 #     mpiexec -n 4 python mpi_examples/trust_ratios.py
+#     mpiexec -n 4 python mpi_examples/muon.py
 #
 # ## 10 What others call it
 #
@@ -195,6 +258,8 @@ check("29.trust_ratio_step", solution("29.trust_ratio_step"))
 # | `LAMB` | You et al. 2020, algorithm 2; NVIDIA Apex `FusedLAMB`, DeepSpeed `FusedLamb` (with `max_coeff`, `min_coeff`: bounds of the ratio) |
 # | `LARS(trust_coefficient=)` | You et al. 2017, eta; Apex `LARC(trust_coefficient)`, TensorFlow `eeta` |
 # | `LayerSums` | Apex `DistributedFusedLAMB` |
+# | `Muon` | Jordan et al. 2024, `torch.optim.Muon`; the factor 0.2 sqrt(max(m, n)) is Moonlight's, others take sqrt(max(1, m/n)) |
+# | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's and Dion's owner-computes |
 # | `--nesterov` | PyTorch `SGD(nesterov=True)` |
 #
 # Back to the [index](README.md).

@@ -382,6 +382,15 @@ def test_three_axes(world, example):
 
 
 @in_both_worlds(2)
+def test_muon_of_shards_is_that_of_whole_matrices(world, example):
+    code, output = example(world, 2, "muon")
+    assert code == 0, output
+    *losses, last = output.splitlines()
+    assert losses == example("simulated", 1, "muon")[1].splitlines()[:-1]
+    assert re.fullmatch(r"8 matrices: all ranks sent (.*) B, on paper (.*) B", last)[1] == last.split()[-2]
+
+
+@in_both_worlds(2)
 def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
     code, output = example(world, 2, "trust_ratios")
     assert code == 0, output

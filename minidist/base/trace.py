@@ -54,6 +54,7 @@ PURPOSES = (
     "clip_norm",
     "trust_ratio",
     "batch_norm",
+    "muon",
     "metrics",
     "evaluation",
     "teacher",

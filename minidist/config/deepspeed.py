@@ -290,7 +290,10 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
             "DeepSpeed refuses optimizer.params.max_grad_norm; write gradient_clipping beside the optimizer instead"
         )
     if name is None:
-        _ignore_all("optimizer", section, result, "minidist has Adam, AdamW, SGD, Adagrad and RMSprop of these")
+        why = "minidist has Adam, AdamW, SGD, Adagrad and RMSprop of these"
+        if kind.lower() == "muon":  # taking it over with its learning rate would train with steps of other lengths
+            why = "--optimizer muon multiplies a step by 0.2 sqrt(max(rows, columns)), DeepSpeed's by another number"
+        _ignore_all("optimizer", section, result, why)
         return
     if kind.lower() == "adam" and params.get("adam_w_mode", True) is False:
         # DeepSpeed's "Adam" decays weights as AdamW does, unless told otherwise; PyTorch's too, with `torch_adam`.

@@ -215,7 +215,9 @@ NOTED: dict[str, Noted] = {
         (True, False), "a rank reduces the shard that is its own"
     ),
     "zero_optimization.log_trace_cache_warnings": Noted((True, False), "minidist has no trace cache"),
-    "zero_optimization.save_muon_momentum_buffer_in_memory": Noted((False,), "minidist has no Muon"),
+    "zero_optimization.save_muon_momentum_buffer_in_memory": Noted(
+        (True, False), "Muon's momentum buffer is optimizer state, and lies where that lies"
+    ),
     # activations
     "activation_checkpointing.partition_activations": Noted((False, None), "--sequence-parallel splits activations"),
     "activation_checkpointing.contiguous_memory_optimization": Noted((False, None), "what a block keeps is one array"),

@@ -189,15 +189,21 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "momentum-by-optimizer",
-        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop", "lars"),
+        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop", "lars", "muon"),
         "--momentum {momentum} does not apply to --optimizer {optimizer}",
-        "use sgd, rmsprop or lars, or leave it out",
+        "use sgd, rmsprop, lars or muon, or leave it out",
+    ),
+    Rule(
+        "muon-needs-momentum",
+        lambda j: j.optimizer == "muon" and not j.momentum,
+        "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
+        "add --momentum 0.95",
     ),
     Rule(
         "nesterov-by-optimizer",
-        lambda j: j.nesterov and j.optimizer != "sgd",
-        "--nesterov is a form of SGD's momentum, and does not apply to --optimizer {optimizer}",
-        "use sgd, or leave it out",
+        lambda j: j.nesterov and j.optimizer not in ("sgd", "muon"),
+        "--nesterov is a form of SGD's and Muon's momentum, and does not apply to --optimizer {optimizer}",
+        "use sgd or muon, or leave it out",
     ),
     Rule(
         "nesterov-needs-momentum",
@@ -207,9 +213,9 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "betas-by-optimizer",
-        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw", "lamb"),
+        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw", "lamb", "muon"),
         "--betas {betas} does not apply to --optimizer {optimizer}",
-        "use adam, adamw or lamb, or leave it out",
+        "use adam, adamw, lamb or muon, or leave it out",
     ),
     Rule(
         "eps-by-optimizer",
@@ -228,6 +234,13 @@ MODEL_AND_DATA = (
         lambda j: j.optimizer in ("lars", "lamb") and j.offload == "optimizer",
         "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
         " brings each of them to the host once",
+        "use --offload none, or --zero 3 with --offload parameters",
+    ),
+    Rule(
+        "muon-with-offload",
+        lambda j: j.optimizer == "muon" and j.offload == "optimizer",
+        "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
+        " values of each back before the next gradient comes",
         "use --offload none, or --zero 3 with --offload parameters",
     ),
     Rule(
@@ -1040,6 +1053,11 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
     ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
+    (
+        "orthogonalize",
+        lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
+        "--optimizer muon on ranks that step together",
+    ),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
     ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
@@ -1095,6 +1113,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
     ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),
+    ("orthogonalize", lambda j: False),
     ("check_replicas", lambda j: j.has_replicas),
     ("shard_teacher", lambda j: False),
 )

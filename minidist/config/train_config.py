@@ -75,17 +75,21 @@ class TrainConfig(BaseModel):
 
     # optimization
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
-    optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb"] = Field(
+    optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "muon"] = Field(
         "adamw", description="optimizer"
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp and LARS")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
     trust_coefficient: float = Field(
         0.001, gt=0, description="lars: how far a layer may move, as a share of its norm, at a learning rate of 1"
     )
-    nesterov: bool = Field(False, description="sgd with --momentum: Nesterov's form, as in PyTorch")
+    nesterov: bool = Field(False, description="sgd and muon with --momentum: Nesterov's form, as in PyTorch")
+    orthogonalize: Literal["owner", "everywhere"] = Field(
+        "owner", description="muon: each matrix is orthogonalised by one data-parallel rank, or by all"
+    )
     betas: str | None = Field(
-        None, description="adam, adamw and lamb: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)"
+        None,
+        description="adam, adamw, lamb, muon: decay rates of the two averages, such as 0.9,0.95 (default: 0.9,0.999)",
     )
     eps: float | None = Field(
         None,

@@ -8,6 +8,7 @@ adam.py         Adam and AdamW
 layerwise.py    what optimizers with a learning rate for each layer share
 lars.py         LARS
 lamb.py         LAMB
+muon.py         Muon
 exact_sums.py   sums of squares without rounding, for the norms of layers
 schedule.py     learning rates as functions of the step
 clip.py         clipping by the global norm of the gradient
@@ -33,6 +34,7 @@ from minidist.optim.lamb import LAMB
 from minidist.optim.lars import LARS
 from minidist.optim.layerwise import LayerwiseOptimizer
 from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
+from minidist.optim.muon import Muon, is_hidden_matrix, newton_schulz
 from minidist.optim.optimizer import (
     MASTER,
     NO_DECAY,
@@ -63,6 +65,7 @@ __all__ = [
     "Group",
     "LayerwiseOptimizer",
     "LossScaleError",
+    "Muon",
     "Optimizer",
     "OptimizerWrapper",
     "ParameterSlice",
@@ -80,6 +83,8 @@ __all__ = [
     "clip_grad_norm_",
     "flat_slices",
     "is_bias_or_norm",
+    "is_hidden_matrix",
+    "newton_schulz",
     "norm_from_blocks",
     "scale_gradients_",
 ]

@@ -146,6 +146,10 @@ class Optimizer:
         """Return the names of the state arrays of each parameter, and the value each starts with."""
         return {}
 
+    def initial_state_of(self, name: str) -> dict[str, float]:
+        """Return `initial_state` of one parameter, for an optimizer that treats parameters differently."""
+        return self.initial_state()
+
     def update(
         self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
     ) -> None:
@@ -196,7 +200,7 @@ class Optimizer:
         data, grad = data.reshape(-1), grad.reshape(-1)
         first = run.state is None
         state = self._make_state(run, data) if run.state is None else run.state
-        missing = next((key for key in self.state_names(data.dtype) if key not in state), None)
+        missing = next((key for key in self.state_names(data.dtype, run.pieces[0][0]) if key not in state), None)
         if missing is not None:
             raise UsageError(
                 f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"
@@ -260,16 +264,16 @@ class Optimizer:
                 f"optimizer needs {size} contiguous elements of one dtype in both"
             )
 
-    def state_names(self, dtype: Any) -> list[str]:
-        """Return the names of the state arrays of parameters of `dtype`; half precision has the master, too."""
-        return [*([MASTER] if is_half(dtype) else []), *self.initial_state()]
+    def state_names(self, dtype: Any, name: str) -> list[str]:
+        """Return the names of the state arrays of parameter `name` of `dtype`; half precision has the master, too."""
+        return [*([MASTER] if is_half(dtype) else []), *self.initial_state_of(name)]
 
     def _make_state(self, run: _Run, data: xp.Array) -> State:
         # The master begins as the parameter itself; all other state begins as one number.
         run.state, dtype = {}, _computing(data.dtype)
         if is_half(data.dtype):
             run.state[MASTER] = track(data.astype(dtype), "optimizer")
-        for name, value in self.initial_state().items():
+        for name, value in self.initial_state_of(run.pieces[0][0]).items():
             run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
         return run.state
 

@@ -8,6 +8,7 @@ local_sgd.py            local SGD
 zero.py                 ZeRO 1 and 2
 fully_shard.py          ZeRO 3
 layer_sums.py           the norms of whole layers, for LARS and LAMB
+whole_matrices.py       whole matrices, for Muon
 fsdp_state.py           when FSDP gathers, releases and reduces
 fsdp_param_group.py     the parameters that FSDP gathers together
 flat_shards.py          one rank's shard of a flat unit
@@ -40,6 +41,7 @@ from minidist.parallel.layer_sums import LayerSums
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
 from minidist.parallel.overflow import agree_on_overflow, scaled_step
+from minidist.parallel.whole_matrices import WholeMatrices
 from minidist.parallel.zero import ZeroOptimizer
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "HostOptimizer",
     "HostPool",
     "LayerSums",
+    "WholeMatrices",
     "OffloadedOptimizer",
     "SavedOnHost",
     "Bucket",

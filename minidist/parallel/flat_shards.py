@@ -221,8 +221,9 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
             gradients = all_gather(
                 shard.comm, shard.grad_buffer() if shard.filled else xp.zeros(shard.size, shard.dtype, shard.data)
             )
+            names = {p.name: optimizer.state_names(shard.dtype, p.name) for p in flat.parameters if p.requires_grad}
             states = {}
-            for key in optimizer.state_names(shard.dtype) if optimizer.step_count else ():
+            for key in dict.fromkeys(key for own in names.values() for key in own) if optimizer.step_count else ():
                 states[key] = all_gather(shard.comm, _flat_state(shard, optimizer, key))
 
             # ... and then cut into parameters.
@@ -231,8 +232,8 @@ def gather_tensors(shards: Sequence[Shard], optimizer: Optimizer) -> dict[str, d
                 result["weights"][name] = weights[place].reshape(parameter.shape)
                 if parameter.requires_grad:
                     result["gradients"][name] = gradients[place].reshape(parameter.shape)
-                    for key, whole in states.items():
-                        result["optimizer"][f"{name}.{key}"] = whole[place]
+                    for key in names[name] if states else ():
+                        result["optimizer"][f"{name}.{key}"] = states[key][place]
     return result
 
 
@@ -242,6 +243,6 @@ def _flat_state(shard: Shard, optimizer: Optimizer, key: str) -> xp.Array:
     # State is float32 also where values are in half precision.
     whole = xp.zeros(shard.size, xp.float32 if is_half(dtype) else dtype)
     for piece in shard.slices():
-        if piece.name in state:
+        if key in state.get(piece.name, {}):
             whole[piece.start : piece.stop] = state[piece.name][key]
     return whole

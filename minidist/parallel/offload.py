@@ -19,7 +19,7 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError, UsageError
-from minidist.optim import LayerwiseOptimizer, Optimizer, OptimizerWrapper, check_optimizer_class
+from minidist.optim import LayerwiseOptimizer, Muon, Optimizer, OptimizerWrapper, check_optimizer_class
 from minidist.optim.slices import as_slices
 from minidist.parallel.host_pool import HostPool, Transfer
 
@@ -91,11 +91,12 @@ class OffloadedOptimizer(HostOptimizer):
         with pool.on_host():
             optimizer = optimizer_class(self.host, **settings)
 
-        # Trust ratios need all gradients before the first step, and here they come one after the other.
-        if isinstance(optimizer, LayerwiseOptimizer):
+        # Trust ratios and Muon need all gradients before the first step, and here they come one after the other.
+        if isinstance(optimizer, LayerwiseOptimizer | Muon):
             raise UsageError(
-                f"{type(optimizer).__name__} reads every gradient twice, for its norms and for its step, and the"
-                " offloaded optimizer has each of them once; offload an optimizer without trust ratios, or nothing"
+                f"{type(optimizer).__name__} reads every gradient twice, for whole layers and for its step, and the"
+                " offloaded optimizer has each of them once; offload an optimizer that works element by element, or"
+                " nothing"
             )
         super().__init__(optimizer, pool)
         self.buffers: list[xp.Array | None] = [None] * len(self.host)  # of the gradients, kept from step to step

@@ -33,12 +33,13 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work, check_communicator
 from minidist.nn.module import Module
-from minidist.optim import NORM_BLOCK, LayerwiseOptimizer, OptimizerWrapper, check_optimizer_class
+from minidist.optim import NORM_BLOCK, LayerwiseOptimizer, Muon, OptimizerWrapper, check_optimizer_class
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.data_parallel import check_same_model, check_same_values, not_copied
 from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors, sharded_flat
 from minidist.parallel.gradients import Bucket, GradientReducer
 from minidist.parallel.layer_sums import LayerSums
+from minidist.parallel.whole_matrices import WholeMatrices
 
 REDUCE_BUCKET_SIZE = 500_000_000  # elements; DeepSpeed's default
 
@@ -51,7 +52,8 @@ class ZeroOptimizer(OptimizerWrapper):
         zero.step()                  # each rank steps its shard, then the parameters are gathered
 
     module: a module or some parameters. stage: 1 or 2. defaults: arguments of `optimizer_class`; LARS and LAMB get the
-    norms of whole layers (`LayerSums` over `comm`; pass `layer_sums` where parameters are tensor-parallel, too).
+    norms of whole layers (`LayerSums` over `comm`; pass `layer_sums` where parameters are tensor-parallel, too), Muon
+    whole matrices (`WholeMatrices`; pass `whole_matrices` likewise).
     reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a shard boundary is
     sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
     reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
@@ -102,6 +104,8 @@ class ZeroOptimizer(OptimizerWrapper):
         self.shard = Shard(self.flat, comm, alignment)
         if isinstance(optimizer_class, type) and issubclass(optimizer_class, LayerwiseOptimizer):
             defaults = {"layer_sums": LayerSums(self.flat.parameters, shards=comm), **defaults}
+        elif isinstance(optimizer_class, type) and issubclass(optimizer_class, Muon):
+            defaults = {"whole_matrices": WholeMatrices(self.flat.parameters), **defaults}
         self.optimizer = optimizer_class(self.shard.slices(), **defaults)
 
         # Gradients are reduced to the owners of the shards during every backward pass.

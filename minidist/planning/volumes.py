@@ -68,6 +68,7 @@ def closed_form_bytes(
         _data_axes(config, batches, pipeline, skipped, first_step),
         _norms(config, batches, pipeline, skipped),
         _trust_ratios(config, batches, pipeline, skipped),
+        _orthogonalized(config, batches, pipeline, skipped),
         _losses(config, batches),
         _overflow(config, batches),
         _ranges(config, batches, pipeline),
@@ -213,6 +214,15 @@ def _trust_ratios(
         if axis.experts:
             numbers += dims.edp * dims.cp * dims.tp * layer_sums_volume(layers, dims.ep)
     return Counter(trust_ratio=(config.steps - skipped) * numbers * NUMBER)
+
+
+def _orthogonalized(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
+) -> Counter[str]:
+    """Return the bytes of Muon's whole matrices, in the dtype of the update, of every group of a hybrid mesh."""
+    copies = config.dp_replicate if config.zero else 1
+    elements = sum(group_of(batches, axis)[1] * axis.orthogonalized for stages in pipeline for axis in stages)
+    return Counter(muon=(config.steps - skipped) * copies * elements * max(4, ITEMSIZE[config.precision]))
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:

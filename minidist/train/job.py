@@ -41,13 +41,14 @@ from minidist.optim import (
     AdamW,
     DynamicLossScaler,
     LayerwiseOptimizer,
+    Muon,
     Optimizer,
     RMSProp,
     StaticLossScaler,
     WarmupCosine,
 )
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer
+from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
@@ -59,6 +60,7 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
     "adamw": AdamW,
     "lars": LARS,
     "lamb": LAMB,
+    "muon": Muon,
 }
 
 
@@ -233,26 +235,32 @@ def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
     return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
 
 
-def optimizer_class(job: Job, layer_sums: LayerSums | None = None) -> tuple[Any, dict[str, Any]]:
+Exchange = LayerSums | WholeMatrices
+
+
+def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class (or a function that makes it on the host) and its settings.
 
-    layer_sums: where layers are sharded, what adds their squares over the ranks, for LARS and LAMB.
+    exchange: where layers are sharded, what adds their squares over the ranks, for LARS and LAMB, or joins them, for
+    Muon.
     """
     config = job.config
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.optimizer in ("sgd", "rmsprop", "lars"):
+    if config.optimizer in ("sgd", "rmsprop", "lars", "muon"):
         settings["momentum"] = config.momentum
     if config.optimizer == "lars":
         settings["trust_coefficient"] = config.trust_coefficient
-    if config.nesterov:
-        settings["nesterov"] = True
+    if config.nesterov or config.optimizer == "muon":
+        settings["nesterov"] = config.nesterov
     if config.betas is not None:
         settings["betas"] = tuple(map(float, config.betas.split(",")))
     if config.eps is not None:
         settings["eps"] = config.eps
     kind: Any = OPTIMIZERS[config.optimizer]
-    if layer_sums is not None and issubclass(kind, LayerwiseOptimizer):
-        settings["layer_sums"] = layer_sums
+    if isinstance(exchange, LayerSums) and issubclass(kind, LayerwiseOptimizer):
+        settings["layer_sums"] = exchange
+    if isinstance(exchange, WholeMatrices):
+        settings["whole_matrices"] = exchange
 
     # The same class on the host, with its state in the pool's memory.
     if job.pool is not None and config.offload == "optimizer":
@@ -260,9 +268,9 @@ def optimizer_class(job: Job, layer_sums: LayerSums | None = None) -> tuple[Any,
     return kind, settings
 
 
-def make_optimizer(job: Job, parameters: Any, layer_sums: LayerSums | None = None) -> Optimizer:
-    """Make the job's optimizer for a FlatParameters or for slices; layer_sums: as for `optimizer_class`."""
-    kind, settings = optimizer_class(job, layer_sums)
+def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
+    """Make the job's optimizer for a FlatParameters or for slices; exchange: as for `optimizer_class`."""
+    kind, settings = optimizer_class(job, exchange)
     optimizer: Optimizer = kind(parameters, **settings)
     return optimizer
 

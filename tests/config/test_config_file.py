@@ -139,7 +139,7 @@ def test_the_help_of_train_has_a_panel_for_each_axis(capsys, monkeypatch):
     text = capsys.readouterr().out
     for panel in ("Data", "Pipeline", "Context", "Tensor", "Expert"):
         assert f" {panel} parallelism " in text
-    assert "(sgd|adagrad|rmsprop|adam|adamw|lars|lamb)" in text.replace("\n", "").replace("│", "").replace(" ", "")
+    assert "(sgd|adagrad|rmsprop|adam|adamw|lars|lamb|muon)" in text.replace("\n", "").replace("│", "").replace(" ", "")
     assert "(none|optimizer|activations|parameters)" in text.replace("\n", "").replace("│", "").replace(" ", "")
     assert max(map(len, text.splitlines())) <= 80
 

@@ -50,7 +50,19 @@ CASES = {
         "--width 12 is not a multiple of 2 x --heads 4; use --heads 3 or --heads 6",
     ),
     "momentum-by-optimizer": ({"momentum": 0.9}, "--momentum 0.9 does not apply to --optimizer adamw; use sgd"),
-    "nesterov-by-optimizer": ({"nesterov": True}, "--nesterov is a form of SGD's momentum, .* --optimizer adamw; use"),
+    "nesterov-by-optimizer": ({"nesterov": True}, "--nesterov is a form of SGD's and .* --optimizer adamw; use"),
+    "muon-needs-momentum": (
+        {"optimizer": "muon"},
+        "--optimizer muon .* needs a --momentum above 0; add --momentum 0.95",
+    ),
+    "muon-with-offload": (
+        {"optimizer": "muon", "momentum": 0.9, "offload": "optimizer"},
+        "--optimizer muon steps its matrices when .* use --offload none, or --zero 3",
+    ),
+    "orthogonalize-without-effect": (
+        {"orthogonalize": "everywhere"},
+        "--orthogonalize everywhere has no effect here, because it belongs to --optimizer muon",
+    ),
     "nesterov-needs-momentum": (
         {"nesterov": True, "optimizer": "sgd"},
         "--nesterov needs a --momentum above 0; add --momentum 0.9",

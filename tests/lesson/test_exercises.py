@@ -1272,6 +1272,19 @@ def step_by(squares, layer_of, weights, update, zeros=1.0):
     return weights - ratios[layer_of] * update
 
 
+def orthogonalizes_own_rows(comm, parts, rows, orthogonalize):
+    return [orthogonalize(part) if len(part) else part for part in parts]
+
+
+def gathers_all_matrices(comm, parts, rows, orthogonalize):
+    result = []
+    for part, counts in zip(parts, rows, strict=True):
+        whole = all_gather(comm, part, counts=[3 * count for count in counts]).reshape(-1, 3)
+        first = offsets(counts)[comm.rank]
+        result.append(orthogonalize(whole)[first : first + len(part)])
+    return result
+
+
 def each_rank_its_own_ratio(comm, sizes, weights, update):
     layer_of, squares = squares_by_layer(sizes, weights, update)
     return step_by(squares, layer_of, weights, update)
@@ -1472,6 +1485,9 @@ WRONG = [
     ("29.trust_ratio_step", zeros_never_move, "never move"),
     ("29.trust_ratio_step", a_message_per_layer, "one all-reduce"),
     ("29.trust_ratio_step", gathers_all_elements, "too many bytes"),
+    ("29.owners_compute", orthogonalizes_own_rows, "not the shard of Newton-Schulz"),
+    ("29.owners_compute", lambda comm, parts, rows, orthogonalize: parts, "the rows that came in"),
+    ("29.owners_compute", gathers_all_matrices, "too many bytes"),
     ("23.load_residual", starts_without, "is lost"),
     ("23.load_residual", only_its_own, "takes over several"),
     ("23.load_residual", its_own_even_if_there_is_none, "starts with zeros"),

@@ -33,7 +33,9 @@ class Updates:
         self, config: ServerConfig, shard: ServerShard, observe: Callable[["Updates"], None] | None = None
     ) -> None:
         self.shard, self.config, self.observe, self.version = shard, config, observe, 0
-        self.slices = [ParameterSlice(shard.weights[key].reshape(-1), None, key) for key in shard.keys]
+        self.slices = [
+            ParameterSlice(shard.weights[key].reshape(-1), None, key, shard.shapes[key]) for key in shard.keys
+        ]
         self.optimizer = config.optimizer(self.slices) if shard.keys else None
 
     def apply(self, gradients: Sequence[Array], clock: int, staleness: int) -> None:

@@ -21,15 +21,17 @@ from minidist.base.half import is_half
 from minidist.checkpoint.directory import SINGLE, ReplicaId
 from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import Comm
+from minidist.config.train_config import TrainConfig
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.nn.segments import recomputed_modules
 from minidist.optim import block_square_sums, clip_by_norm_
-from minidist.parallel import GradientReducer, LayerSums
+from minidist.parallel import GradientReducer, LayerSums, WholeMatrices
 from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.running_statistics import batch_norms
 from minidist.parallel.sparsity import Part, Pruner
+from minidist.train.job import Exchange
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
 
@@ -44,7 +46,8 @@ class AxisSizes:
     ZeRO 3). quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be
     pruned, whole. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
     whose forward runs again in backward. teacher_units: elements of each unit of a sharded teacher. teacher_logits: of
-    the logits of a sample that another rank sends.
+    the logits of a sample that another rank sends. orthogonalized: elements that all ranks of the axis together send in
+    a step of Muon.
     """
 
     stage: int
@@ -61,6 +64,7 @@ class AxisSizes:
     norms_again: tuple[int, ...] = ()
     teacher_units: tuple[int, ...] = ()
     teacher_logits: int = 0
+    orthogonalized: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,13 @@ class Group:
     manual_sync: bool = False
     cut_by: Mapping[str, Comm] = field(default_factory=dict)
 
-    def layer_sums(self, shards: Comm | None = None) -> LayerSums:
-        """Return what adds squares of layers over all ranks that hold parts of them; shards: those of the data axis."""
+    def exchange(self, config: TrainConfig, shards: Comm | None = None, replicas: Comm | None = None) -> Exchange:
+        """Return what joins layers over all ranks that hold parts of them, for the optimizers that need that.
+
+        shards: the ranks of the data axis, when it has shards; replicas: when it has replicas.
+        """
+        if config.optimizer == "muon":
+            return WholeMatrices(self.parameters, config.orthogonalize, replicas, **self.cut_by)
         return LayerSums(self.parameters, shards, **self.cut_by)
 
 
@@ -230,6 +239,7 @@ class DataAxis:
             buckets = [bucket for reducer in self.reducers for bucket in reducer.buckets]
             ranks = range(compressor.comm.size)
             compressed = sum(compressor.sent_bytes(bucket, rank) for bucket in buckets for rank in ranks)
+        whole = getattr(self.optimizer, "whole_matrices", None)
         return AxisSizes(
             self.stage,
             self.experts,
@@ -242,6 +252,7 @@ class DataAxis:
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
             prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
+            orthogonalized=0 if whole is None else whole.sent(self.optimizer.shapes),
         )
 
 

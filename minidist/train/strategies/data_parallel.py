@@ -25,7 +25,7 @@ class Replicated(DataAxis):
 
     def __init__(self, job: Job, group: Group) -> None:
         config, flat = job.config, FlatParameters(group.parameters)
-        optimizer = make_optimizer(job, flat, group.layer_sums())
+        optimizer = make_optimizer(job, flat, group.exchange(config, replicas=group.comm))
         self.parallel = DistributedDataParallel(
             group.module,
             group.comm,
@@ -77,7 +77,7 @@ class LocalSteps(DataAxis):
         flat = FlatParameters(group.parameters)
         super().__init__(
             [flat],
-            make_optimizer(job, flat, group.layer_sums()),
+            make_optimizer(job, flat, group.exchange(job.config)),
             model=group.module,
             stage=group.stage,
             replica=ReplicaId(group.comm.rank, group.comm.size),

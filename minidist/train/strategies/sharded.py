@@ -74,7 +74,7 @@ class ShardedOptimizer(Sharded):
 
     def __init__(self, job: Job, group: Group) -> None:
         config = job.config
-        kind, settings = optimizer_class(job, group.layer_sums(group.comm))
+        kind, settings = optimizer_class(job, group.exchange(config, group.comm))
         # The module, for the running statistics of its batch norms; experts have theirs on other ranks.
         others = set(group.module.parameters()) - set(group.parameters)
         self.zero = ZeroOptimizer(
@@ -146,8 +146,8 @@ class FullySharded(Sharded):
 
         # With offloaded parameters the optimizer state is on the host, beside them.
         with nullcontext() if policy is None else policy.pool.on_host():
-            layer_sums = group.layer_sums(mesh["shard"] if isinstance(mesh, Mesh) else mesh)
-            optimizer: Any = make_optimizer(job, sharded_parameters(group.module), layer_sums)
+            exchange = group.exchange(config, mesh["shard"] if isinstance(mesh, Mesh) else mesh)
+            optimizer: Any = make_optimizer(job, sharded_parameters(group.module), exchange)
         if policy is not None:
             optimizer = HostOptimizer(optimizer, policy.pool)
 
