@@ -92,8 +92,16 @@ class Comm(PointToPoint):
         )
         # Ranks with unlike roots may all wait for each other, without any two of their messages meeting.
         if root is not None:
-            self.world.compare_roots(call, root)
+            self.world.compare_calls(call, root)
         return call
+
+    def check_alike(self, operation: str, what: str, checksum: int) -> None:
+        """Raise MismatchError when other members make this call with another checksum of `what`; it sends nothing.
+
+        Simulated ranks are compared at once, and under MPI the next message of a collective call says it.
+        """
+        if self.size > 1:
+            self.world.compare_calls(self.collective(operation, f"{what} {checksum:08x}"), checksum)
 
     def set_nodes(self, nodes: list[list[int]]) -> None:
         """Name the ranks that are near to each other, node by node, instead of asking the world."""

@@ -109,7 +109,8 @@ def unpack(data: bytes | bytearray) -> Header:
 
 
 # What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPParamGroup`, `ZeroOptimizer.gather`.
-_REPLICA = re.compile(r"(?:model|\S+ of fully_shard) \d+ after \d+ updates?.*")
+# And of copies of a tied weight: `SharedGradients` of a pipeline.
+_REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
 
 
 def compare(sent: Header, expected: Header, source: int, destination: int, where: str, name: str = "") -> None:
@@ -136,7 +137,8 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
         raise MismatchError(
             f"ranks differ in {ours}: rank {destination} has {mine[0]}, and rank {source}"
             f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
-            " step their optimizers as often and with the same settings, and give the same values to the weights"
+            " step their optimizers as often and with the same settings, call train() or eval() alike, and give the"
+            " same values to the weights"
         )
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.
@@ -180,6 +182,10 @@ def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
         if ours.partition("/")[0] == theirs.partition("/")[0]:
             return "algorithms differ", "every rank must pass the same algorithm"
         return "operation mismatch", "every rank of a communicator must call the same collectives in the same order"
+
+    # What a call that sends nothing compares: see `Comm.check_alike`.
+    if sent.split(" ")[1:2] == expected.split(" ")[1:2] == ["weights"]:
+        return "weights differ", "every rank must build the whole model from the same seed, or load the same weights"
 
     # One argument is named; of several that differ any may be the cause.
     a, b = (Arguments("", "", "", "") if " " not in text else arguments_of(text) for text in (sent, expected))

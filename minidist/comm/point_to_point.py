@@ -122,8 +122,11 @@ class World(Protocol):
         log: where its collective calls are noted. origin, label: see `claims`.
         """
 
-    def compare_roots(self, call: "PointToPoint", root: int) -> None:
-        """Raise MismatchError when another rank has begun this collective call with another root, where that shows."""
+    def compare_calls(self, call: "PointToPoint", value: int) -> None:
+        """Raise MismatchError when another rank has begun this collective call with another value, where that shows.
+
+        value: the root, or a checksum of what every rank must have alike when the call sends nothing.
+        """
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
         """Return the places in `members` (world ranks) of those that are near to each other, node by node."""
@@ -203,6 +206,23 @@ class PointToPoint:
         self.context, self.operation, self.match_key = context, operation, match_key
         self.tag, self.site, self.nodes, self.opened = tag, site, nodes, opened
         self.calls_before = calls_before
+
+    def matching(self, operation: str, equal: str) -> "PointToPoint":
+        """Return this group for messages of `operation`, of which both sides must pass `equal` alike; it sends nothing.
+
+        Every rank that sends or receives such a message must call it.
+        """
+        return PointToPoint(
+            self.world,
+            self.name,
+            self.members,
+            self.rank,
+            self.ranks,
+            self.context,
+            operation,
+            f"{operation} {equal}",
+            nodes=self.nodes,
+        )
 
     # messages ---------------------------------------------------------------------------------------------------------
 

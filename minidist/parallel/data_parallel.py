@@ -15,7 +15,7 @@ A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the b
 Proved by: tests/parallel/test_data_parallel.py
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -33,7 +33,7 @@ from minidist.nn.module import Module
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.gradients import BUCKET_MEGABYTES, Bucket, GradientReducer
 
-DIGEST_BYTES = 16  # of the fingerprint of the model's names and shapes, which all ranks compare
+DIGEST_BYTES = 16  # of the fingerprints of the model's names and shapes and of the settings, which all ranks compare
 
 
 class DistributedDataParallel(Module):
@@ -79,7 +79,13 @@ class DistributedDataParallel(Module):
         # Equal replicas: the same model on every rank, with rank 0's values.
         self.flat = FlatParameters(parameters) if flat is None else flat
         check_axes("DistributedDataParallel", module, self.flat.parameters, comm)
-        check_same_model(self.flat, comm)
+        settings = {
+            "reduction": reduction,
+            "bucket_cap_mb": bucket_cap_mb,
+            "algorithm": algorithm,
+            "find_unused_parameters": find_unused_parameters,
+        }
+        check_same_model(self.flat, comm, "DistributedDataParallel", settings)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
         self.flat.load_checks.append(partial(check_same_values, self.flat, comm))
@@ -105,6 +111,7 @@ class DistributedDataParallel(Module):
 
     def forward(self, *arguments: Any, **keywords: Any) -> Any:
         """Return the module's output for this rank's rows; its backward knows whether to sum over ranks."""
+        self.reducer.note_mode()
         # Whether this graph synchronizes is decided by its forward, as in PyTorch: backward may run after `no_sync` has
         # ended.
         begins = partial(self.reducer.graph_begins, self.reducer.synchronizing)
@@ -150,19 +157,36 @@ def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
     return {"gradient_reduce": 2 * (ranks - 1) * gradient}
 
 
-def check_same_model(flat: FlatParameters, comm: Comm) -> None:
-    """Compare a digest of names and shapes (16 B) with rank 0's; raise MismatchError on a rank where it differs."""
+def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: Mapping[str, Any]) -> None:
+    """Compare digests of names and shapes (8 B) and of settings (8 B) with rank 0's, where messages depend on them.
+
+    wrapper: whose `settings` they are, by name. Raises MismatchError on a rank where one of the two differs.
+    """
     # A broadcast of 16 bytes instead of all names: the ranks would hang, or add unrelated gradients, if their models
-    # differed.
+    # or settings differed.
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
-    mine = fingerprint(text, DIGEST_BYTES)
+    said = ", ".join(f"{name}={_in_words(value)}" for name, value in settings.items())
+    half = DIGEST_BYTES // 2
+    mine = np.concatenate([fingerprint(text, half), fingerprint(f"{wrapper} {said}", half)])
     with purpose("startup"):
         theirs: Any = broadcast(comm, mine.copy())
-    if not np.array_equal(mine, theirs):
+
+    # The model first: of another one the settings say nothing.
+    if not np.array_equal(mine[:half], theirs[:half]):
         raise MismatchError(
             f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "
             f"here it has {len(flat)} parameters and {flat.numel} elements; build the same model on every rank"
         )
+    if not np.array_equal(mine, theirs):
+        raise MismatchError(
+            f"rank {comm.rank}: its {wrapper} has other settings than rank 0's; here they are {said}; pass the same"
+            " settings on every rank, or the ranks would send other messages or compute other numbers"
+        )
+
+
+def _in_words(value: Any) -> str:
+    """Return a setting as text that is equal where the values are: 25 and 25.0 are."""
+    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def check_same_values(flat: FlatParameters, comm: Comm) -> None:

@@ -11,7 +11,8 @@ Source: Zhao et al., PyTorch FSDP, VLDB 2023; the names are those of PyTorch's F
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_mixed_precision_policy.py
 """
 
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -38,8 +39,8 @@ class FSDPCommContext:
 
     gathers: a stream for all-gathers, so that they do not queue behind reductions; all models that are sharded over the
     same ranks have one, so that ranks that run two models in different orders meet, and are told. number: of the
-    `fully_shard` among those on one communicator. At most one reduction, and at most one transfer of a reduced gradient
-    to the host, is in flight: more would hold more memory.
+    `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. At most one reduction,
+    and at most one transfer of a reduced gradient to the host, is in flight: more would hold more memory.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -47,6 +48,7 @@ class FSDPCommContext:
             _gathers[comm] = comm.dup()
         self.gathers = _gathers[comm]
         self.number = next_model(comm)
+        self.mode = ""  # see `mode_of`
         self.reducing: FSDPParamGroup | None = None
         self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
 
@@ -81,7 +83,8 @@ class FSDPParamGroup:
     equal copies of the shard (hybrid sharding). subgroup: the neighbours among which the group stays split between
     forward and backward. keep: it stays whole from forward to backward. persistent: it stays whole always, and is
     gathered anew only after an update. op, algorithm: of the reduction. pool: the host memory in which the shard lives,
-    if any. find_unused: missing gradients are zeros.
+    if any. find_unused: missing gradients are zeros. settings: of `fully_shard`, by name, which every rank must have
+    alike.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class FSDPParamGroup:
         persistent: bool,
         op: str,
         algorithm: str,
+        settings: Mapping[str, Any],
         pool: HostPool | None = None,
         find_unused: bool = False,
     ) -> None:
@@ -120,7 +124,7 @@ class FSDPParamGroup:
         self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
-        check_same_model(self.flat, shard.comm)
+        check_same_model(self.flat, shard.comm, "fully_shard", settings)
         with purpose("startup"):
             if replicas is not None:
                 broadcast(replicas, self.flat.data)
@@ -150,7 +154,7 @@ class FSDPParamGroup:
             # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
             if self.subgroup is not None and self.part is not None:
                 self.gather = all_gather(
-                    self.subgroup, self._cast(self.part), out=self.arriving, async_op=True, equal=self._equal()
+                    self.subgroup, self._cast(self.part), out=self.arriving, async_op=True, equal=self._equal(context)
                 )
                 return
 
@@ -159,21 +163,22 @@ class FSDPParamGroup:
                 mine = self._cast(self.shard.data)
             # A shard in host memory is fetched first; the gather waits for it in its own stream, not the caller.
             if self.pool is None:
-                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True, equal=self._equal())
+                equal = self._equal(context)
+                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True, equal=equal)
             else:
                 fetch = self.pool.start_fetch(mine, "communication", like=self.device)
                 self.gather = self._gather_after(fetch, context)
 
-    def _equal(self) -> str:
+    def _equal(self, context: FSDPCommContext) -> str:
         """What every rank must have alike when the group is gathered or reduced: compared with each message."""
-        return f"{self.flat.names[0]} of fully_shard {self.number} after {self.flat.updates}"
+        return f"{self.flat.names[0]} of fully_shard {self.number} after {self.flat.updates}{context.mode}"
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")
 
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
         """Return a gather that begins in its stream when the shard has come from the host, and frees the copy."""
-        call, out = context.gathers.collective("all_gather", self._equal()), self.arriving
+        call, out = context.gathers.collective("all_gather", self._equal(context)), self.arriving
         return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:
@@ -294,7 +299,7 @@ class FSDPParamGroup:
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
             self.reduction = reduce_scatter(
-                shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True, equal=self._equal()
+                shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True, equal=self._equal(context)
             )
         self.flat.release_grad()
         context.reducing, self.reduced = self, True
@@ -308,7 +313,7 @@ class FSDPParamGroup:
         # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
         if self.replicas is not None:
             with purpose("gradient_reduce"):
-                equal = f"{self._equal()}, {self.shard.checksum()}"
+                equal = f"{self._equal(context)}, {self.shard.checksum()}"
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm, equal=equal)
 
         # Shards in device memory: done. Otherwise the sum leaves for the host, in a stream of its own, after the one

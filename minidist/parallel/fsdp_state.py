@@ -31,7 +31,7 @@ from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
-from minidist.parallel.gradients import mean_of_one_rank, refuse_unreduced
+from minidist.parallel.gradients import mean_of_one_rank, mode_of, refuse_unreduced
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 from minidist.parallel.running_statistics import RunningStatistics
 
@@ -105,6 +105,10 @@ class FSDPState(BackwardObserver):
         if root.in_backward and root.running is not None and root.running.over:
             root._forget_pass()
         self._advance_clock()
+
+        # A rank in training and one in evaluation compute other things, with messages that look alike.
+        if self is root and not root.in_backward:
+            root.context.mode = mode_of(module)
 
         # The order of forwards predicts the next pass. A forward that backward replays (recomputation) does not count.
         if not root.in_backward:

@@ -94,6 +94,15 @@ def fully_shard(
 
     # What no module inside has taken yet makes one group, and small parameters that stay whole another one.
     groups = []
+    settings = {
+        "reshard_after_forward": reshard_after_forward,
+        "prefetch": prefetch,
+        **mp_policy.in_words(),
+        "reduction": reduction,
+        "algorithm": algorithm,
+        "alignment": alignment,
+        "find_unused_parameters": find_unused_parameters,
+    }
     left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
     check_axes("fully_shard", module, left, comm, replicas)
     for persistent in (False, True):
@@ -111,6 +120,7 @@ def fully_shard(
                 algorithm=algorithm,
                 pool=None if offload_policy is None else offload_policy.pool,
                 find_unused=find_unused_parameters,
+                settings=settings,
             )
             groups.append(group)
 

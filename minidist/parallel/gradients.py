@@ -20,7 +20,7 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -36,6 +36,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
+from minidist.nn.module import Module
 from minidist.parallel.running_statistics import RunningStatistics
 
 BUCKET_MEGABYTES = 25.0  # PyTorch's default
@@ -50,6 +51,7 @@ class Bucket:
     """A stretch of the flat gradient that is reduced as one message. Bucket 0 lies at the end and is ready first.
 
     model: see `next_model`. samples: of each parameter the places of about 60 values, spread over rows and columns.
+    reducer: that makes it, and knows whether the model trains.
     """
 
     index: int
@@ -58,6 +60,7 @@ class Bucket:
     flat: FlatParameters
     model: int = 1
     samples: tuple[Any, ...] = ()  # slices
+    reducer: "GradientReducer | None" = None
 
     @property
     def buffer(self) -> Array:
@@ -68,12 +71,12 @@ class Bucket:
     def equal(self) -> str:
         """What the replicas must have alike when they reduce it, for `equal=` of a collective: it costs no message.
 
-        Which model it is, what its optimizer's last step says of itself, and a checksum of a sample of the weights (a
-        microsecond per parameter; all values would be read once more in each step). A stashed version has none, because
+        Which model it is, what its optimizer's last step says of itself, whether it trains, and a checksum of a sample
+        of the weights (a microsecond per parameter; all values would be read once more). A stashed version has none, as
         replicas may be at other micro-batches, and arrays on a device have none, because the copy would wait for them.
         """
         flat = self.flat
-        text = f"model {self.model} after {flat.updates}"
+        text = f"model {self.model} after {flat.updates}{self.reducer.mode if self.reducer else ''}"
         if flat.version_is_given or type(flat.data) is not np.ndarray:
             return text
         data, checksum = flat.data, 0
@@ -120,6 +123,12 @@ def next_model(comm: Comm) -> int:
     return number
 
 
+def mode_of(module: Any | None) -> str:
+    """Return "", or in words how many modules are in evaluation, not in training: what every rank must have alike."""
+    modes = [part.training for part in module.modules()] if isinstance(module, Module) else []
+    return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
+
+
 class GradientReducer(BackwardObserver):
     """Sums (or averages) the gradients of one FlatParameters over `comm`, bucket by bucket, while backward runs.
 
@@ -151,7 +160,9 @@ class GradientReducer(BackwardObserver):
 
         # The plan of the messages, which is the same on every rank.
         self.number = next_model(comm)
-        self.buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
+        self.mode = ""  # of the module, see `mode_of`
+        buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
+        self.buckets = [replace(bucket, reducer=self) for bucket in buckets]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
         self._communicate: Callable[[Bucket], Work] = self._all_reduce
 
@@ -222,6 +233,10 @@ class GradientReducer(BackwardObserver):
             raise mean_of_one_rank(self.comm, self.comm.size)
         if self.known and not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
+
+    def note_mode(self) -> None:
+        """Note whether the module trains, which all ranks must have alike when they reduce its gradients."""
+        self.mode = mode_of(self.module)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.autograd import map_tensors
+from minidist.base import arrays as xp
 from minidist.base.half import is_floating
 
 
@@ -31,6 +32,13 @@ class MixedPrecisionPolicy:
     reduce_dtype: Any = None
     output_dtype: Any = None
     cast_forward_inputs: bool = True
+
+    def in_words(self) -> dict[str, str]:
+        """Return the settings by name, in words that are equal where the dtypes are: for ranks to compare."""
+        return {
+            name: str(value if value is None or isinstance(value, bool) else xp.dtype(value))
+            for name, value in vars(self).items()
+        }
 
 
 def cast_floats(value: Any, dtype: Any) -> Any:

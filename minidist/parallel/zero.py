@@ -95,7 +95,15 @@ class ZeroOptimizer(OptimizerWrapper):
         ignored_params = set(ignored_params)
         self.flat = sharded_flat((p for p in parameters if p not in ignored_params), comm, alignment)
         check_axes("ZeroOptimizer", module, self.flat.parameters, comm)
-        check_same_model(self.flat, comm)
+        settings = {
+            "stage": stage,
+            "reduction": reduction,
+            "reduce_bucket_size": reduce_bucket_size,
+            "algorithm": algorithm,
+            "alignment": alignment,
+            "find_unused_parameters": find_unused_parameters,
+        }
+        check_same_model(self.flat, comm, "ZeroOptimizer", settings)
         with purpose("startup"):
             broadcast(comm, self.flat.data)
         self.flat.load_checks.append(partial(check_same_values, self.flat, comm))
@@ -234,6 +242,11 @@ class ShardReducer(GradientReducer):
         for parameter in bucket.parameters:
             parameter.gradient.clear()
         return work  # type: ignore[return-value]
+
+    def started(self) -> None:
+        """Note the module's mode, too: no forward of a wrapper does."""
+        super().started()
+        self.note_mode()
 
     def _make_bucket(self, parameter: Parameter) -> None:
         """Allocate the gradients of the bucket that `parameter` belongs to."""

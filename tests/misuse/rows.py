@@ -26,6 +26,7 @@ from minidist.optim import SGD, Adam, AdamW, DynamicLossScaler, clip_grad_norm_
 from minidist.parallel import (
     DistributedDataParallel,
     HostPool,
+    MixedPrecisionPolicy,
     OffloadedOptimizer,
     ZeroOptimizer,
     clip_shards_,
@@ -626,6 +627,132 @@ def two_sharded_models_that_run_in_another_order(comm):
     models = [fully_shard(mlp(), mesh=comm) for _ in range(2)]
     for model in models if comm.rank == 0 else models[::-1]:
         loss_of(model, comm, divisor=False).backward()
+
+
+WEIGHTS_DIFFER = (
+    r"weights differ: call 0 of .* is parallelize_module weights \w{8} on rank 0 and parallelize_module weights \w{8}"
+    r" on rank 1, at .*rows.py:.*; every rank must build the whole model from the same seed, or load the same weights"
+)
+
+
+@refused(WEIGHTS_DIFFER)
+def tensor_parallelism_of_models_of_other_seeds(comm):
+    model = apply_tensor_parallel(MLP([6, 4, 2], seed=comm.rank), comm)
+    model(Tensor(np.ones((2, 6), np.float32)))
+
+
+@refused(WEIGHTS_DIFFER)
+def tensor_parallelism_after_one_rank_has_loaded_weights(comm):
+    model = MLP([6, 4, 2])
+    if comm.rank == 1:
+        model.load_state_dict(MLP([6, 4, 2], seed=1).state_dict())
+    apply_tensor_parallel(model, comm)
+
+
+IN_EVALUATION = (
+    r"ranks differ in {}: .* after . updates?[^;]*, {} of {} modules in evaluation.*call train\(\) or eval\(\) alike"
+)
+
+
+def left_in_evaluation(wrap, comm, part=lambda model: model):
+    def evaluate(model):
+        if comm.rank == 1:
+            part(model).eval()
+
+    train_twice(wrap, comm, after=evaluate)
+
+
+@refused(IN_EVALUATION.format("all_reduce/ring", 3, 3))
+def evaluation_left_on_on_one_rank(comm):
+    left_in_evaluation("ddp", comm)
+
+
+@refused(IN_EVALUATION.format("reduce_scatter/ring", 3, 3))
+def evaluation_left_on_on_one_rank_of_zero(comm):
+    left_in_evaluation("zero", comm)
+
+
+@refused(IN_EVALUATION.format("all_gather/ring", 1, 3))
+def evaluation_of_one_layer_left_on_on_one_rank_of_fully_shard(comm):
+    left_in_evaluation("fsdp", comm, lambda model: model.layers[1])
+
+
+@equal()
+def evaluation_of_one_layer_on_all_ranks(comm):
+    for wrap in ("ddp", "zero", "fsdp"):
+        model = mlp()
+        wrapped, optimizer = wrapping(wrap, model, comm, reduction="sum")
+        model.layers[0].eval()
+        for step in range(STEPS):
+            wrapped.zero_grad()
+            loss_of(wrapped, comm, step).backward()
+            optimizer.step()
+        yield whole(model, optimizer) if wrap == "fsdp" else weights(model), one_device(2)
+
+
+OTHER_SETTINGS = (
+    r"rank 1: its {} has other settings than rank 0's; here they are .*{}.*; pass the same settings on every rank"
+)
+
+
+@refused(OTHER_SETTINGS.format("DistributedDataParallel", "find_unused_parameters=True"))
+def unused_parameters_found_on_one_rank(comm):
+    DistributedDataParallel(mlp(), comm, find_unused_parameters=comm.rank == 1)
+
+
+@refused(OTHER_SETTINGS.format("DistributedDataParallel", "reduction=sum, bucket_cap_mb=1, "))
+def another_reduction_and_bucket_size_on_one_rank(comm):
+    DistributedDataParallel(
+        mlp(), comm, bucket_cap_mb=25 if comm.rank == 0 else 1, reduction=("mean", "sum")[comm.rank]
+    )
+
+
+@refused(OTHER_SETTINGS.format("ZeroOptimizer", "stage=2"))
+def another_stage_of_zero_on_one_rank(comm):
+    ZeroOptimizer(mlp(), SGD, comm=comm, stage=1 + comm.rank, lr=LR)
+
+
+@refused(OTHER_SETTINGS.format("ZeroOptimizer", "stage=1"))
+def zero_beside_data_parallelism_on_another_rank(comm):
+    if comm.rank == 0:
+        DistributedDataParallel(MLP([6, 682]), comm)  # without padding
+    else:
+        ZeroOptimizer(MLP([6, 682]), SGD, comm=comm, lr=LR)
+
+
+@refused(OTHER_SETTINGS.format("fully_shard", "reshard_after_forward=False"))
+def parameters_kept_after_forward_on_one_rank(comm):
+    fully_shard(mlp(), mesh=comm, reshard_after_forward=comm.rank == 0)
+
+
+@refused(OTHER_SETTINGS.format("fully_shard", "reduce_dtype=float32"))
+def another_dtype_of_reductions_on_one_rank(comm):
+    policy = MixedPrecisionPolicy(np.float16, (None, np.float32)[comm.rank])
+    fully_shard(MLP([6, 5, 3]), mesh=comm, mp_policy=policy)
+
+
+@equal()
+def one_policy_that_ranks_write_in_other_ways(comm):
+    policy = MixedPrecisionPolicy(output_dtype=(np.float64, np.dtype("float64"))[comm.rank])
+    model = fully_shard(mlp(), mesh=comm, mp_policy=policy)
+    yield {"shape": model(rows(0)[0]).shape}, {"shape": (ROWS_OF_A_RANK, 3)}
+
+
+TIED_APART = (
+    r"ranks differ in tied: rank \d has front.weight of a pipeline after 1 update with lr 0\.\d, .*and rank \d"
+    r" front.weight of a pipeline after 1 update with lr 0\.\d, .*with the same settings"
+)
+
+
+@refused(TIED_APART)
+def another_learning_rate_for_the_other_copy_of_a_tied_weight(comm):
+    stages, tied = split_model(Embedded(), comm.size, [comm.rank])
+    pipe = Pipeline(comm, get_schedule("1f1b").plan(2, 2), stages, lambda y, t: cross_entropy(y, t, 8.0), tied=tied)
+    optimizer = SGD(stages[0].parameters, lr=0.1 * (1 + comm.rank))
+    data = [rows(i) for i in range(2)]
+    for _ in range(STEPS):
+        pipe.step([x.data for x, _ in data], [targets for _, targets in data])
+        optimizer.step()
 
 
 @refused("argument mismatch: .*max_norm 1 .*max_norm 2 |argument mismatch: .*max_norm 2 .*max_norm 1 ")

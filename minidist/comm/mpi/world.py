@@ -396,7 +396,8 @@ class MPIWorld:
 
         # The sender may wait inside MPI; its watchdog answers through the job's folder, within a second.
         theirs: Sequence[Call] = ()
-        if key != "message" and self.watchdog is not None and (unlike or sent.operation != unpack(expected).operation):
+        in_call = comm.opened is not None
+        if in_call and self.watchdog is not None and (unlike or sent.operation != unpack(expected).operation):
             theirs = self.watchdog.ask(sender).calls.get(comm.name, ())
 
         # Where the calls before this one differ, that is the cause, whatever the message is.
@@ -643,7 +644,7 @@ class MPIWorld:
     def trace_of(self, comm: PointToPoint) -> Trace:
         return self.trace
 
-    def compare_roots(self, call: PointToPoint, root: int) -> None:
+    def compare_calls(self, call: PointToPoint, value: int) -> None:
         """Nothing to do: messages that meet are compared, and a report of a hang compares what the ranks wait in."""
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:

@@ -80,7 +80,7 @@ class SimState:
     wildcards: dict[AnyKey, deque[SimRequest]] = field(default_factory=lambda: defaultdict(deque))
     returned: set[int] = field(default_factory=set)
     dead: dict[int, float] = field(default_factory=dict)  # when each killed rank died
-    roots: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # of calls not all began, and ranks
+    call_values: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)  # see `SimWorld.compare_calls`
     logs: dict[str, dict[int, CallLog]] = field(default_factory=lambda: defaultdict(dict))  # by communicator and rank
     claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by origin and world rank: see `register`
     totals: bool = False  # keep the bytes by purpose, where no record is kept

@@ -416,16 +416,16 @@ class SimWorld:
         elif not first.agrees(mine):
             raise unlike_claims(mine._replace(site=call_site(sys._getframe(1))), first)
 
-    def compare_roots(self, call: PointToPoint, root: int) -> None:
-        """Raise MismatchError when another rank has begun this call with another root."""
-        # The first rank's root, and how many ranks have come.
+    def compare_calls(self, call: PointToPoint, value: int) -> None:
+        """Raise MismatchError when another rank has begun this call with another value."""
+        # The first rank's value, and how many ranks have come.
         key = call.name, call.tag
-        first, count = self.state.roots.get(key, (root, 0))
-        if root != first:
+        first, count = self.state.call_values.get(key, (value, 0))
+        if value != first:
             raise MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
-        self.state.roots[key] = first, count + 1
+        self.state.call_values[key] = first, count + 1
         if count + 1 == call.size:
-            del self.state.roots[key]
+            del self.state.call_values[key]
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
         """Return the places in `members` of the ranks that the fastest links join, node by node."""

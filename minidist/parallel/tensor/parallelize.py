@@ -4,8 +4,9 @@
     parallelize_module(model, mesh["tp"], plan)
 
 Every rank builds the whole model from the same seed and keeps its shards, so the gathered shards *are* the
-single-device weights. A key is a module's qualified name and may hold `*`; what no key names stays whole on every rank.
-Each parameter then carries a `Layout`, which checkpoints, clipping and counting read. The names are PyTorch's.
+single-device weights; ranks that start from unlike weights are refused. A key is a module's qualified name and may hold
+`*`; what no key names stays whole on every rank. Each parameter then carries a `Layout`, which checkpoints, clipping
+and counting read. The names are PyTorch's.
 
 Source of the plans: Shoeybi et al., "Megatron-LM", 2019, section 3 and figure 3.
 
@@ -15,7 +16,11 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
 import fnmatch
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
+import numpy as np
+
+from minidist.autograd.node import distance
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.comm import Comm, check_communicator
 from minidist.nn.module import Module
@@ -39,9 +44,11 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
 
     plan: {qualified name, "" for the module itself, with `*` for a part: a style or a list of them}. axis: the mesh
     axis's name, for the layouts. Raises UsageError for a name that no module has, for numbers that do not divide, for a
-    tied parameter that is split in one place only, and for a model that is flat already.
+    tied parameter that is split in one place only, and for a model that is flat already; MismatchError when a rank has
+    other weights, at once or with the next message.
     """
     check_communicator(comm, "parallelize_module")
+    comm.check_alike("parallelize_module", "weights", _checksum(module, comm))
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
         # Names are looked up again for each pattern, because a style before may have replaced modules.
@@ -66,6 +73,21 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         if parameter.layout is None:
             context.replica_of(parameter)
     return module
+
+
+def _checksum(module: Module, comm: Comm) -> int:
+    """Return a checksum of a sample of the weights that every rank must have: of all but those split over it already.
+
+    0 where the values are not in this process's memory.
+    """
+    checksum, ranks = 0, set(comm.members)
+    for name, parameter in module.named_parameters():
+        split = parameter.layout is not None and any(len(ranks.intersection(r)) > 1 for r in parameter.layout.ranks)
+        values = parameter.data
+        if not split and type(values) is np.ndarray:
+            sample = values.reshape(-1)[:: distance(values.shape)] if values.ndim else values
+            checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
+    return checksum
 
 
 def get_module(module: Module, name: str) -> Any:

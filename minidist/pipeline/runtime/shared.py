@@ -6,7 +6,8 @@
 
 Every place sends its sum to the other places' ranks, and every rank adds in the same order: the ranks of a stage in
 rank order, then the stages in stage order. So the copies stay equal bit for bit. This comes before any reduction over
-the data axis. Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume.
+the data axis. Volume: with n places each sends its bytes n-1 times, which for n = 2 is an all-reduce's volume. The
+headers of the messages say what the optimizer's last step was: a copy with another learning rate would drift away.
 
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
@@ -22,7 +23,7 @@ from minidist.base.errors import MismatchError, UsageError, nearest
 from minidist.base.fingerprint import fingerprint, fingerprint_number
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
-from minidist.comm import Comm
+from minidist.comm import Comm, PointToPoint
 
 Place = tuple[int, int]  # stage, rank
 ROW = 4  # numbers that a rank tells of a parameter: stage, name, two of its values
@@ -98,6 +99,13 @@ class SharedGradients:
                     for name in group.names:
                         self.mine[stage, name].gradient.was_reduced()
 
+    def _matching(self, group: Group, own: list[Place]) -> PointToPoint:
+        """Return the communicator for the sums of a group, whose copies must have had the same updates everywhere."""
+        first = group.names[0]
+        flats = [flat for stage, _ in own if (flat := self.mine[stage, first].flat) is not None]
+        said = {f"{first} of a pipeline after {flat.updates}" for flat in flats}
+        return self.comm.matching("tied", " and ".join(sorted(said))) if said else self.comm
+
     def _add(self, group: Group, own: list[Place]) -> None:
         sums: dict[Place, Any] = {}
         for stage, rank in own:
@@ -106,7 +114,7 @@ class SharedGradients:
                 self.mine[stage, name].zero_fill()  # when nothing was added to it
                 gradients.append(_local(self.mine[stage, name]).reshape(-1))
             sums[stage, rank] = np.concatenate(gradients)
-        total = sum_over_places(self.comm, group, sums)
+        total = sum_over_places(self._matching(group, own), group, sums)
         for stage, _ in own:
             at = 0
             for name in group.names:
@@ -115,7 +123,7 @@ class SharedGradients:
                 at += copy.size
 
 
-def sum_over_places(comm: Comm, group: Group, sums: Mapping[Place, Any]) -> Any:
+def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any]) -> Any:
     """Return the sum of the 1-D arrays of all places of a group: a stage's ranks in rank order, then the stages.
 
     sums: those of this rank's places. Each place's array goes to every other rank of the group.

@@ -40,7 +40,7 @@ class SharedShards(SharedGradients):
 
     def _add(self, group: Group, own: list[Place]) -> None:
         sums = {place: np.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
-        total = sum_over_places(self.comm, group, sums)
+        total = sum_over_places(self._matching(group, own), group, sums)
         for stage, _ in own:
             start = 0
             for shard in self._units(stage, group):

@@ -84,7 +84,7 @@ class LocalSteps(DataAxis):
             state_prefix=f"replica/{group.comm.rank:05d}/",
         )
         self.flat, self.comm, self.last = flat, group.comm, job.config.steps
-        check_same_model(flat, group.comm)
+        check_same_model(flat, group.comm, "local SGD", {"local_steps": job.config.local_steps})
         self.average = PeriodicModelAverager(
             flat, group.comm, job.config.local_steps, algorithm=group.reduction, module=group.module
         )
