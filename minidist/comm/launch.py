@@ -13,6 +13,7 @@ import difflib
 import io
 import os
 import pickle
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -290,8 +291,9 @@ def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
     with suppress(Exception):  # whatever happens while it is made and printed, the job ends
         if isinstance(error, MinidistError):
             text = "\n  ".join(lines_of(error))
-            if not text.startswith(f"rank {world.rank}:"):
-                text = f"rank {world.rank}: {text}"
+            # What stands behind the rank's own number is the same where all ranks say the same, up to addresses.
+            said = text.removeprefix(f"rank {world.rank}:").strip()
+            text, key = f"rank {world.rank}: {said}", re.sub(r" at 0x\w+", "", said)
             if isinstance(error, MismatchError | BufferReuseError):
                 key = type(error).__name__  # the ranks that notice it have a sentence each, of which one is enough
         elif isinstance(error, KeyboardInterrupt):

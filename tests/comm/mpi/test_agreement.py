@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.comm.launch import end_job, packed
 from minidist.comm.launcher import mpiexec_command
 from minidist.comm.mpi.agreement import check_same_settings, difference
 from minidist.commands import runner
@@ -73,6 +75,29 @@ def test_every_rank_hears_of_a_difference(comm):
     with pytest.raises(UsageError, match="--lr is 1 on ranks 0, 1, 3 on rank 2; start"):
         check_same_settings(comm, {"--lr": 3 if comm.rank == 2 else 1})
     check_same_settings(comm, {})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda rank: UsageError(difference([{"--lr": "0.1"}, {"--lr": "0.2"}, {"--lr": "0.1"}])),
+        lambda rank: _error_of(packed, SimpleNamespace(rank=rank, trace=None), lambda: rank),
+    ],
+    ids=["different settings", "a result that cannot be sent"],
+)
+def test_a_sentence_that_names_ranks_is_printed_once_for_all_ranks(error):
+    said = []
+    for rank in range(3):
+        world = SimpleNamespace(rank=rank, size=3, end=lambda text, code, key: said.append((text, code, key)))
+        end_job(world, error(rank))
+    assert len({key for *_, key in said}) == 1
+    assert [text.split(":")[1] for text, *_ in said] == [f" rank {rank}" for rank in range(3)]
+
+
+def _error_of(function, *arguments):
+    with pytest.raises(UsageError) as caught:
+        function(*arguments)
+    return caught.value
 
 
 def test_simulated_ranks_have_one_set_of_settings():
