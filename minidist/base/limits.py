@@ -87,10 +87,15 @@ def is_size(number: float) -> bool:
     return number == 0 or MIN_VALUE <= number <= MAX_VALUE
 
 
-def check_size(number: float, flag: str) -> None:
-    """Raise UsageError unless `is_size`."""
-    if not is_size(number):
-        raise UsageError(f"{flag} is {number:g}; it must be 0, or a number from {MIN_VALUE:g} to {MAX_VALUE:g}")
+def check_size(number: float, flag: str, zero: bool = True) -> None:
+    """Raise UsageError unless `is_size`; with zero=False also for 0."""
+    if not is_size(number) or (number == 0 and not zero):
+        raise UsageError(f"{flag} is {number:g}; it must be {size_range(zero)}")
+
+
+def size_range(zero: bool = True) -> str:
+    """Return in words which numbers can be a size; zero: 0 is one of them."""
+    return f"{'0, or ' * zero}a number from {MIN_VALUE:g} to {MAX_VALUE:g}"
 
 
 def whole_number(text: str) -> int | None:

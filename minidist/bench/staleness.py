@@ -11,12 +11,11 @@ Proved by: tests/bench/test_staleness.py
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import inf
 
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
-from minidist.base.limits import MAX_SWEPT_RANKS, check_ranks
+from minidist.base.limits import MAX_SWEPT_RANKS, check_count, check_ranks, check_size
 from minidist.base.random import Key, uniform
 from minidist.comm import Comm, LinkModel, SimWorld
 from minidist.data.generated import markov
@@ -57,10 +56,9 @@ def staleness_runs(
     worker is slow in one of `workers` gradients, by chance. lr: learning rate of one gradient; it has the same effect
     everywhere, because bsp sums the workers' gradients. Raises UsageError for numbers out of range.
     """
-    if not (workers >= 1 and 0 < slow < inf and 0 < seconds < inf):
-        raise UsageError(
-            f"{workers} workers, {slow:g} times slower, for {seconds:g} s; each must be above 0 and finite"
-        )
+    check_count(workers, "--workers", 1)
+    check_size(slow, "--slow", zero=False)
+    check_size(seconds, "--seconds", zero=False)
     check_ranks(1 + workers, "a server and --workers:", MAX_SWEPT_RANKS)
     gradients = workers * seconds / GRADIENT_SECONDS
     if gradients > MAX_GRADIENTS:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.commands.options import command_line, whole_numbers, within_limits
+from minidist.commands.options import above_zero, command_line, whole_numbers, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure ratios in one interleaved run.")
@@ -83,7 +83,7 @@ def bench_collectives(
 def bench_network(
     hosts: Annotated[int, typer.Option(help="hosts, each a network namespace with one rank")] = 3,
     rate: Annotated[
-        float, typer.Option(help="outgoing rate of each host's interface, in Mbit/s", callback=within_limits)
+        float, typer.Option(help="outgoing rate of each host's interface, in Mbit/s", callback=above_zero)
     ] = 200.0,
     sizes: Annotated[str | None, typer.Option(help="bytes of the arrays, such as 1048576,4194304")] = None,
     algorithms: Annotated[

@@ -26,10 +26,17 @@ from minidist.config.train_config import TrainConfig, flag
 def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
     """Return the number of a flag; UsageError for one that is negative, not finite, or out of range of a size.
 
-    Every flag that takes a float has it as its callback.
+    Every flag that takes a float has it, or `above_zero`, as its callback.
     """
     if value is not None:
         check_size(value, param.opts[0])
+    return value
+
+
+def above_zero(param: typer.CallbackParam, value: float | None) -> float | None:
+    """Return the number of a flag, as `within_limits`; UsageError for 0, too."""
+    if value is not None:
+        check_size(value, param.opts[0], zero=False)
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.options import within_limits
+from minidist.commands.options import above_zero
 from minidist.commands.output import Result, json_or_table
 
 
@@ -19,7 +19,7 @@ def partition(
     ],
     machines: Annotated[int, typer.Option(help="machines to use; stages, for the methods that replicate none")],
     bandwidth: Annotated[
-        float | None, typer.Option(help="pipedream: bytes per second of a link", callback=within_limits)
+        float | None, typer.Option(help="pipedream: bytes per second of a link", callback=above_zero)
     ] = None,
     method: Annotated[
         str,
@@ -29,7 +29,7 @@ def partition(
         str, typer.Option(help="pipedream: released (compute + synchronisation) or paper (the larger of the two)")
     ] = "released",
     memory_limit: Annotated[
-        float | None, typer.Option(help="pipedream: bytes of a machine", callback=within_limits)
+        float | None, typer.Option(help="pipedream: bytes of a machine", callback=above_zero)
     ] = None,
 ) -> Result:
     """Decide which layers make a stage; by PipeDream's optimizer also how many machines share it."""

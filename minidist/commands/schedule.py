@@ -13,7 +13,7 @@ import typer
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
-from minidist.commands.options import command_line, within_limits
+from minidist.commands.options import above_zero, command_line
 from minidist.commands.output import Json, say
 
 
@@ -46,7 +46,7 @@ def schedule(
     memory_limit: Annotated[
         float | None,
         typer.Option(
-            help="exit 1 when a rank needs more bytes (micro-batches, without a profile)", callback=within_limits
+            help="exit 1 when a rank needs more bytes (micro-batches, without a profile)", callback=above_zero
         ),
     ] = None,
     receives: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import command_line, within_limits
+from minidist.commands.options import above_zero, command_line
 from minidist.commands.output import Result, json_or_table, say
 
 
@@ -19,13 +19,13 @@ def staleness(
     ] = None,
     workers: Annotated[int, typer.Option(help="workers beside the one server")] = 3,
     slow: Annotated[
-        float, typer.Option(help="how many times as long a slow gradient takes", callback=within_limits)
+        float, typer.Option(help="how many times as long a slow gradient takes", callback=above_zero)
     ] = 3.0,
     who: Annotated[
         str, typer.Option(help="who is slow: last (worker, always), or anyone (in one of WORKERS gradients)")
     ] = "last",
     seconds: Annotated[
-        float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001", callback=within_limits)
+        float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001", callback=above_zero)
     ] = 0.3,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
 ) -> Result:

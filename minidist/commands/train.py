@@ -13,10 +13,10 @@ from minidist.commands.options import (
     EagerBytes,
     Ranks,
     Timeout,
+    above_zero,
     command_line,
     takes_config,
     with_deepspeed,
-    within_limits,
 )
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig
@@ -39,8 +39,7 @@ def train(
     memory_budget: Annotated[
         float | None,
         typer.Option(
-            help="bytes of a rank: divide --global-batch into the largest micro-batches that fit",
-            callback=within_limits,
+            help="bytes of a rank: divide --global-batch into the largest micro-batches that fit", callback=above_zero
         ),
     ] = None,
 ) -> Result | None:

@@ -8,20 +8,11 @@ Proved by: tests/config/test_train_config.py
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.limits import (
-    MAX_BATCH,
-    MAX_COUNT,
-    MAX_LAYERS,
-    MAX_RANKS,
-    MAX_VALUE,
-    MIN_VALUE,
-    is_size,
-    whole_number,
-)
+from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
 from minidist.base.user_file import is_user_function
 from minidist.data.shares import Shares, cut_batch, parse_weights
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
@@ -326,9 +317,12 @@ class TrainConfig(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _finite(cls, value: Any) -> Any:
+    def _finite(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, float) and not is_size(value):
-            raise PydanticCustomError("size", f"input should be 0, or a number from {MIN_VALUE:g} to {MAX_VALUE:g}")
+            # Pydantic checks a field's own bounds before; 0 may lie outside of them.
+            bounds = cls.model_fields[info.field_name or ""].metadata
+            zero = not any(getattr(bound, "gt", -1) >= 0 or getattr(bound, "ge", 0) > 0 for bound in bounds)
+            raise PydanticCustomError("size", f"input should be {size_range(zero)}")
         return value
 
     @field_validator("model")

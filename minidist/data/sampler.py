@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
-from minidist.base.limits import is_size
+from minidist.base.limits import check_size
 from minidist.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
 
@@ -79,8 +79,10 @@ def weighted_shards(rows: int, weights: Sequence[float]) -> list[tuple[int, int]
     Whole rows, by the largest remainders, the lower rank first among equals; together exactly `rows`. With a loss that
     is divided by the global count and gradients that are summed, the step is that of one device whatever the weights.
     """
-    if not weights or not all(is_size(weight) for weight in weights) or not sum(weights) > 0:
-        raise UsageError(f"weights {quoted(list(weights))}: give one per rank, none below 0 and not all 0")
+    for rank, weight in enumerate(weights):
+        check_size(weight, f"the weight of rank {rank}")
+    if not sum(weights) > 0:
+        raise UsageError(f"weights {quoted(list(weights))}: give one per rank, and at least one above 0")
     # Every rank gets the whole part of its share.
     exact = [rows * weight / sum(weights) for weight in weights]
     sizes = [int(share) for share in exact]

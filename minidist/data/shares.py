@@ -18,7 +18,7 @@ from itertools import accumulate
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.layout import chunk_sizes
-from minidist.base.limits import is_size
+from minidist.base.limits import check_size
 from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, weighted_shards
 
 MAX_SHOWN = 16  # replicas, and samples of one, that are listed
@@ -92,9 +92,11 @@ def parse_weights(text: str) -> tuple[float, ...]:
     try:
         weights = tuple(float(word) for word in text.split(","))
     except ValueError:
-        weights = ()
-    if not weights or not all(is_size(weight) and weight > 0 for weight in weights):
-        raise UsageError(f"--weights {quoted(text)}; write a number above 0 for each data-parallel rank, as in 2,1,1")
+        raise UsageError(
+            f"--weights {quoted(text)}; write a number above 0 for each data-parallel rank, as in 2,1,1"
+        ) from None
+    for rank, weight in enumerate(weights):
+        check_size(weight, f"--weights {quoted(text)}: that of data-parallel rank {rank}", zero=False)
     return weights
 
 

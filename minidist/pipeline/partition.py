@@ -21,7 +21,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.base.limits import MAX_VALUE, MIN_VALUE
+from minidist.base.limits import MAX_VALUE, check_size
 from minidist.base.read_file import read_json
 
 MAX_PROBLEM = 200_000  # layers x machines; PipeDream's optimizer works for the square of it
@@ -207,10 +207,7 @@ def pipedream(
         )
     if memory_limit is not None and not memory_limit > 0:
         raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
-    if not MIN_VALUE <= bandwidth <= MAX_VALUE:
-        raise UsageError(
-            f"--bandwidth is {bandwidth}; it must be above 0 bytes per second, from {MIN_VALUE:g} to {MAX_VALUE:g}"
-        )
+    check_size(bandwidth, "--bandwidth", zero=False)
 
     # Prefix sums over the layers: seconds, bytes of weights, bytes that a stage holds; and the time of each boundary.
     n = len(layers)

@@ -12,7 +12,7 @@ import minidist.commands.app as program
 from minidist.base.errors import UsageError
 from minidist.base.limits import MAX_VALUE, MIN_VALUE
 from minidist.comm import LinkModel
-from minidist.commands.options import within_limits
+from minidist.commands.options import above_zero, within_limits
 from minidist.config.train_config import TrainConfig
 
 OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400")
@@ -50,7 +50,7 @@ def test_every_flag_that_takes_a_float_has_the_check():
         if takes_float(kind) and name not in TrainConfig.model_fields
     ]
     assert len(own) >= 11
-    assert [(words, name) for words, name, callback in own if callback is not within_limits] == []
+    assert [(words, name) for words, name, callback in own if callback not in (within_limits, above_zero)] == []
 
 
 @pytest.mark.parametrize("text", OUT_OF_RANGE)
@@ -71,8 +71,39 @@ def test_every_float_of_a_job_has_a_range(text):
         with pytest.raises(UsageError) as error:
             TrainConfig.make(**{name: float(text)})
         assert str(error.value).startswith(f"--{name.replace('_', '-')} {float(text)}: input should be ")
+        if "0, or" in str(error.value):
+            TrainConfig.make(**{name: 0.0})  # what the sentence offers
     with pytest.raises(UsageError, match="--betas"):
         TrainConfig.make(betas=f"0.9,{text}")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            "partition none.json --machines 2 --bandwidth -1",
+            "--bandwidth is -1; it must be a number from 1e-30 to 1e+30",
+        ),
+        (
+            "partition none.json --machines 2 --memory-limit 0",
+            "--memory-limit is 0; it must be a number from 1e-30 to 1e+30",
+        ),
+        ("staleness --slow 0", "--slow is 0; it must be a number from 1e-30 to 1e+30"),
+        ("train --memory-budget 0", "--memory-budget is 0; it must be a number from 1e-30 to 1e+30"),
+        (
+            "train --weights 1,inf --dp 2",
+            "--weights '1,inf': that of data-parallel rank 1 is inf; it must be a number from 1e-30 to 1e+30",
+        ),
+        (
+            "data --weights 1e-40,1 --dp 2",
+            "--weights '1e-40,1': that of data-parallel rank 0 is 1e-40; it must be a number from 1e-30 to 1e+30",
+        ),
+    ],
+)
+def test_a_sentence_offers_only_what_is_allowed(words, sentence, capsys):
+    with pytest.raises(SystemExit) as end:
+        program.main(words.split())
+    assert (end.value.code, capsys.readouterr().err) == (2, f"minidist: {sentence}\n")
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta", "flops", "memory_bandwidth"])

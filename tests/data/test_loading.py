@@ -188,9 +188,16 @@ def test_weighted_shards_cover_all_rows_in_proportion(rows, weights):
     assert weighted_shards(12, [1, 1, 1]) == [(0, 4), (4, 4), (8, 4)]
 
 
-@pytest.mark.parametrize("weights", [[], [-1, 2], [0, 0]])
-def test_weights_that_mean_nothing(weights):
-    with pytest.raises(UsageError, match="give one per rank"):
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ([], "give one per rank"),
+        ([2, -1], "the weight of rank 1 is -1; it must be 0, or"),
+        ([0, 0], "give one per rank"),
+    ],
+)
+def test_weights_that_mean_nothing(weights, sentence):
+    with pytest.raises(UsageError, match=sentence):
         weighted_shards(4, weights)
 
 
