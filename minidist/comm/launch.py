@@ -100,11 +100,12 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--timeout", type=float, default=60.0, help="seconds until a silent rank is reported")
     result.add_argument("--trace", help="write the trace to this file; none: keep no events")
     result.add_argument("--eager-bytes", type=int, default=0, help="simulated: sends up to this size are buffered")
-    result.add_argument("--synchronous", action="store_true", help="MPI: every send waits for its receive")
+    result.add_argument("--synchronous", action="store_true", help="every send waits for its receive")
     result.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
     return result
 
 
+MARKED = 4096  # bytes at each end of a file in which a mark says that minidist has written it
 MAX_TIMEOUT_S = 1e9  # more than thirty years; the longest time that a thread can wait is near it
 FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous", "--traceback")
 
@@ -115,19 +116,21 @@ def is_mistyped(word: str) -> bool:
     return name.startswith("--") and bool(difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.85))
 
 
-def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS) -> None:
+def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS, mark: str = "") -> None:
     """Make the folder of the file of `flag`; raise UsageError now, not after the run, when it cannot be written.
 
-    begins: how every file of this kind begins. An existing file that begins otherwise is a user's own, which must not
-    be overwritten: UsageError. With "" any file is overwritten.
+    begins: how every file of this kind begins. mark: what every such file has in its first or last MARKED bytes. An
+    existing file without them is a user's own, which must not be overwritten: UsageError.
     """
-    path, found = Path(path), b""
+    path, found, ends = Path(path), b"", b""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # A device or a pipe has nothing to lose, and reading it could block.
         if path.is_file():
             with path.open("rb") as file:
-                found = file.read(len(begins))
+                found = file.read(MARKED)
+                file.seek(max(0, path.stat().st_size - MARKED))
+                ends = file.read()
         with path.open("a"):
             pass
     except OSError as error:
@@ -137,7 +140,8 @@ def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS
         ) from None
 
     # A killed run may have left only a part of the beginning.
-    if not begins.encode().startswith(found):
+    beginning, marked = found[: len(begins)], not found or mark.encode() in found or mark.encode() in ends
+    if not begins.encode().startswith(beginning) or not marked:
         raise UsageError(
             f"{flag} {quoted(str(path))} exists already and is not a file that minidist has written there; choose"
             f" another {flag}, or remove that file"
@@ -188,6 +192,11 @@ def execute(
         )
     if eager_bytes < 0:
         raise UsageError(f"--eager-bytes {eager_bytes}; it must be at least 0")
+    if eager_bytes and synchronous:
+        raise UsageError(
+            f"--synchronous lets every send wait for its receive, and --eager-bytes {eager_bytes} lets short ones go"
+            " on; leave one of them out"
+        )
     if ranks is not None and ranks < 1:
         raise UsageError(f"--ranks {ranks}; a world needs at least 1 rank")
     if ranks is not None:
@@ -197,6 +206,11 @@ def execute(
     if trace:
         writable(trace)
     size = launched_size()
+    if size is not None and eager_bytes:
+        raise UsageError(
+            f"--eager-bytes {eager_bytes} is of simulated ranks; under mpiexec the MPI library decides which sends are"
+            " buffered: leave it out, or let every send wait for its receive with launch's --synchronous"
+        )
     if size is not None and ranks is not None and ranks != size:
         raise UsageError(
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"

@@ -5,6 +5,7 @@ Proved by: tests/commands/test_schedule.py
 
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,7 @@ import typer
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
+from minidist.comm.launch import writable
 from minidist.commands.options import above_zero, command_line
 from minidist.commands.output import Json, say
 
@@ -73,11 +75,14 @@ def schedule(
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name
     from minidist.pipeline.validate import validate
-    from minidist.report.schedules import FORMATS, LARGE, evaluate, limit_sentence, stage_shares, write
+    from minidist.report.schedules import FORMATS, LARGE, MARKS, evaluate, limit_sentence, stage_shares, write
 
     form = "json" if json_output else form
     if form not in FORMATS:
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
+    if output is not None and output.is_file() and plans:
+        begins, mark = MARKS[form]
+        writable(output, "--output", begins, mark)
     if not plans:
         for name, entry in schedules().items():
             print(f"{name:24} {entry.about()}")
@@ -106,7 +111,10 @@ def schedule(
             )
         )
 
-    pieces = write(evaluated, form, command_line(), shutil.get_terminal_size().columns)
+    pieces: Iterable[str] = write(evaluated, form, command_line(), shutil.get_terminal_size().columns)
+    if output is not None and form == "csv":
+        pieces = ["".join(pieces)]
+        check_csv(output, pieces[0])
     if output is None:
         for piece in pieces:
             sys.stdout.write(piece)
@@ -123,6 +131,16 @@ def schedule(
     if too_much:
         say(f"minidist: {too_much}")
         raise typer.Exit(1)
+
+
+def check_csv(path: Path, text: str) -> None:
+    """Raise UsageError when another text is there already: cells say nothing of who has written them."""
+    with writing("the schedule", path, "choose another --output"):
+        if path.is_file() and path.read_bytes() not in (b"", text.encode()):
+            raise UsageError(
+                f"--output {quoted(str(path))} exists already with other rows, and a CSV file does not say whether they"
+                " are your own; choose another --output, or remove that file"
+            )
 
 
 def options_of(texts: list[str]) -> dict[str, Any]:

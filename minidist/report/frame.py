@@ -119,6 +119,14 @@ def byte_text(nbytes: float) -> str:
     return f"{nbytes:,.0f} B"
 
 
+# By suffix: no date, and who has drawn it; and how the file says that, so that it is known and may be overwritten.
+METADATA: dict[str, tuple[dict[str, Any], str]] = {
+    ".svg": ({"Date": None, "Creator": "minidist"}, "<dc:title>minidist<"),
+    ".pdf": ({"CreationDate": None, "Creator": "minidist"}, "/Creator (minidist)"),
+    ".png": ({"Software": "minidist"}, "Software\0minidist"),
+}
+
+
 def save(figure: "Figure", path: str | Path) -> Path:
     """Write the figure as svg, pdf or png, by the suffix; the same figure gives the same file."""
     import matplotlib
@@ -127,10 +135,10 @@ def save(figure: "Figure", path: str | Path) -> Path:
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise UsageError(f"cannot save a picture as {quoted(path.name)}; end the name in one of {', '.join(SUFFIXES)}")
-    writable(path, "--output", "")
+    metadata, mark = METADATA[path.suffix]
+    writable(path, "--output", "", mark)
 
-    # No date and no random ids, so that the same figure gives the same bytes.
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}, ".png": {"Software": None}}[path.suffix]
+    # No random ids, so that the same figure gives the same bytes.
     with (
         matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}),
         writing("the picture", path, "make room there, or choose another --output"),

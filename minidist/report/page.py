@@ -66,6 +66,8 @@ td:first-child, th:first-child { text-align: left; }
 }
 """
 
+GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is known that may be overwritten
+
 # What is neither a text nor one of these has a colour that means something.
 NEUTRAL = {"#ffffff": "paper", "#000000": "ink", "#f0f0f0": "idle", "#999999": "faint", "#555555": "faint"}
 
@@ -73,7 +75,7 @@ NEUTRAL = {"#ffffff": "paper", "#000000": "ink", "#f0f0f0": "idle", "#999999": "
 def write_page(path: str | Path, traces: Sequence[Trace], header: Header, source: str = "") -> Path:
     """Write the page of a run; returns the path. source: the trace's file name, for the captions."""
     path = Path(path)
-    writable(path, "--output", "")
+    writable(path, "--output", "<!doctype html>", mark=GENERATOR)
     text = page(traces, header, source)
     with writing("the page", path, "make room there, or choose another --output"):
         path.write_text(text, encoding="utf-8")
@@ -241,7 +243,7 @@ def _document(traces: Sequence[Trace], header: Header, parts: Sequence[tuple[str
     )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport"'
-        f' content="width=device-width">'
+        f' content="width=device-width">{GENERATOR}'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f'<link rel="icon" href="data:,"><title>{title}</title><style>{STYLE}</style></head><body>'
         f"<h1><code>{title}</code></h1><p>{' · '.join(facts)}</p>{warning}<nav>{nav}</nav>{sections}</body></html>\n"

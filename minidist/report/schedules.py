@@ -14,11 +14,21 @@ from minidist.pipeline.plan import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
+from minidist.report.frame import METADATA
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
 from minidist.report.version_gantt import version_gantt
 
-FORMATS = ("text", "csv", "json", "svg", "versions", "perfetto")
+# The formats, and how a file in each begins, or what it holds near its beginning: such a file may be overwritten.
+MARKS = {
+    "text": ("", " micro-batch"),
+    "csv": ("", ""),
+    "json": ("{", '"orders": [["'),
+    "svg": ("<?xml", METADATA[".svg"][1]),
+    "versions": ("<?xml", METADATA[".svg"][1]),
+    "perfetto": ('{"traceEvents": [', ""),
+}
+FORMATS = tuple(MARKS)
 LARGE = 300_000  # actions; a named synchronous schedule of more is timed without validating it again
 
 
@@ -94,7 +104,7 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
 
         stream, draw = BytesIO(), gantt if form == "svg" else version_gantt
         with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-            draw([one.timing for one in evaluated], command).savefig(stream, format="svg", metadata={"Date": None})
+            draw([one.timing for one in evaluated], command).savefig(stream, format="svg", metadata=METADATA[".svg"][0])
         yield stream.getvalue().decode()
     elif form == "perfetto":
         if len(evaluated) > 1:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
@@ -12,6 +13,8 @@ from minidist.checkpoint import Storage
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute
+from minidist.report.frame import save
+from minidist.report.page import write_page
 from tests.checkpoint.test_directory import assert_holds, write
 
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full, which is always full")
@@ -73,6 +76,7 @@ def test_a_full_disk_of_a_report(picture, suffix, capsys, tmp_path):
 
 
 OWN = "a user's own work\n"
+PLAN = ["gpipe", "--stages", "2", "--microbatches", "2"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +86,8 @@ OWN = "a user's own work\n"
         ("--metrics", JOB),
         ("--trace", ["compare", *JOB[1:]]),
         ("--output", ["report", "TRACE", "--picture", "perfetto"]),
+        ("--output", ["schedule", *PLAN]),
+        ("--output", ["schedule", *PLAN, "--format", "svg"]),
         ("--output", ["profile", "--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--rounds", "1"]),
     ],
     ids=lambda words: words if isinstance(words, str) else words[0],
@@ -100,6 +106,38 @@ def test_a_file_of_the_user_is_not_overwritten(flag, words, capsys, tmp_path, mo
     assert f"{flag} 'mine.json' exists already and is not a file that minidist has written there" in said
     assert said.count("\n") == 1
     assert Path("mine.json").read_text() == OWN
+
+
+@pytest.mark.parametrize("name", ["page.html", "a.svg", "a.pdf", "a.png"])
+def test_a_picture_of_the_user_is_not_overwritten(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    figure = Figure(figsize=(1, 1))
+    for _ in range(2):  # the second one over the first one
+        write_page(name, [Trace()], {}) if name == "page.html" else save(figure, name)
+
+    # One that another program has drawn.
+    if name == "page.html":
+        Path(name).write_text("<!doctype html>\n<title>my page</title>")
+    else:
+        figure.savefig(name)
+    own = Path(name).read_bytes()
+    with pytest.raises(UsageError, match=f"^--output '{name}' exists already and is not a file that minidist has"):
+        write_page(name, [Trace()], {}) if name == "page.html" else save(figure, name)
+    assert Path(name).read_bytes() == own
+
+
+def test_other_rows_of_a_schedule_are_not_overwritten(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["schedule", *PLAN, "--format", "csv", "-o", "plan.csv"]
+    for _ in range(2):
+        with pytest.raises(SystemExit) as end:
+            main(words)
+        assert not end.value.code
+    capsys.readouterr()
+    Path("plan.csv").write_text("0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n")
+    said = said_by(capsys, *words)
+    assert "--output 'plan.csv' exists already with other rows, and a CSV file does not say whether" in said
+    assert Path("plan.csv").read_text().startswith("0F0,0F1,0B0")
 
 
 def test_the_trace_of_a_program_overwrites_no_file_of_the_user(tmp_path):

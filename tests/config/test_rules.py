@@ -559,6 +559,14 @@ def test_a_file_that_cannot_be_written_is_named_with_its_flag():
         writable("/dev/null/x", "--metrics", "")
 
 
+def test_the_two_ways_to_send_are_of_one_world_each(monkeypatch):
+    with pytest.raises(UsageError, match=r"^--synchronous lets every send wait .*--eager-bytes 8 .*leave one of them"):
+        execute(len, ranks=2, eager_bytes=8, synchronous=True)
+    monkeypatch.setitem(execute.__globals__, "launched_size", lambda: 2)
+    with pytest.raises(UsageError, match=r"^--eager-bytes 8 is of simulated ranks; under mpiexec .*leave it out"):
+        execute(len, eager_bytes=8)
+
+
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 @pytest.mark.parametrize(("tp", "heads", "width"), [(3, 4, 64), (3, 4, 48), (5, 4, 64), (6, 4, 64), (4, 6, 48)])
 def test_what_is_proposed_for_heads_among_tensor_parallel_ranks_works(model, tp, heads, width):
