@@ -10,7 +10,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -80,7 +80,9 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         rich_help_panel=panel,
     )
     shown = typer.Option(
-        "--print-config", help="print all settings as a file for --config, and run nothing", rich_help_panel=panel
+        "--print-config",
+        help="print all settings as a file for --config (defaults as comments), and run nothing",
+        rich_help_panel=panel,
     )
 
     # [1] --config, --set and --print-config, [2] a flag per field of TrainConfig, [3] the command's own flags.
@@ -115,15 +117,18 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
             _written.set(frozenset(written))
         job = TrainConfig.make(**settings)
         if print_config:
-            print(as_toml(job))
+            print(as_toml(job, given_settings()))
             return None
         return function(config=job, **values)
 
     return with_parameters(command, function, parameters)
 
 
-def as_toml(config: TrainConfig) -> str:
-    """Return all settings as the text of a --config file; one that is not set is a comment."""
+def as_toml(config: TrainConfig, given: Collection[str]) -> str:
+    """Return all settings as the text of a --config file; one that is not `given` is a comment.
+
+    A command chooses what the user has not: `compare` adds in the order of one device, and `train` in a ring.
+    """
     lines = []
     for name, value in config.model_dump().items():
         # One table for each panel of --help.
@@ -131,7 +136,8 @@ def as_toml(config: TrainConfig) -> str:
             lines += ["", f"[{PANELS[name].lower().replace(' ', '-')}]" if name != "strategy" else "[data-axis]"]
         key = name.replace("_", "-")
         # A string, a number and a boolean of JSON are those of TOML.
-        lines.append(f"# {key} =" if value is None else f"{key} = {json.dumps(value)}")
+        text = f"{key} =" if value is None else f"{key} = {json.dumps(value)}"
+        lines.append(text if name in given and value is not None else f"# {text}")
     return "\n".join(lines[1:])
 
 

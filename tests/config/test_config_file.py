@@ -116,6 +116,19 @@ def test_the_printed_config_is_a_config_file_of_the_same_job(tmp_path, capsys):
     assert printed == TrainConfig.make(pp=2, optimizer="sgd", clip=0.5, sequence_parallel=True, seed=7)
 
 
+def test_a_printed_config_without_choices_leaves_them_to_the_command(tmp_path, capsys):
+    """`train` adds gradients in a ring, and `compare` in the order of one device, where the user has chosen neither."""
+    file, model = tmp_path / "job.toml", ["--model", "mlp", "--width", "8", "--dp", "3", "--steps", "1"]
+    with pytest.raises(SystemExit):
+        main(["train", *model, "--print-config"])
+    file.write_text(capsys.readouterr().out)
+    assert '# reduction = "ring"' in file.read_text()
+    with pytest.raises(SystemExit) as end:
+        main(["compare", "--config", str(file), "--json"])
+    verdict = json.loads(capsys.readouterr().out)
+    assert (end.value.code or 0, verdict["tier"], verdict["equal"]) == (0, "ordered", True)
+
+
 def test_the_example_of_a_job_trains_on_its_four_ranks(tmp_path, capsys):
     example = Path(__file__).resolve().parents[2] / "mpi_examples" / "job.toml"
     with pytest.raises(SystemExit) as end:
