@@ -139,8 +139,8 @@ def fill(place: Path) -> None:
             file.write(bytes(1 << 16))
 
 
-def strike(fault: str, draw: random.Random, job: Job, launcher: subprocess.Popen[str], place: Path) -> int:
-    """Let a fault happen to a job now, or as soon as it has ranks; return the process that it befell."""
+def strike(fault: str, draw: random.Random, job: Job, launcher: subprocess.Popen[str], place: Path) -> None:
+    """Let a fault happen to a job now, or as soon as it has ranks."""
     ranks: list[int] = []
     while not ranks and launcher.poll() is None:
         ranks = sorted(pid for pid, rank in job.processes().items() if rank is not None)
@@ -154,7 +154,6 @@ def strike(fault: str, draw: random.Random, job: Job, launcher: subprocess.Popen
             os.kill(launcher.pid, signal.SIGKILL)
         else:
             os.kill(victim, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
-    return victim
 
 
 def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Path) -> Outcome:
@@ -167,16 +166,11 @@ def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Pa
         outcome.late = True
     except subprocess.TimeoutExpired:
         began = time.monotonic()
-        victim = strike(fault, draw, job, launcher, place)
+        strike(fault, draw, job, launcher, place)
         try:
             launcher.wait(TIMEOUT + GRACE)
         except subprocess.TimeoutExpired:
-            # A job that has printed its result waits in MPI_Finalize for a rank that is stopped there.
-            if fault == "stop" and job.result() is not None:
-                outcome.late = True
-                os.kill(victim, signal.SIGCONT)
-            else:
-                outcome.wrong.append(f"runs on {TIMEOUT + GRACE} s after the fault")
+            outcome.wrong.append(f"runs on {TIMEOUT + GRACE} s after the fault")
         outcome.seconds = time.monotonic() - began
 
     # Nothing of it is left, a moment after the launcher has ended.

@@ -10,5 +10,6 @@ waits.py        what a rank waits in
 watchdog.py     reports operations that are pending for too long
 hints.py        the probable cause of a hang
 interrupts.py   Ctrl-C
+ending.py       the end of MPI, in which no rank is waited for in vain
 job_folder.py   what the ranks of a job write down for a report
 """

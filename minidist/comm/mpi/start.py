@@ -51,6 +51,7 @@ class Starting:
     def __init__(self, limit: float, sentence: str = "", code: int = 1) -> None:
         self.limit, self.sentence, self.code = limit, sentence, code
         self.stage = "MPI_Init"
+        self.initialized = False  # has this block called MPI_Init?
         self.over = threading.Event()
 
     def __enter__(self) -> Self:
@@ -84,6 +85,7 @@ class Starting:
         if not MPI.Is_initialized():
             check_family(MPI.Get_library_version())
             _initialize(MPI)
+            self.initialized = True
         _started.set()
         self.stage = "the first message of all ranks"
         return MPI

@@ -52,10 +52,9 @@ class Watchdog:
         self.thread.start()
 
     def stop(self) -> None:
-        """End the watch and remove the files: the rank is done."""
+        """End the watch: the rank is done."""
         self.stopping.set()
         self.thread.join()
-        self.folder.leave(self.world.rank)
 
     def discard(self) -> None:
         """End the watch and remove the job's folder: the job ends, and no report names the folder."""

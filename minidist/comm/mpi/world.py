@@ -58,6 +58,7 @@ from minidist.comm.header import (
     unpack,
 )
 from minidist.comm.launched import check_launcher, launched_rank, launched_size
+from minidist.comm.mpi.ending import end_later, finalize_at_exit
 from minidist.comm.mpi.interrupts import InterruptWatch, say_past_the_launcher
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.membership import Membership
@@ -103,6 +104,8 @@ class MPIWorld:
         with Starting(start_limit() if timeout else 0.0) as starting:
             self.interrupts = InterruptWatch(self._interrupted, self._terminated)
             MPI = starting.start_mpi()
+            if starting.initialized:
+                finalize_at_exit(MPI)
             self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
             self.unchecked = not (checks or record or synchronous)
             self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
@@ -202,9 +205,10 @@ class MPIWorld:
 
     def close(self) -> None:
         """Stop the watchdog and free the last of MPI's resources. Collective; nothing works afterwards."""
+        # From here on the process only says that it lives, until MPI has ended.
         if self.watchdog:
             self.watchdog.stop()
-        self.folder.leave(self.rank)
+        end_later(self.folder, self.rank, self.size, self.watchdog.timeout if self.watchdog else 0.0)
         self.interrupts.stop()
         self.base.Free()
 

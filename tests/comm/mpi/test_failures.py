@@ -651,6 +651,32 @@ def test_without_a_launcher_the_ranks_are_virtual(run):
     assert output.startswith("minidist: deadlock: 2 of 2 ranks are blocked"), output
 
 
+def test_a_rank_that_is_stopped_when_its_program_is_over_is_reported(run):
+    """The others wait in MPI_Finalize, and rank 0 may have printed the result already."""
+    code, output = run(
+        """
+import atexit, signal
+def main(comm):
+    if comm.rank == 1:
+        atexit.register(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    else:
+        atexit.register(time.sleep, 1.5)  # longer than the timeout, and alive
+""",
+        3,
+        "--timeout",
+        "0.8",
+        timeout=20,
+    )
+    assert code != 0
+    said = [line for line in output.splitlines() if line.startswith("minidist:")]
+    assert len(said) == 1, output
+    assert re.match(
+        r"minidist: rank 1 of 3 has given no sign of life for 0.8 s \(--timeout\) at the end of the job, and rank [02]"
+        r" waits in MPI_Finalize; let a process that is stopped \(SIGSTOP",
+        said[0],
+    )
+
+
 def test_a_rank_that_is_stopped_while_it_sends_its_result_is_reported(run):
     """Its program has returned without an error, and rank 0 waits for what it returned."""
     code, output = run(

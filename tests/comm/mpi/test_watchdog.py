@@ -15,7 +15,7 @@ from greenlet import getcurrent
 from minidist.base.errors import UsageError
 from minidist.base.trace import Trace
 from minidist.comm import SimWorld
-from minidist.comm.mpi import job_folder
+from minidist.comm.mpi import ending, job_folder
 from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
@@ -205,6 +205,25 @@ def test_ranks_that_all_compute_for_long_are_said_and_go_on(other, said, tmp_pat
     )
     assert lines[1].startswith("  rank 0: computing at ")
     assert lines[2] == "  rank 1: computing at b.py:2"
+
+
+@pytest.mark.parametrize("other", ["alive", "gone", "stopped"])
+def test_the_end_of_a_job_waits_for_ranks_that_live(other, tmp_path, monkeypatch, capfd):
+    """Rank 0 may draw pictures for longer than the timeout while the others wait for it in MPI_Finalize."""
+    ended = threading.Event()
+    monkeypatch.setattr(ending, "os", SimpleNamespace(_exit=lambda code: ended.set()))
+    folder = JobFolder(str(tmp_path / "job"))
+    folder.write_state(1, {"rank": 1, "state": "ended", "peers": []})
+    mine = ending.Ending(folder, 0, 2, 0.4)
+    second = ending.Ending(folder, 1, 2, 0.4) if other == "alive" else None
+    if other == "gone":
+        folder.leave(1)
+    mine.wait_for_all()
+    assert ended.wait(3 if other == "stopped" else 1) is (other == "stopped")
+    for one in filter(None, (mine, second)):
+        one.leave()
+    assert not folder.path.exists()
+    assert ("rank 1 of 2 has given no sign of life for 0.4 s" in capfd.readouterr().err) is (other == "stopped")
 
 
 def test_a_rank_that_comes_to_another_step_is_not_silent(tmp_path, capfd):
