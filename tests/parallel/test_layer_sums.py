@@ -119,17 +119,23 @@ def test_one_message_of_288_bytes_per_layer():
     assert len(world.traces[0].sent("trust_ratio")) == 2 * (ranks - 1)  # a ring's messages
 
 
-@pytest.mark.parametrize("zero", [0, 1, 3])
-def test_a_resumed_job_continues_with_the_same_bits_and_the_same_settings(zero, tmp_path):
-    values = {**GPT, **LARS_JOB, "zero": zero, "steps": 4}
+@pytest.mark.parametrize(
+    ("job", "zero", "other", "sentence"),
+    [
+        *((LARS_JOB, zero, {"trust_coefficient": 0.02}, r"--trust-coefficient 0\.01") for zero in (0, 1, 3)),
+        *((LAMB_JOB, zero, {"weight_decay": 0.3}, r"--weight-decay 0\.") for zero in (0, 2)),
+    ],
+)
+def test_a_resumed_job_continues_with_the_same_bits_and_the_same_settings(job, zero, other, sentence, tmp_path):
+    values = {**GPT, **job, "zero": zero, "steps": 4}
 
     def digests(**changed):
         return [result.digest for result in SimWorld(2).run(train, TrainConfig.make(**{**values, **changed}))]
 
     straight = digests()
     digests(steps=2, save=str(tmp_path))
-    with pytest.raises(UsageError, match=r"--trust-coefficient 0\.01"):
-        digests(save=str(tmp_path), resume=True, trust_coefficient=0.02)
+    with pytest.raises(UsageError, match=sentence):
+        digests(save=str(tmp_path), resume=True, **other)
     assert digests(save=str(tmp_path), resume=True) == straight
 
 
