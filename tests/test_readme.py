@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,19 @@ def test_a_command_of_a_page_runs_and_prints_what_it_says(command, shown, folder
 def test_the_program_in_the_readme_is_the_example():
     (program,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     assert program == (ROOT / "mpi_examples" / "first_steps.py").read_text()
+
+
+def test_the_readme_says_where_it_runs_and_which_figures_depend_on_that():
+    """The systems and the Python of the package's own description, and the demo's text, which is that of a Python."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    systems = [line.split(" :: ")[-1] for line in project["classifiers"] if line.startswith("Operating System")]
+    assert systems == ["MacOS", "Linux"]
+    assert (
+        "Supported are Linux, macOS, and Windows through WSL; the simulated ranks need nothing of the system" in readme
+    )
+    assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in readme
+    assert "the losses, differ a little from one patch version of Python to the next; the three lines with" in readme
 
 
 @pytest.mark.parametrize(

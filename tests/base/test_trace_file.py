@@ -1,6 +1,7 @@
 """A trace file is read, or one sentence says which line is wrong; what `--steps` takes of it is exactly those steps."""
 
 import json
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,6 +11,7 @@ from minidist.base.trace import MessageEvent, SpanEvent, Trace, only_steps, read
 from minidist.comm.launch import execute
 from minidist.commands.app import main
 from minidist.report.from_file import draw_report
+from minidist.report.run_gantt import run_gantt
 
 MESSAGE = MessageEvent(0, "main", "send", 1, 7, 64, "activation", "send", "world", 0.5, 0.5, 0.75)
 
@@ -244,6 +246,12 @@ def test_every_step_of_a_pipeline_has_the_same_idle_share(tmp_path, monkeypatch,
         assert all(len(names) == 16 for names in computed[-1])
         assert sum(span.category == "step" for part in parts for span in part.spans) == 4
     assert computed[0] == computed[1] == computed[2]
+
+    # The Gantt of a step says the same share; the first step also exchanges shapes, a ten-thousandth of its time.
+    titles = [run_gantt(only_steps(traces, step, step + 1)).axes[0].get_title(loc="left") for step in (0, 2)]
+    idle = [float(re.search(r"([\d.]+) % of the ranks' time computes nothing", title)[1]) for title in titles]
+    assert max(idle) - min(idle) <= 0.1
+    assert 100 * 3 / 11 < idle[1] < 60  # more than the bubble of a step, (p-1)/(m+p-1), in which messages take no time
     assert sum(len(only_steps(traces, s, s + 1)[0].messages) for s in range(3)) == len(
         only_steps(traces, 0, 3)[0].messages
     )
