@@ -24,7 +24,8 @@ def demo(
     from minidist.report.from_file import draw_report
 
     report, lines = run_demo(steps, ranks, folder, timeout, say)
-    report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg"))
+    last = f"{steps - 1}:{steps}"
+    report["picture"] = str(draw_report(Path(report["trace"]), "space-time", folder / "space-time.svg", last))
 
     def show() -> None:
         print("\n".join([*lines, f"picture: {report['picture']}"]), flush=True)

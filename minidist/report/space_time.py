@@ -36,6 +36,7 @@ BAR = 0.34  # the height of a bar, as a part of the distance between two lines
 HAIR = 0.02  # the width of the shortest wait that is drawn on a band, as a part of the picture's
 LABEL = 0.06  # the width of a label, as a part of the picture's
 MAX_ARROWS = 1500  # with more, lines without heads
+APART = 0.02  # of two messages of a call, as a part of the picture's width: nearer, a call is one band
 MAX_BESIDE = 60  # of collective calls beside the main stream: with more messages a call is one band
 
 
@@ -65,7 +66,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
             kind = kind_of(name)
             _bar(axes, interval, y, factor, PALETTE[kind], "compute")
             used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
-    buckets, messages_of_their_own = _folded(messages)
+    buckets, messages_of_their_own = _folded(messages, right - begin)
     width = (right - begin) * factor
     drawn = bands(buckets)
     of_bands = {(band.rank, band.lane) for band in drawn}
@@ -151,11 +152,14 @@ def _bar(axes: Any, interval: Interval, y: int, factor: float, colour: str, gid:
     axes.add_patch(Rectangle(corner, width, BAR, color=colour, linewidth=0, gid=gid, zorder=2))
 
 
-def _folded(messages: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Return the delivered messages that are drawn as bands, and those that are arrows."""
+def _folded(messages: Sequence[Pair], width: float) -> tuple[list[Pair], list[Pair]]:
+    """Return the delivered messages that are drawn as bands, and those that are arrows. width: the picture's, in s."""
     delivered = [pair for pair in messages if arrived(pair)]
     beside = [pair for pair in delivered if pair.send.lane != "main" and pair.send.operation != "message"]
-    if len(beside) <= MAX_BESIDE:
+    # A call's messages leave a line one after the other, and arrows nearer than APART cover each other.
+    calls = bands(beside)
+    apart = sum(call.end - call.start for call in calls) / max(1, len(beside))
+    if len(beside) <= MAX_BESIDE and apart >= APART * width:
         return [], delivered
     return beside, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
 

@@ -332,3 +332,14 @@ def test_a_reader_that_has_read_enough_is_no_error():
     command = f"{sys.executable} -m minidist schedule 1f1b --stages 64 --microbatches 200 | head -n 1"
     answer = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert answer.stderr == ""
+
+
+def test_the_picture_of_the_demo_is_of_its_last_step(here, monkeypatch):
+    """As its sentence says, also where all steps would fit into the picture."""
+    here("train", *SMALL, "--dp", 2, "--trace", "t.jsonl")
+    monkeypatch.setattr("minidist.commands.demo_run.run_demo", lambda *_: ({"trace": "t.jsonl", "passed": True}, []))
+    answer = here("demo", "--steps", 2, "--folder", ".")
+    assert answer.returncode == 0
+    assert "its last step, a line for each rank" in answer.stderr
+    with open("space-time.svg", encoding="utf-8") as picture:
+        assert "--steps 1:2" in picture.read()

@@ -77,6 +77,16 @@ def test_the_messages_of_a_bucket_become_one_band_when_there_are_many():
     assert {round(bar.get_width()) for bar in bars} == {6}
 
 
+@pytest.mark.parametrize(("seconds", "squeezed"), [(10.0, False), (1000.0, True)])
+def test_the_messages_of_a_single_bucket_are_a_band_where_arrows_would_cover_each_other(seconds, squeezed):
+    def main(comm):
+        comm.compute(seconds=seconds, name="backward")
+        all_reduce(comm, np.ones(8), async_op=True).wait()
+
+    seen = count(draw("space-time", run(main, 4, links=EASY)))
+    assert (seen["band"], seen["message"]) == ((4, 0) if squeezed else (0, 4 * 6))
+
+
 def test_a_bucket_has_no_stripes_of_short_waits():
     """A late rank makes one long wait at the beginning of a bucket, and short ones in it, which are not drawn."""
 
