@@ -20,6 +20,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm, check_communicator
 from minidist.nn.flat import FlatParameters
+from minidist.parallel.gradients import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
 
 
@@ -42,6 +43,7 @@ class PeriodicModelAverager:
         check_communicator(comm, "PeriodicModelAverager")
         check_whole(f"rank {comm.rank}: every", every, 1)
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
+        self.module, self.number = module, next_model(comm)
         self.norms = [] if module is None else batch_norms(module)
         self.steps = 0
         # All ranks start from the same weights; between averages they differ.
@@ -58,8 +60,10 @@ class PeriodicModelAverager:
 
     def average(self) -> None:
         """Average the weights now (at the end of training, when `every` does not divide the steps)."""
+        # Ranks that have made unlike steps, or by other settings, would be averaged all the same.
+        equal = f"model {self.number} after {self.flat.updates}{mode_of(self.module)}"
         with purpose("parameter_gather"):
-            all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm)
+            all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm, equal=equal)
         # The statistics that go with these weights: 8 B per number, as the weights are.
         if self.norms:
             words = np.concatenate([statistic for layer in self.norms for statistic in layer.running])

@@ -24,10 +24,10 @@ from minidist.comm import Comm
 from minidist.optim import DynamicLossScaler
 
 
-def agree_on_overflow(comm: Comm, overflow: bool) -> bool:
+def agree_on_overflow(comm: Comm, overflow: bool, equal: str = "") -> bool:
     """Return True on every rank of `comm` when `overflow` is True on one of them.
 
-    comm: all ranks that step together, whatever the axes.
+    comm: all ranks that step together, whatever the axes. equal: what every rank must pass equal, see `all_reduce`.
 
     An all-reduce (maximum) of one byte by recursive doubling, purpose `overflow`: log2 n bytes from each of n ranks
     when n is a power of two (else see `collectives/recursive_doubling.py`).
@@ -35,7 +35,7 @@ def agree_on_overflow(comm: Comm, overflow: bool) -> bool:
     # One byte; the maximum is 1 when any rank saw an overflow.
     flag = np.array([overflow], np.uint8)
     with purpose("overflow"):
-        all_reduce(comm, flag, "max", algorithm="recursive_doubling")
+        all_reduce(comm, flag, "max", algorithm="recursive_doubling", equal=equal)
     return bool(flag[0])
 
 
@@ -62,7 +62,7 @@ def scaled_step(
 
     # Every rank must call the all-reduce, also one whose own gradients are finite.
     finite = all(gradient is None or all_finite(gradient) for gradient in gradients)
-    overflow = agree_on_overflow(comm, not finite)
+    overflow = agree_on_overflow(comm, not finite, f"loss_scale {scaler.scale:g}")
 
     # The step itself unscales, so that half-precision gradients are not rounded once more.
     if not overflow:

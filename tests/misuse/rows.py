@@ -36,7 +36,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
-from minidist.parallel.compression import TopK, compress
+from minidist.parallel.compression import QSGD, TopK, compress
 from minidist.parallel.context import RingAttention, UlyssesAttention
 from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.parallel.model_parallel import apply_context_parallel, apply_tensor_parallel
@@ -736,6 +736,43 @@ def one_policy_that_ranks_write_in_other_ways(comm):
     policy = MixedPrecisionPolicy(output_dtype=(np.float64, np.dtype("float64"))[comm.rank])
     model = fully_shard(mlp(), mesh=comm, mp_policy=policy)
     yield {"shape": model(rows(0)[0]).shape}, {"shape": (ROWS_OF_A_RANK, 3)}
+
+
+@refused(r"ranks differ in compress/QSGD: .* levels (4|7).* levels (4|7).*with the same settings")
+def another_number_of_levels_on_one_rank(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    model.register_comm_hook(QSGD(comm, levels=(4, 7)[comm.rank]), compress)
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(UNLIKE.format(r"all_reduce.* after 2 updates with .* after 1 update with"))
+def averages_of_models_after_another_number_of_steps(comm):
+    model = mlp()
+    flat = FlatParameters(model.parameters())
+    optimizer, averager = SGD(flat, lr=LR), PeriodicModelAverager(flat, comm, 2 - comm.rank)
+    for step in range(STEPS):
+        model.zero_grad()
+        loss_of(model, comm, step).backward()
+        optimizer.step()
+        averager.step()
+
+
+@refused(UNLIKE.format(r"all_reduce.* with lr 0\.\d.* with lr 0\.\d"))
+def another_learning_rate_of_local_steps_on_one_rank(comm):
+    model = mlp()
+    flat = FlatParameters(model.parameters())
+    optimizer, averager = SGD(flat, lr=0.1 * (1 + comm.rank)), PeriodicModelAverager(flat, comm, 1)
+    loss_of(model, comm).backward()
+    optimizer.step()
+    averager.step()
+
+
+@refused(r"argument mismatch: .*loss_scale (1024|2048) .*loss_scale (1024|2048) ")
+def another_loss_scale_on_one_rank(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.flat, lr=LR)
+    loss_of(model, comm, divisor=False).backward()
+    scaled_step(comm, DynamicLossScaler(1024.0 * (1 + comm.rank)), optimizer, [model.flat.grad])
 
 
 TIED_APART = (

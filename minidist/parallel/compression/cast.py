@@ -18,6 +18,8 @@ class Cast(Compressor):
     The mean is taken before the sum, so that float16 overflows no earlier than the gradients themselves.
     """
 
+    settings = ("op", "dtype")
+
     def __init__(self, comm: Comm, dtype: str = "bfloat16", op: str = "mean") -> None:
         super().__init__(comm, op)
         if dtype not in ("float16", "bfloat16"):

@@ -23,7 +23,8 @@ from minidist.parallel.gradients import Bucket
 def compress(state: "Compressor", bucket: Bucket) -> Work:
     """Reduce the bucket compressed, in a stream of its own; the hook of `ddp.register_comm_hook(state, compress)`."""
     # A call of its own, so that all ranks match it, and a stream of its own, so that backward goes on meanwhile.
-    call = state.comm.collective(f"compress/{type(state).__name__}", bucket.equal)
+    settings = "".join(f", {name} {getattr(state, name)}" for name in state.settings)
+    call = state.comm.collective(f"compress/{type(state).__name__}", bucket.equal + settings)
     return call.run_async(lambda: state.reduce(call, bucket))
 
 
@@ -31,6 +32,7 @@ class Compressor:
     """The base of all compressors. op: "mean" (PyTorch's) or "sum", as in `DistributedDataParallel(reduction=)`."""
 
     error_feedback = False  # does it keep a residual?
+    settings: tuple[str, ...] = ("op",)  # attributes that every rank must have alike, compared with each message
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
         if op not in ("mean", "sum"):

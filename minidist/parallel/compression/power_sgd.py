@@ -29,6 +29,7 @@ class PowerSGD(Compressor):
     """
 
     error_feedback = True
+    settings = ("op", "rank", "always")
 
     def __init__(self, comm: Comm, rank: int = 1, seed: int = 0, op: str = "mean", always: bool = False) -> None:
         super().__init__(comm, op)

@@ -26,6 +26,8 @@ class QSGD(Compressor):
     seed, the rank, the bucket and the number of the call, so a run can be repeated.
     """
 
+    settings = ("op", "levels")
+
     def __init__(self, comm: Comm, levels: int = 127, seed: int = 0, op: str = "mean") -> None:
         super().__init__(comm, op)
         if check_whole(f"rank {comm.rank}: QSGD: levels", levels, 1) > MAX_LEVELS:

@@ -25,6 +25,7 @@ class TopK(Compressor):
     """
 
     error_feedback = True
+    settings = ("op", "k")
 
     def __init__(self, comm: Comm, k: float, op: str = "mean") -> None:
         super().__init__(comm, op)
