@@ -55,6 +55,7 @@ def comm(request):
     """
     if DIRECTORY not in os.environ:
         pytest.fail("the fixture `comm` is one rank's communicator: mark the test with @pytest.mark.mpi(n)")
+    from minidist.comm.mpi.ending import leave
     from minidist.comm.mpi.world import MPIWorld
 
     world = MPIWorld()
@@ -62,6 +63,7 @@ def comm(request):
     if not request.config.pluginmanager.get_plugin("minidist-mpi-rank").failed:
         world.finish()
         world.close()
+        leave()  # these processes are killed in the end
 
 
 # ---------------------------------------------------------------------------------------------------- in each rank

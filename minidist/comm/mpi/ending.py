@@ -95,12 +95,17 @@ _last: list[Ending] = []  # that of the process's last world; a process may have
 
 def end_later(folder: JobFolder, rank: int, size: int, timeout: float) -> None:
     """Let a rank whose world is closed give signs of life until MPI has ended. timeout: seconds; 0: no limit."""
-    while _last:
-        _last.pop().leave()
+    leave()
     if timeout and size > 1:
         _last.append(Ending(folder, rank, size, timeout))
     else:
         folder.leave(rank)
+
+
+def leave() -> None:
+    """Give no more signs of life, and remove this rank's files: MPI has ended, or this process will be killed."""
+    while _last:
+        _last.pop().leave()
 
 
 def finalize_at_exit(MPI: Any) -> None:
@@ -118,5 +123,4 @@ def _finalize(MPI: Any) -> None:
         # mpi4py's own holds Python's lock meanwhile, so that no thread could see the time pass.
         with suppress(OSError, AttributeError):  # a platform on which the library is not found: mpi4py does it later
             ctypes.CDLL(MPI.__file__).MPI_Finalize()
-    while _last:
-        _last.pop().leave()
+    leave()
