@@ -18,8 +18,9 @@ import numpy as np
 from minidist.base.limits import check_whole
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
-from minidist.comm import Comm, check_communicator
+from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
+from minidist.parallel.axes_check import check_axes
 from minidist.parallel.gradients import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
 
@@ -40,7 +41,7 @@ class PeriodicModelAverager:
     def __init__(
         self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring", module: Any = None
     ) -> None:
-        check_communicator(comm, "PeriodicModelAverager")
+        check_axes("PeriodicModelAverager", module, flat.parameters, comm)
         check_whole(f"rank {comm.rank}: every", every, 1)
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
         self.module, self.number = module, next_model(comm)

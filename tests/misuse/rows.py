@@ -39,7 +39,7 @@ from minidist.parallel import (
 from minidist.parallel.compression import QSGD, TopK, compress
 from minidist.parallel.context import RingAttention, UlyssesAttention
 from minidist.parallel.local_sgd import PeriodicModelAverager
-from minidist.parallel.model_parallel import apply_context_parallel, apply_tensor_parallel
+from minidist.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
 
@@ -322,6 +322,18 @@ def fully_shard_over_the_tensor_parallel_ranks(comm):
 def copies_of_shards_over_the_tensor_parallel_ranks(comm):
     _, model = split_over(comm)
     fully_shard(model, mesh=init_device_mesh(comm, (2, 1), ("replicate", "shard")))
+
+
+@refused(OVER_TP.format("PeriodicModelAverager"))
+def averages_of_models_over_the_tensor_parallel_ranks(comm):
+    _, model = split_over(comm)
+    PeriodicModelAverager(FlatParameters(model.parameters()), comm, 1)
+
+
+@refused(r"DistributedDataParallel over ranks .* with other shards of axis 'ep'")
+def data_parallelism_of_experts_over_their_ranks(comm):
+    model = apply_expert_parallel(GPT(GPTConfig(7, 4, 8, 1, 2, n_experts=2)), comm)
+    DistributedDataParallel(model, comm)
 
 
 def language_model(attention_fn=None):
