@@ -5,7 +5,7 @@
     apply_context_parallel    cp   each rank has a part of every sequence; attention communicates between the parts
 
 Call them in this order, before parameters become flat arrays. Every rank builds the whole model from the same seed, so
-none of them sends anything.
+none of them sends anything; a rank with other weights is refused, at once or with the next message of a collective.
 
 Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
 """
@@ -16,7 +16,7 @@ from minidist.nn import GPT, MLP, Llama, Module
 from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
 from minidist.parallel.expert import ExpertParallel, expert_gpt_plan, expert_llama_plan
 from minidist.parallel.tensor import gpt_plan, llama_plan, mlp_plan, parallelize_module
-from minidist.parallel.tensor.parallelize import Plan
+from minidist.parallel.tensor.parallelize import Plan, weights_checksum
 
 
 def apply_expert_parallel(model: Module, comm: Comm) -> Module:
@@ -48,6 +48,7 @@ def apply_context_parallel(model: Module, comm: Comm, length: int, attention: st
     attention: "ring" or "ulysses". Every attention module gets that as its `attention_fn`.
     """
     check_communicator(comm, "apply_context_parallel")
+    comm.check_alike("apply_context_parallel", "weights", weights_checksum(model, comm))
 
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
     kind = RingAttention if attention == "ring" else UlyssesAttention

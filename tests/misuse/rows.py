@@ -653,6 +653,11 @@ def tensor_parallelism_of_models_of_other_seeds(comm):
     model(Tensor(np.ones((2, 6), np.float32)))
 
 
+@refused(WEIGHTS_DIFFER.replace("parallelize_module", "apply_context_parallel"))
+def context_parallelism_of_models_of_other_seeds(comm):
+    apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2), seed=comm.rank), comm, 4)
+
+
 @refused(WEIGHTS_DIFFER)
 def tensor_parallelism_after_one_rank_has_loaded_weights(comm):
     model = MLP([6, 4, 2])

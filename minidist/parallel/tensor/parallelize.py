@@ -48,7 +48,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     other weights, at once or with the next message.
     """
     check_communicator(comm, "parallelize_module")
-    comm.check_alike("parallelize_module", "weights", _checksum(module, comm))
+    comm.check_alike("parallelize_module", "weights", weights_checksum(module, comm))
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
         # Names are looked up again for each pattern, because a style before may have replaced modules.
@@ -75,7 +75,7 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     return module
 
 
-def _checksum(module: Module, comm: Comm) -> int:
+def weights_checksum(module: Module, comm: Comm) -> int:
     """Return a checksum of a sample of the weights that every rank must have: of all but those split over it already.
 
     0 where the values are not in this process's memory.
