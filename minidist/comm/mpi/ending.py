@@ -16,6 +16,7 @@ Proved by: tests/comm/mpi/test_watchdog.py, tests/comm/mpi/test_failures.py
 import atexit
 import ctypes
 import os
+import signal
 import sys
 import threading
 import time
@@ -119,6 +120,9 @@ def finalize_at_exit(MPI: Any) -> None:
 def _finalize(MPI: Any) -> None:
     for ending in _last:
         ending.wait_for_all()
+    # Inside MPI no KeyboardInterrupt can be raised: Ctrl-C ends the process.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not MPI.Is_finalized():
         # mpi4py's own holds Python's lock meanwhile, so that no thread could see the time pass.
         with suppress(OSError, AttributeError):  # a platform on which the library is not found: mpi4py does it later
