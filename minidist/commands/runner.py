@@ -59,6 +59,7 @@ class Summary:
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
+    teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
@@ -75,6 +76,7 @@ class Summary:
             *(("noise_scale",) if self.noise_scale else ()),
             *(("held_out",) if self.held_out else ()),
             *(("int8",) if self.int8 else ()),
+            *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
         )
         return {name: getattr(self, name) for name in names}
@@ -123,6 +125,10 @@ class Summary:
             lines.append(
                 "INT8: weights {weight_bytes:,} B, in floats {float_bytes:,} B".format(**self.int8)
                 + (f"; loss on held-out data: {_by_step(self.int8['held_out'])}" if self.int8["held_out"] else "")
+            )
+        if self.teacher:
+            lines.append(
+                "logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**self.teacher)
             )
         if self.host:
             lines.append(
@@ -301,7 +307,14 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.held_out or None,
         first.sparsity,
         first.int8,
+        _teacher(results),
     )
+
+
+def _teacher(results: list[TrainResult]) -> dict[str, int] | None:
+    """Return how many samples' logits all ranks asked for and computed; None without --teacher-cache."""
+    counts = [result.teacher for result in results if result.teacher]
+    return {name: sum(count[name] for count in counts) for name in ("asked", "computed")} if counts else None
 
 
 def _gradients(results: list[TrainResult]) -> dict[str, Any]:

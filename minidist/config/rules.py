@@ -504,6 +504,13 @@ DISTILLATION = (
         for name in ("shard_teacher", "teacher_ranks")
     ),
     Rule(
+        "sharded-teacher-with-a-cache",
+        lambda j: j.shard_teacher and j.teacher_cache is not None,
+        "--shard-teacher gathers layers on all ranks at the same time, and with --teacher-cache {teacher_cache} a rank"
+        " that finds its logits computes none",
+        "leave one of them out",
+    ),
+    Rule(
         "sharded-teacher-on-its-own-ranks",
         lambda j: j.shard_teacher and j.teacher_ranks,
         "--shard-teacher cuts the teacher over the students' ranks, and with --teacher-ranks {teacher_ranks} these have"
@@ -1069,7 +1076,14 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("sparsity_scope", lambda j: bool(j.prunes), "--sparsity"),
     *(
         (name, lambda j: j.distill_from is not None, "--distill-from")
-        for name in ("temperature", "distill_weight", "teacher_precision", "shard_teacher", "teacher_ranks")
+        for name in (
+            "temperature",
+            "distill_weight",
+            "teacher_precision",
+            "shard_teacher",
+            "teacher_ranks",
+            "teacher_cache",
+        )
     ),
     ("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
     ("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),

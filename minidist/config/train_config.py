@@ -121,6 +121,13 @@ class TrainConfig(BaseModel):
     teacher_ranks: int = Field(
         0, ge=0, le=MAX_RANKS, description="distillation: last ranks, beside those of the axes, that compute the logits"
     )
+    teacher_cache: str | None = Field(
+        None,
+        description=(
+            "distillation: directory that keeps the logits of each sample for later epochs and runs; default: that of"
+            " all cached data"
+        ),
+    )
 
     # the batch: any two of the first three give the third
     global_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per step, on all ranks together")

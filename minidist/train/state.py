@@ -59,4 +59,5 @@ class TrainResult:
     noise_scale: dict[str, float | None] | None = None  # of the gradient: see train/noise.py
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
+    teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model

@@ -1,18 +1,22 @@
 """Knowledge distillation: a student learns from labels and from the logits of a trained model, its teacher.
 
 Which rank computes a micro-batch's logits changes no bit of them: each micro-batch goes through the whole teacher by
-itself, so a student's weights are those of one device. Three forms, with what they send per step:
+itself, so a student's weights are those of one device. Four forms, with what they send per step:
 
     (a) on every rank       each rank has the whole teacher                       nothing
     (b) --shard-teacher     each rank has 1/n of every layer, gathers it for      (n-1)/n of the teacher per micro-batch
                             its use and releases it, as ZeRO 3 does
     (c) --teacher-ranks K   the last K ranks have the teacher, and send logits    the logits of every sample
+    (d) --teacher-cache     a sample's logits are computed once and stored, also  nothing more
+                            for later runs; with (a), or on the ranks of (c)
 
     student 0   student 1   student 2 | teacher 0   teacher 1       (c): the teacher of student r is number r % K, and
         ▲           ▲───────────┼───────────┼───────────┘           computes one micro-batch ahead of it
         └───────────────────────▲───────────┘
 
-A teacher has no gradients and no optimizer state, and computes without dropout.
+A teacher has no gradients and no optimizer state, and computes without dropout. For the cache each sample goes through
+it alone, because the last bits of a product may depend on how many rows are multiplied together: so a stored sample is
+right in every batch.
 
 Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015 (arXiv:1503.02531).
 Proved by: tests/train/test_distillation.py
@@ -22,6 +26,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import inf, prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +42,8 @@ from minidist.checkpoint.saved_model import load_weights, named_checkpoint, save
 from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig, flag
-from minidist.data import Dataset, TokenDataset
+from minidist.data import Dataset, TokenDataset, cached
+from minidist.data.cache import folder
 from minidist.parallel import fully_shard
 from minidist.parallel.fsdp_state import param_groups_of
 
@@ -115,6 +121,9 @@ class Teacher:
         self.shape: tuple[int, ...] = (
             (config.context, dataset.vocab_size) if isinstance(dataset, TokenDataset) else (dataset.classes,)
         )
+        directory = config.teacher_cache
+        self.cache = None if directory is None else folder() if directory == "default" else Path(directory)
+        self.computed = self.asked = 0  # samples whose logits were computed, and were asked for
         self.units: tuple[int, ...] = ()
         self.received = 0
         self._source: tuple[Comm, int] | None = None
@@ -146,6 +155,10 @@ class Teacher:
             fully_shard(part, mesh=comm, prefetch=prefetch)
         self.units = tuple(unit.flat.padded_numel for unit in param_groups_of(self.model))
 
+    def counts(self) -> dict[str, int] | None:
+        """Return how many samples' logits were asked for and how many were computed; None without a cache."""
+        return {"asked": self.asked, "computed": self.computed} if self.cache is not None else None
+
     def receive_from(self, comm: Comm, rank: int) -> None:
         """Receive the logits from a rank of `comm` that runs `serve_logits`, instead of computing them."""
         self._source, self.received = (comm, rank), prod(self.shape)
@@ -163,6 +176,27 @@ class Teacher:
                 comm.recv(received, rank)
             return received
 
+        self.asked += len(inputs)
+        if self.cache is not None:
+            result = np.concatenate([self._stored(step, inputs[row : row + 1]) for row in range(len(inputs))])
+        else:
+            result = self._computed(step, inputs)
+        return result if positions is None else result[:, positions]
+
+    def _stored(self, step: int, sample: Array) -> Array:
+        """Return the logits of one sample, (1, [tokens,] classes), from the cache or into it."""
+
+        def make() -> Array:
+            # As bytes: a file of NumPy's does not know bfloat16.
+            return self._computed(step, sample).view(np.uint8)
+
+        precision = self.config.precision
+        stored = cached(sample, "logits", make, self.cache, teacher=self.digest, precision=precision)
+        return np.array(stored).view(self.dtype)
+
+    def _computed(self, step: int, inputs: Array) -> Array:
+        """Return what the teacher computes; UsageError for other classes and numbers that are not finite."""
+        self.computed += len(inputs)
         features = inputs.dtype.kind == "f"
         with no_grad(), purpose("teacher", whole=True):
             result: Array = self.model(Tensor(xp.as_array(inputs, self.dtype)) if features else inputs).data
@@ -177,7 +211,7 @@ class Teacher:
                 f"step {step}: the teacher's logits in {self.config.precision} are not finite; use"
                 f" {flag('teacher_precision')} fp32"
             )
-        return result if positions is None else result[:, positions]
+        return result
 
 
 def teacher_bytes(

@@ -72,4 +72,5 @@ def serve_logits(comm: Comm, config: TrainConfig, batches: Batches) -> TrainResu
                         sending[student] = comm.isend(np.ascontiguousarray(logits[:, positions]), student)
         for request in sending.values():
             comm.wait(request)
-    return TrainResult(comm.rank, [], account.peak, dict(account.at_peak), [], "", int(done[0]))
+    counts = teacher.counts()
+    return TrainResult(comm.rank, [], account.peak, dict(account.at_peak), [], "", int(done[0]), teacher=counts)

@@ -135,6 +135,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
             sparsity=job.pruned(config.steps),
+            teacher=None if job.teacher is None else job.teacher.counts(),
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
         )
 

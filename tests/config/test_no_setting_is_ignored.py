@@ -112,6 +112,7 @@ VALUES = {
     "temperature": {"temperature": 8.0, **STUDENT},
     "distill_weight": {"distill_weight": 1.0, **STUDENT},
     "teacher_precision": {"teacher_precision": "fp64", **STUDENT},
+    "teacher_cache": {"teacher_cache": "new", **STUDENT},
     "shard_teacher": {"shard_teacher": True, "dp": 2, **STUDENT},
     "teacher_ranks": {"teacher_ranks": 1, "dp": 2, **STUDENT},
     "shard_teacher: alone": {"shard_teacher": True, **STUDENT},
@@ -190,7 +191,8 @@ def what_happens(*settings):
         same = {name: getattr(config, name) for name in ("model", "data", "context", "heads", "seed")}
         path = str(directory / "teacher")
         SimWorld(1).run(train, TrainConfig.make(**{**BASE, **same, "width": 24, "steps": 1, "save": path}))
-        config = config.model_copy(update={"distill_from": path})
+        stored = {"teacher_cache": str(directory / "cache")} if config.teacher_cache else {}
+        config = config.model_copy(update={"distill_from": path, **stored})
     if config.init_from:
         source = {"save": str(directory / "source"), "steps": 2, "resume": False, "overwrite": False, "every": 1, **NEW}
         SimWorld(ranks).run(train, config.model_copy(update={**source, "init_from": None}))

@@ -172,6 +172,11 @@ CASES = {
     "teacher-ranks-in-a-pipeline": ({**STUDENT, "teacher_ranks": 1, "pp": 2}, "with --pp 2 the schedule decides"),
     "shard-teacher-with-server": ({**STUDENT, "shard_teacher": True, **SERVER}, "have no step in common; leave it out"),
     "teacher-ranks-with-server": ({**STUDENT, "teacher_ranks": 1, **SERVER}, "have no step in common; leave it out"),
+    "sharded-teacher-with-a-cache": (
+        {**STUDENT, "shard_teacher": True, "teacher_cache": "y"},
+        "with --teacher-cache y a rank that finds its logits computes none",
+    ),
+    "teacher-cache-without-effect": ({"teacher_cache": "y"}, "belongs to --distill-from"),
     "sharded-teacher-on-its-own-ranks": (
         {**STUDENT, "shard_teacher": True, "teacher_ranks": 1},
         "--shard-teacher cuts the teacher over the students' ranks, and with --teacher-ranks 1 these have none",

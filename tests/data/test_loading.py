@@ -1,9 +1,13 @@
 """Batches made ahead, unpacked data that is kept, rows for uneven ranks, the rule in words."""
 
 import gzip
+import hashlib
+import os
+import signal
 import threading
 import time
 from collections import defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +28,8 @@ from minidist.data import (
     text_file,
     weighted_shards,
 )
-from minidist.data.cache import content_hash
+from minidist.data import cache as cache_module
+from minidist.data.cache import content_hash, key_of
 from minidist.train.trainer import train
 from mpi_examples import uneven_ranks
 
@@ -136,7 +141,7 @@ def test_a_file_is_unpacked_once_and_mapped_from_then_on(tmp_path, monkeypatch):
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
-def test_other_content_is_another_entry_and_half_a_file_is_made_again(tmp_path):
+def test_other_content_is_another_entry_and_half_a_file_is_made_again(tmp_path, capsys):
     source, place = tmp_path / "a", tmp_path / "cache"
     source.write_bytes(b"one")
     made = []
@@ -151,10 +156,60 @@ def test_other_content_is_another_entry_and_half_a_file_is_made_again(tmp_path):
     assert cached(source, "bytes", make, place).tobytes() == b"two"
     assert cached(source, "letters", make, place).tobytes() == b"two"  # something else is done to it
     assert made == [b"one", b"two", b"two"]
-    entry = place / f"bytes-{content_hash(source)}.npy"
+    (entry,) = place.glob(f"bytes-{key_of(content_hash(source), 'bytes')}.npy")
     entry.write_bytes(entry.read_bytes()[:-1])
     assert cached(source, "bytes", make, place).tobytes() == b"two"
     assert len(made) == 4
+    said = capsys.readouterr().err
+    assert (
+        said
+        == f"minidist: the cache entry {entry} is damaged: its checksum is not that of its bytes; it is made again\n"
+    )
+
+
+def test_a_key_has_the_content_the_name_the_version_and_every_parameter(tmp_path):
+    """The SHA-256 of all of them, as written down here."""
+    source = np.arange(6, dtype=np.uint8)
+    content = hashlib.sha256(b"uint8 (6,) " + bytes(range(6))).hexdigest()
+    assert content_hash(source) == content
+    spelled = f'["words", 2, {{"lower": true, "most": 9}}, "{content}"]'
+    assert key_of(content, "words", 2, most=9, lower=True) == hashlib.sha256(spelled.encode()).hexdigest()
+    others = [{}, {"version": 2}, {"most": 9}, {"most": 8}, {"lower": True}]
+    made = [cached(source, "words", lambda n=n: np.full(3, n), tmp_path, **more) for n, more in enumerate(others)]
+    assert [array.tolist() for array in made] == [[n] * 3 for n in range(len(others))]
+    assert content_hash(source.view(np.int8)) != content
+    for wrong in (np.nan, b"x", np.float32(1)):
+        with pytest.raises(UsageError, match=r"of a cached words have no spelling .* pass numbers, texts"):
+            cached(source, "words", lambda: source, tmp_path, least=wrong)
+
+
+def test_two_writers_and_a_killed_one(tmp_path, monkeypatch):
+    """A writer that is overtaken leaves one whole entry; one that is killed leaves none, and its file goes later."""
+
+    def overtaken():
+        cached(np.arange(2), "x", lambda: np.ones(2), tmp_path)
+        return np.ones(2)
+
+    assert cached(np.arange(2), "x", overtaken, tmp_path).tolist() == [1, 1]
+    assert len(list(tmp_path.iterdir())) == 1
+
+    # Killed after the bytes are on the disk, and before the rename.
+    synced = []
+    monkeypatch.setattr(cache_module.os, "fsync", synced.append)
+    child = os.fork()
+    if child == 0:
+        monkeypatch.setattr(Path, "replace", lambda *_: os.kill(os.getpid(), signal.SIGKILL) if synced else os._exit(3))
+        cached(np.arange(3), "x", lambda: np.ones(3), tmp_path)
+        os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    (left,) = tmp_path.glob("*.tmp")
+    assert cached(np.arange(3), "x", lambda: np.full(3, 2.0), tmp_path).tolist() == [2, 2, 2]
+    assert left.exists()  # it may be another writer's
+    os.utime(left, (0, 0))
+    for entry in tmp_path.glob("*.npy"):
+        entry.unlink()
+    cached(np.arange(3), "x", lambda: np.ones(3), tmp_path)
+    assert not left.exists()
 
 
 def test_without_a_place_for_the_cache_it_is_only_slower(tmp_path):

@@ -110,6 +110,36 @@ def test_all_forms_have_the_same_bits(saved):
         assert all(values == losses[0] for values in losses)
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"dp": 3, **UNEVEN, "teacher_precision": "bf16"},
+        {"dp": 2, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64},
+        {"dp": 2, **ON_RANKS},
+    ],
+    ids=["gpt", "mlp", "teacher's rank"],
+)
+def test_logits_that_are_stored_are_computed_once_and_have_the_same_bits(layout, saved, tmp_path):
+    """On n ranks as on one device, which finds what the ranks stored; a second run computes nothing."""
+    config = config_of(saved, layout, teacher_cache=str(tmp_path / "cache"))
+    ranks = number_of_ranks(config, None)
+    results = [SimWorld(ranks).run(train, config) for _ in range(2)]
+    verdicts = SimWorld(ranks).run(compare_rank, config)
+    assert verdicts[0].equal, verdicts[0].first_difference
+    assert [r.digest for r in results[0]] == [r.digest for r in results[1]]
+    counts = [[result.teacher for result in run if result.teacher["asked"]] for run in results]
+    assert sum(count["asked"] for count in counts[0]) == 3 * resolve_batches(config, ranks).global_batch
+    assert sum(count["computed"] for count in counts[0]) == len(list((tmp_path / "cache").iterdir()))
+    assert [count["computed"] for count in counts[1]] == [0] * len(counts[1])
+
+    # Another teacher, or another precision of it, has other entries; a damaged one is computed again.
+    again = SimWorld(ranks).run(train, config.model_copy(update={"teacher_precision": "fp64"}))
+    assert sum(result.teacher["computed"] for result in again) == sum(count["computed"] for count in counts[0])
+    for entry in (tmp_path / "cache").iterdir():
+        entry.write_bytes(entry.read_bytes()[:-1] + b"?")
+    assert [r.digest for r in SimWorld(ranks).run(train, config)] == [r.digest for r in results[0]]
+
+
 @pytest.mark.parametrize("layout", ["dp 3", "sharded", "teacher's rank"])
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_path):
     settings = {"steps": 4, "save": str(tmp_path), "every": 2}
