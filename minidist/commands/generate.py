@@ -23,10 +23,13 @@ def generate(
     ] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="draw from the k most probable tokens only")] = None,
     seed: Annotated[int, typer.Option(help="seed of the draws")] = 0,
+    kv_cache: Annotated[
+        bool, typer.Option(help="keep keys and values, so that a token costs one token's work; the text is the same")
+    ] = True,
     from_step: Annotated[int | None, typer.Option(help="the checkpoint of this step, not the latest one")] = None,
 ) -> Result:
     """Write text from the latest checkpoint of a language model, on one device; the same seed gives the same text."""
     from minidist.commands.generation import run_generation
 
-    result = run_generation(directory, prompt, tokens, temperature, top_k, seed, from_step)
+    result = run_generation(directory, prompt, tokens, temperature, top_k, seed, from_step, kv_cache)
     return Result(result, lambda: print(f"{result['prompt']}{result['text']}"))

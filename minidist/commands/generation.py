@@ -1,8 +1,9 @@
 """Text from a trained language model: one token after the other, on one device, from the checkpoint of any layout.
 
 A checkpoint is a set of named global tensors, so the layout that trained the model (ZeRO 3, a pipeline) does not matter
-here. Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text. The whole
-context is computed again for each token, without a cache of keys and values, to keep this on one page.
+here. Each draw is a function of (seed, position), so the same checkpoint, prompt and seed give the same text. A new
+token is computed alone, with the keys and values of those before it (`nn.KeyValueCache`), until the text is longer than
+the model's context: then the window slides, and is computed anew for each token.
 
 Proved by: tests/commands/test_generation.py
 """
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import no_grad
+from minidist.autograd import FlopCounter, no_grad
 from minidist.base.errors import UsageError, quoted
 from minidist.base.random import Key, uniform
 from minidist.checkpoint import Checkpoint
@@ -21,6 +22,7 @@ from minidist.checkpoint.resume import read_job_state
 from minidist.checkpoint.saved_model import load_weights, saved_config, vocabulary_of
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
+from minidist.nn.kv_cache import KeyValueCache, can_cache
 from minidist.nn.quantization import convert, load_ranges, observers_of, prepare_qat
 
 BYTES = 256
@@ -73,11 +75,13 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     seed: int = 0,
+    kv_cache: bool = True,
 ) -> Iterator[int]:
     """Yield `count` tokens that continue `prompt` (1-D, at least one token), each as soon as it is known.
 
     temperature: the divisor of the logits; 0 takes the most probable token (the first of equal ones). top_k: the number
-    of most probable tokens that are drawn from.
+    of most probable tokens that are drawn from. kv_cache: keep keys and values, where the model can; the tokens are the
+    same without.
     """
     for flag, value, least in (
         ("--temperature", temperature, 0),
@@ -91,11 +95,14 @@ def generate(
 
     # The model sees a sliding window of at most `context` tokens.
     text = prompt.astype(np.int64).tolist()
+    cache = KeyValueCache(model, context) if kv_cache and can_cache(model) else None
     for number in range(count):
-        window = np.array([text[-context:]])
-        with no_grad():
-            # (1, tokens, vocabulary): the logits after the last token.
-            logits = np.asarray(model(window).data[0, -1], dtype=np.float64)
+        # The logits after the last token, (vocabulary,): from the tokens that are not in the cache yet, or from all.
+        if cache is not None and len(text) <= context:
+            logits = np.asarray(cache.extend(text[cache.length :]), dtype=np.float64)
+        else:
+            with no_grad():
+                logits = np.asarray(model(np.array([text[-context:]])).data[0, -1], dtype=np.float64)
         token = choose(logits, temperature, top_k, float(uniform(Key(seed, "generate"), number, 1)[0]))
         text.append(token)
         yield token
@@ -147,9 +154,18 @@ def run_generation(
     top_k: int | None,
     seed: int,
     step: int | None = None,
+    kv_cache: bool = True,
 ) -> dict[str, Any]:
-    """Return what `minidist generate` prints: {prompt, text, tokens}."""
+    """Return what `minidist generate` prints: {prompt, text, tokens, flops}; flops: of the work for each token."""
     model, config = load_model(directory, step)
     vocabulary = model.config.vocab_size
-    tokens = list(generate(model, as_tokens(prompt, vocabulary), count, config.context, temperature, top_k, seed))
-    return {"prompt": prompt, "text": as_text(tokens, vocabulary), "tokens": tokens}
+    written = generate(
+        model, as_tokens(prompt, vocabulary), count, config.context, temperature, top_k, seed, kv_cache=kv_cache
+    )
+    tokens: list[int] = []
+    flops: list[int] = []
+    with FlopCounter() as counter:
+        for token in written:
+            tokens.append(token)
+            flops.append(sum(operations for operations, _ in counter.take()))
+    return {"prompt": prompt, "text": as_text(tokens, vocabulary), "tokens": tokens, "flops": flops}

@@ -16,6 +16,7 @@ quantization.py     layers that train for INT8, and their integer products
 language_model.py   what GPT and Llama have in common
 gpt.py              GPT-2's architecture under GPT-2's names
 llama.py            Llama's architecture under Llama's names
+kv_cache.py         keys and values of tokens that were seen, for generation
 composite.py        a transformer block without fused operations, which memory formulas count
 recompute.py        which parts of a model are computed twice
 segments.py         a chain of layers in recomputed segments

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minidist.autograd import FlopCounter
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.commands.generation import as_text, as_tokens, choose, generate, load_model, run_generation
+from minidist.commands.generation import Vocabulary, as_text, as_tokens, choose, generate, load_model, run_generation
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
+from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 
@@ -70,6 +72,60 @@ def test_a_seed_fixes_the_text_and_another_one_changes_it(alone):
     assert texts[0] == texts[1] != texts[2]
     assert len(texts[0]) == 40
     assert run_generation(alone, "The ", 12, 1.0, None, 0)["tokens"] == texts[0][:12]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model": "gpt", "context": 24},
+        {"model": "llama", "context": 24, "heads": 4, "kv_heads": 2, "precision": "fp64"},
+        {"model": "llama", "context": 24, "width": 24, "heads": 2, "kv_heads": 1},
+        {"model": "gpt", "context": 24, "experts": 2},
+    ],
+    ids=["gpt", "llama", "llama, one key-value head", "experts"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_same_with_and_without_a_cache_and_a_token_costs_one_tokens_work(settings, temperature):
+    """Also where the window slides: then it is computed anew."""
+    config = TrainConfig.make(**{**GPT, "dropout": 0.0, **settings})
+    model = make_model(config, Vocabulary(256)).eval()
+    prompt, work, texts = np.frombuffer(b"To be, or", np.uint8), {}, {}
+    for cached in (True, False):
+        with FlopCounter() as counter:
+            steps = generate(model, prompt, 20, 24, temperature, None, 5, kv_cache=cached)
+            pairs = [(token, sum(flops for flops, _ in counter.take())) for token in steps]
+        texts[cached], work[cached] = zip(*pairs, strict=True)
+    assert texts[True] == texts[False]
+    assert work[True][0] == work[False][0]  # the prompt
+    assert work[True][16:] == work[False][16:]  # 9 + 16 tokens are more than the context
+    if config.experts:
+        assert work[True] == work[False]
+        with pytest.raises(UsageError, match=r"GPT has no cache of keys and values: .* generate without a cache"):
+            KeyValueCache(model, 24)
+        return
+    # Products of one token with all weights, and of its query with the keys and values so far: 2 P + 4 L t D.
+    products = sum(p.size for p in model.parameters() if p.ndim == 2) - 256 * config.width * (config.model == "llama")
+    products -= 24 * config.width * (config.model == "gpt")
+    for number, flops in enumerate(work[True][1:16]):
+        exact = 2 * products + 4 * config.layers * (10 + number) * config.width
+        assert exact <= flops <= 1.3 * exact  # norms and activations are the rest
+        assert 7 < work[False][number + 1] / flops < 10 + number + 1
+
+
+def test_a_cache_holds_the_bytes_of_its_formula_and_grows_by_pieces():
+    config = TrainConfig.make(**{**GPT, "model": "llama", "heads": 4, "kv_heads": 2, "precision": "fp64"})
+    model, text = make_model(config, Vocabulary(256)).eval(), list(b"abcdefgh")
+    whole, pieces = KeyValueCache(model, 8), KeyValueCache(model, 8)
+    assert pieces.nbytes == 0
+    expected = whole.extend(text)
+    for piece in (text[:1], text[1:4], text[4:]):
+        logits = pieces.extend(piece)
+    assert np.abs(logits - expected).max() < 1e-12
+    assert pieces.nbytes == whole.nbytes == kv_cache_bytes(2, 8, 2, 4, 8)
+    assert np.array_equal(model(np.array([text])).data[0, -1], expected)  # the model is as it was
+    for wrong, sentence in (([1], "1 new tokens for a cache with 8 of 8 tokens"), ([], "0 new tokens")):
+        with pytest.raises(UsageError, match=sentence):
+            whole.extend(wrong)
 
 
 def test_temperature_0_takes_what_one_forward_pass_says(alone):
