@@ -19,6 +19,8 @@ from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_sched
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
 
+MAX_WORKERS = 64  # processes that make the batches of a rank
+
 
 class TrainConfig(BaseModel):
     """What to train, on which data, and on which ranks. Field names are the flags of `minidist train`, `_` for `-`."""
@@ -61,7 +63,10 @@ class TrainConfig(BaseModel):
         ),
     )
     prefetch_batches: int = Field(
-        0, ge=0, le=MAX_BATCH, description="batches that a thread of each rank prepares ahead; 0: none"
+        0, ge=0, le=MAX_BATCH, description="batches of each rank that a thread, or its workers, prepare ahead; 0: none"
+    )
+    loader_workers: int = Field(
+        0, ge=0, le=MAX_WORKERS, description="worker processes of each rank that make its batches; 0: none"
     )
 
     # optimization

@@ -8,6 +8,7 @@ cache.py       data that are made once and memory-mapped from then on
 sampler.py     which samples a step trains on
 shares.py      which rank computes which of them
 prefetch.py    batches that a thread makes ahead of time
+workers.py     batches that worker processes make ahead of time
 entropy.py     the entropy of a text, which a model must beat
 """
 
@@ -20,8 +21,10 @@ from minidist.data.load import load_dataset
 from minidist.data.prefetch import PrefetchingSampler
 from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows, weighted_shards
 from minidist.data.shares import Shares, cut_batch, parse_weights, sharding_rule
+from minidist.data.workers import LoaderError, WorkerSampler
 
 __all__ = [
+    "LoaderError",
     "PrefetchingSampler",
     "Dataset",
     "GlobalBatchSampler",
@@ -46,5 +49,6 @@ __all__ = [
     "text_file",
     "token_file",
     "unigram_entropy",
+    "WorkerSampler",
     "weighted_shards",
 ]

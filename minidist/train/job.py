@@ -26,11 +26,13 @@ from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,
     Shares,
+    WorkerSampler,
     data_digest,
     hold_out,
     load_dataset,
     microbatch_numbers,
 )
+from minidist.data.workers import open_sampler
 from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
 from minidist.optim import (
     LAMB,
@@ -64,6 +66,9 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 }
 
 
+Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
+
+
 class StepBatch(NamedTuple):
     """What a step trains on. start: samples of all steps before it; None: as many steps as it, of as many samples."""
 
@@ -80,7 +85,7 @@ class Job:
     model: Any
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
-    sampler: GlobalBatchSampler | PrefetchingSampler
+    sampler: Sampler
     batch: StepBatch  # of the step that is made now
     pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
@@ -228,11 +233,20 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     )
 
 
-def batches_ahead(job: Job, replica: int, done: int) -> PrefetchingSampler:
-    """Return the job's sampler, read ahead by a thread in the order in which this replica trains from step `done`."""
+def batches_ahead(job: Job, replica: int, done: int) -> AbstractContextManager[Sampler]:
+    """Return the job's sampler, read ahead in the order in which this replica trains from step `done`.
+
+    By worker processes with --loader-workers, else by a thread.
+    """
     places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
     requests = ((step, first, rows) for step in range(done, job.config.steps) for first, rows in places)
-    return PrefetchingSampler(job.sampler, requests, job.config.prefetch_batches)
+    config, workers = job.config, job.config.loader_workers
+    if not workers:
+        return PrefetchingSampler(job.sampler, requests, config.prefetch_batches)
+    held_out = config.evaluate_every is not None
+    sampler = partial(open_sampler, config.data, held_out, job.batches.global_batch, config.context, config.seed)
+    # Two batches for each worker, unless it is said how many may wait.
+    return WorkerSampler(sampler, job.sampler, requests, workers, -(-config.prefetch_batches // workers) or 2)
 
 
 Exchange = LayerSums | WholeMatrices

@@ -92,7 +92,7 @@ def run_parameter_server(
 
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
-        if config.prefetch_batches and comm.rank >= config.servers:
+        if (config.prefetch_batches or config.loader_workers) and comm.rank >= config.servers:
             job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, worker.done))
         sizes = {p.name: p.size for p in worker.flat.parameters}
         norms = tuple(layer.weight.size for layer in batch_norms(job.model))

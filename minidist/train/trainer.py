@@ -73,7 +73,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         if job.teacher is not None:
             place_teacher(job.teacher, world, strategy.axes, config, done)
-        if config.prefetch_batches:
+        if config.prefetch_batches or config.loader_workers:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
         noise = NoiseMeter(strategy) if config.noise_scale else None
         held_out: dict[int, float] = {}

@@ -46,6 +46,7 @@ VALUES = {
     "batch_norm": {"batch_norm": "none", **IMAGES},
     "data": {"data": "pydoc"},
     "prefetch_batches": {"prefetch_batches": 1},
+    "loader_workers": {"loader_workers": 1},
     "steps": {"steps": 4},
     "optimizer": {"optimizer": "sgd"},
     "lr": {"lr": 0.02},

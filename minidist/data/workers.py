@@ -1,0 +1,189 @@
+"""Batches made by worker processes: the same batches, with the same bits and in the same order, whatever their number.
+
+Request i of a known order is made by worker i mod N, and the trainer takes the results in that same order. So neither
+speed nor chance decides what is trained on:
+
+    requests   0   1   2   3   4   5        worker 0 makes 0, 2, 4     trainer takes 0, 1, 2, 3, 4, 5
+                                            worker 1 makes 1, 3, 5
+
+Each worker has a pipe of its own and at most `ahead` requests of which the result was not taken: memory is bounded, and
+no worker waits for another one. Worker processes are spawned, not forked: a fork would copy threads' locks and MPI's
+state. A worker gets the function that makes the sampler, not the data, and maps or makes the data itself.
+
+Nothing hangs: a worker that raises or dies is one sentence with the samples that it was making, a worker whose trainer
+is gone sees the end of its pipe and ends, Ctrl-C goes to the trainer alone, and at the end of the context all workers
+are stopped.
+
+Proved by: tests/data/test_workers.py
+"""
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from types import TracebackType
+from typing import Any, Self
+
+from minidist.base.errors import MinidistError, quoted, text_of
+from minidist.data.datasets import hold_out
+from minidist.data.load import load_dataset
+from minidist.data.sampler import GlobalBatchSampler
+
+Request = tuple[int, int, int]  # step, first row of the global batch, rows
+STOP_SECONDS = 5.0  # for a worker to end by itself before it is killed
+
+
+class LoaderError(MinidistError):
+    """A worker process raised an error, or died."""
+
+
+class WorkerSampler:
+    """A sampler whose batches worker processes make ahead of time. A context manager, at whose end they are stopped.
+
+    make_sampler: makes the sampler in each worker; it can be pickled (a function of a module, or a partial of one).
+    sampler: the same one here, for requests out of order and for the numbers of samples in errors. requests: in the
+    order in which they will be asked for. ahead: the largest number of requests that a worker has in hand.
+    """
+
+    def __init__(
+        self, make_sampler: Callable[[], Any], sampler: Any, requests: Iterable[Request], workers: int, ahead: int = 2
+    ) -> None:
+        self.sampler, self.workers, self.ahead = sampler, workers, max(1, ahead)
+        self.served = 0  # batches that the workers made
+        self._make_sampler, self._requests = make_sampler, iter(requests)
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._expected: deque[tuple[int, Request]] = deque()  # (worker, request) of the results that are to come
+        self._next = 0  # the worker of the next request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+    def __enter__(self) -> Self:
+        context = multiprocessing.get_context("spawn")
+        with _without_interrupts():
+            for number in range(self.workers):
+                here, there = context.Pipe()
+                process = context.Process(
+                    target=_work, args=(there, self._make_sampler), name=f"minidist loader {number}", daemon=True
+                )
+                process.start()
+                # The worker's end is open there alone, so that each side sees when the other one is gone.
+                there.close()
+                self._processes.append(process)
+                self._pipes.append(here)
+        for _ in range(self.workers * self.ahead):
+            self._ask()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        # A worker that waits for a request, or for room in its pipe, sees that the pipe is closed.
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(STOP_SECONDS if kind is None else 0.2)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def batch(self, step: int, first: int, count: int) -> Any:
+        """Return the sampler's batch, made by a worker when it is the next one in the order of the requests."""
+        request = (step, first, count)
+        if not self._expected or self._expected[0][1] != request:
+            return self.sampler.batch(*request)
+        worker, _ = self._expected.popleft()
+        result = self._receive(worker, request)
+        self._ask()
+        self.served += 1
+        return result
+
+    def _ask(self) -> None:
+        """Give the next request to the worker whose turn it is."""
+        request = next(self._requests, None)
+        if request is None:
+            return
+        self._expected.append((self._next, request))
+        # A worker that is gone is reported where its result is taken.
+        with suppress(OSError):
+            self._pipes[self._next].send(request)
+        self._next = (self._next + 1) % self.workers
+
+    def _receive(self, worker: int, request: Request) -> Any:
+        """Return a worker's result; LoaderError when it raised an error, or is gone."""
+        pipe, process = self._pipes[worker], self._processes[worker]
+        with suppress(EOFError, OSError):
+            # A process that has died leaves what it had sent in the pipe.
+            wait([pipe, process.sentinel])
+            if pipe.poll():
+                result, error = pipe.recv()
+                if error is None:
+                    return result
+                raise LoaderError(f"loader worker {worker} {error}, in step {request[0]}")
+        process.join(STOP_SECONDS)
+        code = process.exitcode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+        raise LoaderError(
+            f"loader worker {worker} (process {process.pid}) {how} while it made step {request[0]}, samples"
+            f" {self._samples(request)}; with signal 9 the machine may have run out of memory, so use fewer"
+            " --loader-workers, or 0 to see the error here"
+        )
+
+    def _samples(self, request: Request) -> str:
+        step, first, count = request
+        return quoted(self.sampler.sample_indices(step)[first : first + count].tolist(), marks=False)
+
+
+def open_sampler(data: str, held_out: bool, global_batch: int, context: int, seed: int) -> GlobalBatchSampler:
+    """Return a job's sampler, in a worker. held_out: leave out the last tenth, on which the job is evaluated."""
+    dataset = load_dataset(data)
+    return GlobalBatchSampler(hold_out(dataset)[0] if held_out else dataset, global_batch, context, seed)
+
+
+def _work(pipe: Connection, make_sampler: Callable[[], Any]) -> None:
+    """Make batches until the pipe is closed: what a worker process runs."""
+    sampler, closed = None, None
+    try:
+        sampler = make_sampler()
+    except Exception as error:
+        closed = f"could not open its data: {_words(error)}"
+    # The trainer has ended, or does not wait any more.
+    with suppress(EOFError, OSError):
+        while True:
+            request = pipe.recv()
+            result, failure = None, closed
+            if sampler is not None:
+                try:
+                    result = sampler.batch(*request)
+                except Exception as error:
+                    failure = f"raised {_words(error)}, for {_first_wrong(sampler, request)}"
+            pipe.send((result, failure))
+
+
+def _first_wrong(sampler: Any, request: Request) -> str:
+    """Return which sample of a batch raises, found by making them one by one."""
+    step, first, count = request
+    for row in range(first, first + count):
+        try:
+            sampler.batch(step, row, 1)
+        except Exception:
+            return f"sample {int(sampler.sample_indices(step)[row])}"
+    return f"the batch of samples {quoted(sampler.sample_indices(step)[first : first + count].tolist(), marks=False)}"
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text_of(error)}"
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes to which Ctrl-C means nothing: they inherit the mask, and end when the trainer does."""
+    # The first process of a program also starts multiprocessing's resource tracker, which unblocks the signal again.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

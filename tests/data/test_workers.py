@@ -1,0 +1,90 @@
+"""Batches from worker processes: the same ones, in the same order, and every failure is one sentence."""
+
+import os
+import signal
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.data import LoaderError, WorkerSampler
+from minidist.data.workers import open_sampler
+from minidist.train.trainer import train
+
+OPEN = partial(open_sampler, "markov", False, 6, 8, 3)
+REQUESTS = [(step, first, 2) for step in range(4) for first in (0, 2, 4)]
+
+
+class Failing:
+    """A sampler that raises for sample 7 and dies for sample 11, or cannot be opened. It can be pickled."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __call__(self):
+        if self.how == "opening":
+            raise OSError("no such disk")
+        return self
+
+    def sample_indices(self, step):
+        return np.arange(step * 4, step * 4 + 4)
+
+    def batch(self, step, first, count):
+        rows = self.sample_indices(step)[first : first + count]
+        if step == 0 and first == 0:
+            os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C, which means nothing to a worker
+        if 7 in rows:
+            raise ValueError("sample 7 is torn")
+        if 11 in rows:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rows
+
+
+def test_two_workers_make_the_batches_of_none_in_order_and_end_with_the_context():
+    """Also a request out of order, which is made here."""
+    here = OPEN()
+    with WorkerSampler(OPEN, here, REQUESTS, workers=2, ahead=2) as workers:
+        assert len(workers._expected) == 4  # no more than that wait
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())  # Ctrl-C still means us
+        for number, request in enumerate(REQUESTS):
+            if number == 5:
+                assert np.array_equal(workers.batch(9, 1, 3)[0], here.batch(9, 1, 3)[0])
+            for one, other in zip(workers.batch(*request), here.batch(*request), strict=True):
+                assert np.array_equal(one, other)
+                assert one.dtype == other.dtype
+        assert workers.served == len(REQUESTS)
+        processes = workers._processes
+        assert len({process.pid for process in processes}) == 2
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_worker_that_raises_or_dies_is_one_sentence_with_its_samples():
+    failing, requests = Failing("raises and dies"), [(0, 0, 2), (0, 2, 2), (1, 0, 2), (1, 2, 2), (2, 2, 2)]
+    with WorkerSampler(failing, failing, requests, 1) as workers:
+        assert workers.batch(*requests[0]).tolist() == [0, 1]
+        assert workers.batch(*requests[1]).tolist() == [2, 3]
+        assert workers.batch(*requests[2]).tolist() == [4, 5]
+        torn = "loader worker 0 raised ValueError: sample 7 is torn, for sample 7, in step 1"
+        with pytest.raises(LoaderError, match=torn):
+            workers.batch(*requests[3])
+        died = r"worker 0 \(process \d+\) was killed by signal 9 while it made step 2, samples \[10, 11\]; .* use fewer"
+        with pytest.raises(LoaderError, match=died):
+            workers.batch(*requests[4])
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 5
+    assert not any(process.is_alive() for process in workers._processes)
+
+
+def test_a_worker_that_cannot_open_its_data_says_so():
+    failing = Failing("opening")
+    with WorkerSampler(failing, failing, [(0, 0, 2)], 1) as workers, pytest.raises(LoaderError, match="no such disk"):
+        workers.batch(0, 0, 2)
+
+
+def test_a_job_with_workers_has_the_bits_of_one_without():
+    job = {"layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "evaluate_every": 2}
+    alone, helped = (SimWorld(1).run(train, TrainConfig.make(**job, loader_workers=n))[0] for n in (0, 1))
+    assert (alone.losses, alone.digest, alone.held_out) == (helped.losses, helped.digest, helped.held_out)
