@@ -15,6 +15,8 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +33,7 @@ from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.running_statistics import Exchange, RunningStatistics, batch_norms
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
-from minidist.pipeline.runtime.messages import Messages
+from minidist.pipeline.runtime.messages import Messages, Orders
 from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.shapes import Key, MicroBatches, StageMetadata, exchange_shapes
@@ -51,6 +53,19 @@ class Step(NamedTuple):
     stage: int
     microbatch: int
     name: str
+
+
+@lru_cache(maxsize=4)
+def _prepared(plan: Plan, prefetch: int, may_be_wrong: bool) -> tuple[Plan, Orders, Mapping[Key, int]]:
+    """Return a valid plan with its transfers, its actions, and the rank of each (stage, micro-batch).
+
+    All ranks of a simulated world have the same plan, and the work grows with all of its actions, so it is kept. The
+    orders are tuples here. may_be_wrong: PipeDream can show what goes wrong with the weights.
+    """
+    validate(plan, allow_wrong_gradients=may_be_wrong)
+    lowered = plan if plan.is_lowered else lower(plan, prefetch)
+    orders = [[actions_of(item) for item in order] for order in lowered.orders]
+    return lowered, orders, MappingProxyType(lowered.rank_of_stage())
 
 
 class Pipeline:
@@ -105,7 +120,8 @@ class Pipeline:
             )
 
         # [1] The plan: valid, for these ranks and for these stages.
-        validate(plan, allow_wrong_gradients=versions is not None)  # PipeDream can show what goes wrong
+        fixed = plan.with_orders(tuple(tuple(order) for order in plan.orders))
+        lowered, orders, rank_of = _prepared(fixed, prefetch, versions is not None)
         if plan.updates not in ("flush", "none") and versions is None:
             raise UsageError(
                 f"plan {plan.name!r} updates its weights on the way; give the pipeline versions=WeightVersions(...)"
@@ -125,11 +141,10 @@ class Pipeline:
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
 
         # [2] What each action does: computations and transfers in one order.
-        self.plan = plan if plan.is_lowered else lower(plan, prefetch)
-        orders = [[actions_of(item) for item in order] for order in self.plan.orders]
+        self.plan = lowered
         self.order = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in orders[comm.rank]]
         self.recomputed = {(a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE"}
-        self.messages = Messages(comm, self.plan, orders, self.plan.rank_of_stage())
+        self.messages = Messages(comm, self.plan, orders, rank_of)
         self.metadata = StageMetadata() if metadata is None else metadata
         if metadata is None:
             self._check_same_plan()
