@@ -3,11 +3,19 @@
 Proved by: tests/commands/test_cli.py, tests/base/test_interrupts.py
 """
 
+import gc
+
 from minidist.base.interrupts import ends_at_interrupt
 
-# NumPy and the commands take a second to import, and a KeyboardInterrupt in the middle of that has no good place.
+# NumPy and the commands take half a second to import, and a KeyboardInterrupt in the middle of that has no good place.
+# Nothing that an import makes is garbage, and the cycle collector would look for it all the time.
 with ends_at_interrupt():
+    collects = gc.isenabled()
+    gc.disable()
     from minidist.commands.app import main
+
+    if collects:
+        gc.enable()
 
 __all__ = ["main"]
 

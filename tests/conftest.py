@@ -1,5 +1,6 @@
 """Settings shared by all tests: hypothesis draws the same examples in every run, and `mpi` tests get their ranks."""
 
+import gc
 import os
 import signal
 
@@ -15,6 +16,12 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
     settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk)
     settings.load_profile("ci")
+
+    def pytest_collection_finish():
+        """Let the cycle collector pass over what is there to the end: modules and tests, 300,000 objects."""
+        gc.collect()
+        gc.freeze()
+
 
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
