@@ -45,6 +45,16 @@ class ResolvedJob:
         return self.data_ranks // self.dp_replicate  # type: ignore[no-any-return]
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the gradients of one expert."""
+        return self.dims.edp * self.dims.cp
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks over which one copy of an expert is sharded."""
+        return self.expert_ranks // self.dp_replicate  # type: ignore[no-any-return]
+
+    @property
     def has_replicas(self) -> bool:
         """Whether two ranks hold the same values of a parameter."""
         on_data_axis = self.dp_replicate > 1 if self.config.zero == 3 else self.data_ranks > 1

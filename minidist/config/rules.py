@@ -116,6 +116,11 @@ def changed(job: ResolvedJob, name: str) -> bool:
     return bool(getattr(job, name) != TrainConfig.model_fields[name].default)
 
 
+def _divides(part: int, shards: int) -> bool:
+    """Return whether a unit may stay split among groups of `part` of its `shards` ranks."""
+    return 1 < part < shards and shards % part == 0
+
+
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 # Memory comes first: later rules load the data and make the pipeline's plan, and the last check makes the model.
@@ -847,12 +852,6 @@ EXPERTS = (
         "use --experts {near}",
         {"near": lambda j: multiples(j.experts, j.ep)},
     ),
-    Rule(
-        "experts-with-zero-3",
-        lambda j: j.ep > 1 and j.zero == 3,
-        "--zero 3 gathers a block over one group of ranks, and with --ep {ep} its experts have another group",
-        "use --zero 2",
-    ),
 )
 
 # Recomputation and ZeRO 3 both decide what is kept between forward and backward.
@@ -895,9 +894,24 @@ MEMORY = (
     ),
     Rule(
         "reshard-divides-shards",
-        lambda j: not isinstance(j.reshard, bool) and (not 1 < j.reshard < j.shards or j.shards % j.reshard),
+        lambda j: not isinstance(j.reshard, bool) and not _divides(j.reshard, j.shards),
         "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
         " {shards}",
+        "use such a number, true or false",
+    ),
+    Rule(
+        "copies-share-ranks-of-experts",
+        lambda j: j.ep > 1 and j.expert_ranks % j.dp_replicate,
+        "the {expert_ranks} ranks that share an expert with --ep {ep} cannot be divided among --dp-replicate"
+        " {dp_replicate}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.expert_ranks)},
+    ),
+    Rule(
+        "reshard-divides-shards-of-experts",
+        lambda j: j.ep > 1 and not isinstance(j.reshard, bool) and not _divides(j.reshard, j.expert_shards),
+        "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and lie"
+        " between 1 and {expert_shards}",
         "use such a number, true or false",
     ),
     Rule(

@@ -44,9 +44,7 @@ class FSDPCommContext:
     """
 
     def __init__(self, comm: Comm) -> None:
-        if comm not in _gathers:
-            _gathers[comm] = comm.dup()
-        self.gathers = _gathers[comm]
+        self.gathers = stream_of_gathers(comm)
         self.number = next_model(comm)
         self.mode = ""  # see `mode_of`
         self.reducing: FSDPParamGroup | None = None
@@ -76,15 +74,22 @@ class FSDPCommContext:
             group.add_reduced(transfer.wait())
 
 
+def stream_of_gathers(comm: Comm) -> Comm:
+    """Return the stream of all-gathers over `comm`: see `FSDPCommContext`."""
+    if comm not in _gathers:
+        _gathers[comm] = comm.dup()
+    return _gathers[comm]
+
+
 class FSDPParamGroup:
     """Parameters in one flat array that are gathered and released together, and reduced as one message.
 
-    shard: this rank's part. number: that of the context, by which models are told apart. replicas: the ranks that hold
-    equal copies of the shard (hybrid sharding). subgroup: the neighbours among which the group stays split between
-    forward and backward. keep: it stays whole from forward to backward. persistent: it stays whole always, and is
-    gathered anew only after an update. op, algorithm: of the reduction. pool: the host memory in which the shard lives,
-    if any. find_unused: missing gradients are zeros. settings: of `fully_shard`, by name, which every rank must have
-    alike.
+    shard: this rank's part. gathers: the stream of its all-gathers. number: that of the context, by which models are
+    told apart. replicas: the ranks that hold equal copies of the shard (hybrid sharding). subgroup: the neighbours
+    among which the group stays split between forward and backward. keep: it stays whole from forward to backward.
+    persistent: it stays whole always, and is gathered anew only after an update. op, algorithm: of the reduction. pool:
+    the host memory in which the shard lives, if any. find_unused: missing gradients are zeros. settings: of
+    `fully_shard`, by name, which every rank must have alike.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class FSDPParamGroup:
         shard: Shard,
         policy: MixedPrecisionPolicy,
         *,
+        gathers: Comm,
         number: int,
         replicas: Comm | None,
         subgroup: Comm | None,
@@ -103,7 +109,7 @@ class FSDPParamGroup:
         pool: HostPool | None = None,
         find_unused: bool = False,
     ) -> None:
-        self.shard, self.flat, self.number = shard, shard.flat, number
+        self.shard, self.flat, self.gathers, self.number = shard, shard.flat, gathers, number
         self.replicas, self.subgroup, self.keep, self.persistent = replicas, subgroup, keep, persistent
         self.op, self.algorithm, self.pool, self.find_unused = op, algorithm, pool, find_unused
 
@@ -164,7 +170,7 @@ class FSDPParamGroup:
             # A shard in host memory is fetched first; the gather waits for it in its own stream, not the caller.
             if self.pool is None:
                 equal = self._equal(context)
-                self.gather = all_gather(context.gathers, mine, out=self.arriving, async_op=True, equal=equal)
+                self.gather = all_gather(self.gathers, mine, out=self.arriving, async_op=True, equal=equal)
             else:
                 fetch = self.pool.start_fetch(mine, "communication", like=self.device)
                 self.gather = self._gather_after(fetch, context)
@@ -178,7 +184,7 @@ class FSDPParamGroup:
 
     def _gather_after(self, fetch: Transfer, context: FSDPCommContext) -> Work:
         """Return a gather that begins in its stream when the shard has come from the host, and frees the copy."""
-        call, out = context.gathers.collective("all_gather", self._equal(context)), self.arriving
+        call, out = self.gathers.collective("all_gather", self._equal(context)), self.arriving
         return call.run_async(lambda: all_gather(call, fetch.take(), out=out))
 
     def finish_gather(self) -> None:

@@ -25,7 +25,7 @@ from minidist.nn.module import Module
 from minidist.optim import NORM_BLOCK, FlatSlice
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.flat_shards import Shard, sharded_flat
-from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
+from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, stream_of_gathers
 from minidist.parallel.fsdp_state import FSDPState, param_groups_of, states_of
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 from minidist.parallel.offload import CPUOffloadPolicy
@@ -45,6 +45,7 @@ def fully_shard(
     alignment: int = NORM_BLOCK,
     find_unused_parameters: bool = False,
     ignored_params: Collection[Parameter] = (),
+    expert_mesh: Mesh | Comm | None = None,
 ) -> Module:
     """Shard the parameters of `module` that no unit has yet, over the ranks of `mesh`; returns `module`. Bottom up:
 
@@ -71,6 +72,8 @@ def fully_shard(
     no rank has used. Every rank must run the same units.
     ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
     other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
+    expert_mesh: as `mesh`, for parameters that are cut over an axis ep (`ExpertParallel`): the ranks that hold the same
+    experts. The unit is then two flat arrays, which are gathered and reduced over different ranks at the same time.
 
     The arrays of parameters while they are whole are copies that the next gather replaces, and read-only. At
     construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
@@ -89,10 +92,19 @@ def fully_shard(
     # Who communicates: the ranks that share the shards, those with equal copies, and the stream of the gathers.
     comm, replicas = _axes(mesh)
     _check_ranks(module, comm, replicas)
-    subgroup = _subgroup(comm, reshard_after_forward)
     context = FSDPCommContext(comm)
 
-    # What no module inside has taken yet makes one group, and small parameters that stay whole another one.
+    # What no module inside has taken yet. Experts have fewer replicas than the other parameters.
+    left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
+    experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
+    parts = [([p for p in left if p not in experts], comm, replicas, context.gathers)]
+    check_axes("fully_shard", module, parts[0][0], comm, replicas)
+    if experts and expert_mesh is not None:
+        over, copies = _axes(expert_mesh)
+        parts.append(([p for p in left if p in experts], over, copies, stream_of_gathers(over)))
+        check_axes("fully_shard", None, experts, over, copies)
+
+    # Each part makes one group, and small parameters that stay whole another one.
     groups = []
     settings = {
         "reshard_after_forward": reshard_after_forward,
@@ -103,26 +115,26 @@ def fully_shard(
         "alignment": alignment,
         "find_unused_parameters": find_unused_parameters,
     }
-    left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
-    check_axes("fully_shard", module, left, comm, replicas)
-    for persistent in (False, True):
-        chosen = [parameter for parameter in left if (parameter.size < persistence_threshold) is persistent]
-        if chosen:
-            group = FSDPParamGroup(
-                Shard(sharded_flat(chosen, comm, alignment), comm, alignment),
-                mp_policy,
-                number=context.number,
-                replicas=replicas,
-                subgroup=None if persistent else subgroup,
-                keep=reshard_after_forward is False,
-                persistent=persistent,
-                op="avg" if reduction == "mean" else "sum",
-                algorithm=algorithm,
-                pool=None if offload_policy is None else offload_policy.pool,
-                find_unused=find_unused_parameters,
-                settings=settings,
-            )
-            groups.append(group)
+    for parameters, over, copies, gathers in parts:
+        for persistent in (False, True):
+            chosen = [parameter for parameter in parameters if (parameter.size < persistence_threshold) is persistent]
+            if chosen:
+                group = FSDPParamGroup(
+                    Shard(sharded_flat(chosen, over, alignment), over, alignment),
+                    mp_policy,
+                    gathers=gathers,
+                    number=context.number,
+                    replicas=copies,
+                    subgroup=None if persistent else _subgroup(over, reshard_after_forward),
+                    keep=reshard_after_forward is False,
+                    persistent=persistent,
+                    op="avg" if reduction == "mean" else "sum",
+                    algorithm=algorithm,
+                    pool=None if offload_policy is None else offload_policy.pool,
+                    find_unused=find_unused_parameters,
+                    settings=settings,
+                )
+                groups.append(group)
 
     FSDPState(
         module, comm, groups, context, prefetch, mp_policy, replicas, ignored

@@ -137,23 +137,26 @@ def apply_data_parallel(
     # How the ranks of a group share it: whole replicas, a sharded optimizer, or sharded parameters.
     kinds = {0: LocalSteps if config.local_steps else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
     kind = kinds.get(config.zero, FullySharded)
+    # An expert has replicas on fewer ranks than the other parameters. In a pipeline each group has a communicator of
+    # its own: the reductions of several stages may be in flight at one time.
+    comms = {name: axes.expert_data if name == "experts" else axes.data for name, found in groups.items() if found}
+    if config.pp > 1:
+        comms = {name: comm.dup() for name, comm in comms.items()}
     result: list[DataAxis] = []
     for name, parameters in groups.items():
         if parameters:
-            # An expert has replicas on fewer ranks than the other parameters.
-            comm = axes.expert_data if name == "experts" else axes.data
-            # In a pipeline each group has a communicator of its own: the reductions of several stages may be in flight
-            # at one time. The second axis wraps the model that the first one returned.
+            # The second axis wraps the model that the first one returned.
             group = Group(
                 result[-1].model if result else module,
                 parameters,
-                comm.dup() if config.pp > 1 else comm,
+                comms[name],
                 reduction or config.reduction,
                 stage,
                 name == "experts",
                 tied,
                 manual_sync,
                 {"tp": axes.tp, "ep": axes.ep} if name == "experts" else {"tp": axes.tp},
+                comms.get("experts"),
             )
             result.append(kind(job, group))
     return result

@@ -306,7 +306,6 @@ CASES = {
         {"experts": 4, "ep": 3, "dp": 3},
         "--experts 4 cannot be divided among --ep 3; use --experts 3 or 6",
     ),
-    "experts-with-zero-3": ({"experts": 4, "ep": 2, "dp": 2, "zero": 3}, "with --ep 2 its experts have another group"),
     "segments-in-a-pipeline": ({"pp": 2, "recompute": "sqrt"}, "--recompute sqrt cuts a model into segments"),
     "budget-with-messages-in-blocks": (
         {"tp": 2, "recompute": "budget:40000"},
@@ -323,6 +322,14 @@ CASES = {
     "reshard-divides-shards": (
         {"zero": 3, "dp": 4, "reshard_after_forward": "3"},
         "--reshard-after-forward 3 with 4 shards: a number must divide them and lie between 1 and 4",
+    ),
+    "copies-share-ranks-of-experts": (
+        {"experts": 4, "ep": 4, "dp": 4, "zero": 3, "dp_replicate": 2},
+        "the 1 ranks that share an expert with --ep 4 cannot be divided among --dp-replicate 2; use one of 1",
+    ),
+    "reshard-divides-shards-of-experts": (
+        {"experts": 2, "ep": 2, "dp": 4, "zero": 3, "reshard_after_forward": "2"},
+        "--reshard-after-forward 2 with 2 shards of an expert: a number must divide them",
     ),
     "reshard-with-recomputation": (
         {"zero": 3, "dp": 2, "reshard_after_forward": "false", "recompute": "full"},

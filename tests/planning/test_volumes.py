@@ -62,6 +62,7 @@ def table(tmp_path, ranks, **values):
         (4, {"cp": 2, "pp": 2, "recompute": "selective", "model": "llama", "kv_heads": 2, "microbatches": 2}),
         (8, {"cp": 2, "tp": 2, "attention": "ulysses", "sequence_parallel": True, "zero": 3}),
         (8, {"experts": 4, "ep": 2, "dp": 4, "tp": 2, "zero": 1, "top_k": 2}),
+        (8, {"experts": 4, "ep": 2, "dp": 8, "zero": 3, "reshard_after_forward": "2"}),
         (
             8,
             {"experts": 4, "ep": 2, "cp": 2, "tp": 2, "sequence_parallel": True, "context": 12, "attention": "ulysses"},

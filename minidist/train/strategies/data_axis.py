@@ -73,6 +73,7 @@ class Group:
 
     tied: names of parameters that other stages have too. manual_sync: backward starts no reduction by itself, because
     a pipeline starts them once per step. cut_by: the communicators of other axes that shard the parameters, by name.
+    expert_comm: the ranks that share the module's experts, when these are another group (ZeRO 3 shards both at once).
     """
 
     module: Module
@@ -84,6 +85,7 @@ class Group:
     tied: Collection[str] = ()
     manual_sync: bool = False
     cut_by: Mapping[str, Comm] = field(default_factory=dict)
+    expert_comm: Comm | None = None
 
     def exchange(self, config: TrainConfig, shards: Comm | None = None, replicas: Comm | None = None) -> Exchange:
         """Return what joins layers over all ranks that hold parts of them, for the optimizers that need that.

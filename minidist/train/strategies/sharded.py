@@ -25,16 +25,7 @@ from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import Comm, init_device_mesh
 from minidist.comm.mesh import Mesh
 from minidist.nn import Module
-from minidist.parallel import (
-    CPUOffloadPolicy,
-    HostOptimizer,
-    Shard,
-    ZeroOptimizer,
-    fully_shard,
-    gather_tensors,
-    sharded_parameters,
-    shards_of,
-)
+from minidist.parallel import CPUOffloadPolicy, HostOptimizer, Shard, ZeroOptimizer, fully_shard, gather_tensors
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fsdp_state import param_groups_of
@@ -120,18 +111,14 @@ class FullySharded(Sharded):
     """ZeRO 3: each block is a unit, and the rest of the stage is one; units are reduced when backward leaves them."""
 
     def __init__(self, job: Job, group: Group) -> None:
-        config, replica = job.config, SINGLE
-        mesh: Comm | Mesh = group.comm
+        config = job.config
+        mesh, replica = _copies(group.comm, config.dp_replicate)
+        expert_mesh = None if group.expert_comm is None else _copies(group.expert_comm, config.dp_replicate)[0]
 
-        # Hybrid sharding: shards over neighbours, replicas of them over the groups.
-        if config.dp_replicate > 1:
-            grid = (config.dp_replicate, group.comm.size // config.dp_replicate)
-            mesh = init_device_mesh(group.comm, grid, ("replicate", "shard"))
-            replica = ReplicaId(mesh["replicate"].rank, mesh["replicate"].size)
-
-        # Bottom up: the blocks first, then the module for what they leave. It may leave nothing.
+        # Bottom up: the blocks first, then the module for what they leave. It may leave nothing. The data axis of the
+        # experts comes second, and finds them sharded with the units that they are in.
         policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
-        for part in unit_modules(group.module, group.tied):
+        for part in unit_modules(group.module, group.tied) if not group.experts else ():
             if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
                 fully_shard(
                     part,
@@ -142,18 +129,21 @@ class FullySharded(Sharded):
                     reshard_after_forward=config.reshard,
                     persistence_threshold=config.persistence_threshold,
                     offload_policy=policy,
+                    expert_mesh=expert_mesh,
                 )
 
         # With offloaded parameters the optimizer state is on the host, beside them.
+        mine = set(group.parameters)
+        units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
+        shards = [unit.shard for unit in units]
         with nullcontext() if policy is None else policy.pool.on_host():
             exchange = group.exchange(config, mesh["shard"] if isinstance(mesh, Mesh) else mesh)
-            optimizer: Any = make_optimizer(job, sharded_parameters(group.module), exchange)
+            optimizer: Any = make_optimizer(job, [piece for shard in shards for piece in shard.slices()], exchange)
         if policy is not None:
             optimizer = HostOptimizer(optimizer, policy.pool)
 
-        shards = shards_of(group.module)
         # Units of small parameters stay gathered between steps, so they are counted apart.
-        self.resident = sum(unit.flat.padded_numel for unit in param_groups_of(group.module) if unit.persistent)
+        self.resident = sum(unit.flat.padded_numel for unit in units if unit.persistent)
         super().__init__(
             [shard.flat for shard in shards],
             optimizer,
@@ -183,6 +173,14 @@ class FullySharded(Sharded):
     def sizes(self) -> AxisSizes:
         sizes = super().sizes()
         return replace(sizes, buckets=sizes.units, resident=self.resident)
+
+
+def _copies(comm: Comm, copies: int) -> tuple[Comm | Mesh, ReplicaId]:
+    """Return over what to shard, and which copy this rank has: with several, shards over neighbours (hybrid)."""
+    if copies == 1:
+        return comm, SINGLE
+    mesh = init_device_mesh(comm, (copies, comm.size // copies), ("replicate", "shard"))
+    return mesh, ReplicaId(mesh["replicate"].rank, mesh["replicate"].size)
 
 
 # --- the units of ZeRO 3 ----------------------------------------------------------------------------------------------
