@@ -1261,6 +1261,47 @@ def two_bubbles_ahead(stages, microbatches):
     ]
 
 
+def merged(comm, x, eps, merge):
+    """Rows normalised by what `merge` makes of (counts, means, variances) of all ranks, each (ranks, ...)."""
+    count = max(1, len(x))
+    mean = x.sum(axis=0) / count
+    words = np.concatenate([[len(x)], mean, ((x - mean) ** 2).sum(axis=0) / count])
+    table = np.asarray(all_gather(comm, words)).reshape(comm.size, -1)
+    table = table[table[:, 0] > 0]
+    if not len(table):
+        return x
+    mean, variance = merge(table[:, :1], *np.split(table[:, 1:], 2, axis=1))
+    return (x - mean) / np.sqrt(variance + eps)
+
+
+def normalises_its_own_rows(comm, x, eps):
+    return (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + eps) if len(x) else x
+
+
+def mean_over_no_rows(comm, x, eps):
+    with np.errstate(all="ignore"):
+        mean = np.divide(x.sum(axis=0), len(x))  # the sums are right; what divides them is this rank's rows
+        words = np.concatenate([[len(x)], mean, np.divide(((x - mean) ** 2).sum(axis=0), len(x))])
+        table = np.asarray(all_gather(comm, words)).reshape(comm.size, -1)
+        rows, means, variances = table[:, :1], *np.split(table[:, 1:], 2, axis=1)
+        mean = (rows * means).sum(axis=0) / rows.sum()
+        return (x - mean) / np.sqrt((rows * (variances + (means - mean) ** 2)).sum(axis=0) / rows.sum() + eps)
+
+
+def mean_of_the_variances(comm, x, eps):
+    return merged(comm, x, eps, lambda n, m, v: ((n * m).sum(0) / n.sum(), (n * v).sum(0) / n.sum()))
+
+
+def mean_of_the_means(comm, x, eps):
+    return merged(comm, x, eps, lambda n, m, v: (m.mean(0), (v + (m - m.mean(0)) ** 2).mean(0)))
+
+
+def gathers_the_rows(comm, x, eps):
+    counts = np.asarray(all_gather(comm, np.array([x.size]))).tolist()
+    rows = np.asarray(all_gather(comm, np.array(x, float).reshape(-1), counts=counts)).reshape(-1, x.shape[1])
+    return (x - rows.mean(axis=0)) / np.sqrt(rows.var(axis=0) + eps) if len(rows) else x
+
+
 def squares_by_layer(sizes, weights, update):
     layer_of = np.repeat(np.arange(len(sizes)), sizes)
     return layer_of, np.stack([np.bincount(layer_of, a**2, len(sizes)) for a in (weights, update)])
@@ -1488,6 +1529,11 @@ WRONG = [
     ("29.owners_compute", orthogonalizes_own_rows, "not the shard of Newton-Schulz"),
     ("29.owners_compute", lambda comm, parts, rows, orthogonalize: parts, "the rows that came in"),
     ("29.owners_compute", gathers_all_matrices, "too many bytes"),
+    ("32.sync_batch_norm", normalises_its_own_rows, "normalises by its own rows"),
+    ("32.sync_batch_norm", mean_over_no_rows, "0/0 spreads"),
+    ("32.sync_batch_norm", mean_of_the_variances, "is more than the mean"),
+    ("32.sync_batch_norm", mean_of_the_means, "weight each rank"),
+    ("32.sync_batch_norm", gathers_the_rows, "too many bytes"),
     ("23.load_residual", starts_without, "is lost"),
     ("23.load_residual", only_its_own, "takes over several"),
     ("23.load_residual", its_own_even_if_there_is_none, "starts with zeros"),

@@ -1,0 +1,96 @@
+"""Lesson 32: batch normalisation by the statistics of the rows of all ranks.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import numpy as np
+
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+
+EPS = 1e-5
+CHANNELS = 3
+
+
+def sync_batch_norm(comm: Comm, x: np.ndarray, eps: float) -> np.ndarray:
+    """Gather (rows, mean, variance) of every rank, merge them, and normalise this rank's rows by the result."""
+    count, channels = len(x), x.shape[1]
+    mean = x.sum(axis=0) / max(1, count)
+    variance = ((x - mean) ** 2).sum(axis=0) / max(1, count)
+    table = np.asarray(all_gather(comm, np.concatenate([[count], mean, variance]))).reshape(comm.size, -1)
+
+    # A rank counts by its rows; the variance of the union has the spread between the ranks' means, too.
+    rows, means, variances = table[:, :1], table[:, 1 : 1 + channels], table[:, 1 + channels :]
+    total = max(1.0, rows.sum())
+    mean = (rows * means).sum(axis=0) / total
+    variance = (rows * (variances + (means - mean) ** 2)).sum(axis=0) / total
+    result: np.ndarray = (x - mean) / np.sqrt(variance + eps)
+    return result
+
+
+def rows_of(case: Case) -> list[np.ndarray]:
+    """Return the rows of every rank, of unequal number, some of them none; each rank's have another mean."""
+    draw = case.generator()
+    counts = [int(draw.integers(0, case.size + 1)) for _ in range(case.ranks)]
+    return [draw.integers(-4, 5, (count, CHANNELS)) + 10.0 * rank for rank, count in enumerate(counts)]
+
+
+def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
+    """Return what every rank must return, or what a typical mistake returns."""
+    parts = rows_of(case)
+    used = [part for part in parts if len(part)]
+    if not used:
+        return parts
+    means, variances = np.stack([part.mean(axis=0) for part in used]), np.stack([part.var(axis=0) for part in used])
+    counts = np.array([[len(part)] for part in used]) / sum(map(len, used))
+    if how == "own":
+        return [(part - part.mean(axis=0)) / np.sqrt(part.var(axis=0) + EPS) if len(part) else part for part in parts]
+    mean, variance = np.concatenate(used).mean(axis=0), np.concatenate(used).var(axis=0)
+    if how == "mean of variances":
+        variance = (counts * variances).sum(axis=0)
+    elif how == "mean of means":
+        mean = means.mean(axis=0)
+        variance = (variances + (means - mean) ** 2).mean(axis=0)
+    return [(part - mean) / np.sqrt(variance + EPS) for part in parts]
+
+
+def not_a_number(failure: Failure) -> bool:
+    """Return whether an answer is NaN, as of a mean over no rows."""
+    return failure.kind == "wrong" and any(
+        answer is not None and not np.isfinite(np.asarray(answer, float)).all() for answer in failure.answers
+    )
+
+
+EXERCISES = [
+    Exercise(
+        name="32.sync_batch_norm",
+        solution=sync_batch_norm,
+        arguments=lambda case, comm: (rows_of(case)[comm.rank], EPS),
+        expected=normalised,
+        par=Case(4, 7),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, up to {case.size} rows each",
+        limits=("bytes",),
+        hints=(
+            Hint(not_a_number, "a rank without rows has no mean, and 0/0 spreads to all: let it count as 0 rows"),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "own")),
+                "each rank normalises by its own rows: that is batch norm of micro-batches, not of the batch",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "mean of variances")),
+                "the variance of all rows is more than the mean of the ranks' variances: add (mean of the rank - mean"
+                " of all)^2, weighted by rows",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "mean of means")),
+                "ranks have unequal numbers of rows: weight each rank's mean and variance by its rows",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but too many bytes: a number of rows, a mean and a variance per channel are enough, the rows"
+                " stay where they are",
+            ),
+        ),
+    )
+]
