@@ -5,8 +5,10 @@ The strategies run this plan, and the closed forms count its messages, so both r
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import pairwise
+from math import lcm
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
@@ -19,29 +21,59 @@ from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import Plan, load_plan
 from minidist.pipeline.plan.load import check_sizes
 from minidist.pipeline.plan.registry import SCHEDULES, Schedule
-from minidist.pipeline.runtime import cut_model
+from minidist.pipeline.runtime import cut_model, plan_length
 from minidist.pipeline.runtime.stages import blocks_per_stage
 from minidist.pipeline.validate import validate
 
 
 def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
-    """Return the schedule's plan of one pipeline: of a step, or of the whole stream where updates are asynchronous.
+    """Return the schedule's plan of one pipeline: of a step, or of a stream where updates are asynchronous.
 
-    Raises UsageError when there is no such schedule, or it cannot be made for these numbers.
+    The order of a stream repeats, so its plan has as many micro-batches as show that, however long the job is
+    (pipeline/runtime/stream.py). Raises UsageError when there is no such schedule, or it cannot be made for these
+    numbers.
     """
     updates = updates_of(config.schedule)
-    # PipeDream updates after every mini-batch and never drains, so its plan covers the whole job.
+    length = plan_length(config.pp, period_of(config, microbatches))
+    # PipeDream updates after every mini-batch, and need not drain.
     if updates in ("stash", "vertical-sync"):
         replicas = replicas_of(config)
         options: dict[str, Any] = {"replicas": replicas} if replicas else {}
-        return load_plan(config.schedule, config.pp, config.steps * microbatches, config.chunks, **options)
+        return load_plan(config.schedule, config.pp, length, config.chunks, **options)
 
-    # PipeDream-2BW updates once per batch of micro-batches; its plan covers the whole job, too.
+    # PipeDream-2BW updates once per batch of micro-batches.
     if updates == "2bw":
-        return load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=config.steps)
+        return load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=-(-length // microbatches))
 
     # A synchronous schedule drains, so the plan of one step serves for every step.
     return load_plan(config.schedule, config.pp, microbatches, config.chunks)
+
+
+def period_of(config: TrainConfig, microbatches: int) -> int:
+    """Return after how many micro-batches of an asynchronous pipeline their paths and shapes come again.
+
+    microbatches: of a step, in which some may have a row less. With 2BW all have one path, elsewhere one shape.
+    """
+    if updates_of(config.schedule) == "2bw":
+        return microbatches
+    replicas = replicas_of(config) or [1]
+    return lcm(*replicas) if min(replicas) > 0 else 1
+
+
+def stream_end(config: TrainConfig, step: int) -> int:
+    """Return after how many steps of the job the stream with step `step` ends.
+
+    An asynchronous pipeline drains where a checkpoint is written or the held-out loss is computed, and at the end.
+    """
+    return min([config.steps, *((step // n + 1) * n for n in (config.every, config.evaluate_every) if n)])
+
+
+def streams(config: TrainConfig, first: int = 0) -> Iterator[range]:
+    """Yield the steps of each stream of an asynchronous pipeline, from step `first` on."""
+    while first < config.steps:
+        end = stream_end(config, first)
+        yield range(first, end)
+        first = end
 
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:

@@ -702,12 +702,6 @@ REPLICAS = (
         "leave it out",
     ),
     Rule(
-        "evaluation-needs-a-drained-pipeline",
-        lambda j: j.evaluate_every and j.asynchronous,
-        "--evaluate-every needs a moment at which no micro-batch is in flight, and --schedule {schedule} never drains",
-        "use a synchronous one, such as 1f1b",
-    ),
-    Rule(
         "replicas-to-check",
         # With one data-parallel rank it is a notice, see NOTICES.
         lambda j: j.check_replicas and j.data_ranks > 1 and not j.has_replicas,
@@ -975,15 +969,12 @@ PIPELINE = (
         "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
         "leave it out",
     ),
-    *(
-        Rule(
-            f"asynchronous-with-{name.replace('_', '-')}",
-            both("asynchronous", name),
-            f"{flag(name)} needs a moment at which no micro-batch is in flight, and --schedule {{schedule}} never"
-            " drains",
-            "use a synchronous one, such as 1f1b",
-        )
-        for name in ("save", "check_replicas")
+    Rule(
+        "asynchronous-with-check-replicas",
+        both("asynchronous", "check_replicas"),
+        "--check-replicas compares copies after every step, and with --schedule {schedule} those of a weight are of"
+        " different steps",
+        "leave it out, or use a synchronous schedule, such as 1f1b",
     ),
     *(
         Rule(
@@ -992,7 +983,7 @@ PIPELINE = (
             f"--{name} {{{name}}} does not combine with --schedule {{schedule}}",
             "use a synchronous schedule, such as 1f1b",
         )
-        for name in ("recompute", "offload", "zero", "compression")
+        for name in ("offload", "zero", "compression")
     ),
     Rule(
         "asynchronous-with-bucket-cap-mb",
@@ -1002,16 +993,11 @@ PIPELINE = (
         "leave it out",
     ),
     Rule(
-        "asynchronous-in-half-precision",
-        lambda j: j.asynchronous and j.half,
-        "--precision {precision} scales losses step by step, and --schedule {schedule} has no steps",
-        "use fp32",
-    ),
-    Rule(
-        "replicas-of-a-tied-weight",
-        lambda j: j.asynchronous and j.replicas is not None and j.model == "gpt",
-        "--replicas copies stages that share no parameter, and a GPT's embedding is on two of them",
-        "use --model llama or mlp",
+        "asynchronous-with-fp16",
+        lambda j: j.asynchronous and j.precision == "fp16",
+        "--precision fp16 skips an update on all stages when one of them overflows, and with --schedule {schedule} the"
+        " others have made theirs",
+        "use bf16 or fp32",
     ),
     Rule(
         "replicas-of-batch-norm",

@@ -13,8 +13,7 @@ import numpy as np
 from minidist.base.layout import GradientOrder
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.equality.gradient_order import add_in_order
-from minidist.equality.one_device import OneDevice
-from minidist.equality.reference import evaluate_devices
+from minidist.equality.one_device import OneDevice, evaluate_devices
 from minidist.equality.snapshot import Snapshot, snapshot
 from minidist.train.job import build
 from minidist.train.loss import ordered_sum

@@ -6,7 +6,7 @@ declares. It shares with the strategies the engine and the optimizer, and none o
 Proved by: tests/equality/test_equality.py
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from minidist.equality.gradient_order import Add
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums
 from minidist.train.job import Job, make_optimizer
+from minidist.train.loss import ordered_sum
 from minidist.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.train.strategies.sharded import unit_parameters
 from minidist.train.strategies.strategy import Strategy
@@ -107,3 +108,15 @@ def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributi
     finally:
         contribution_recorder.reset(token)
     return loss.item(), caught
+
+
+def evaluate_devices(devices: Sequence[Strategy], done: int) -> float | None:
+    """Return the held-out loss after `done` steps, or None without one. Several devices share the micro-batches."""
+    every = devices[0].job.config.evaluate_every
+    if not every or done % every:
+        return None
+    losses = []
+    for device in devices:
+        with device.job.evaluating() as held_out:
+            losses += device.held_out_losses(held_out)
+    return ordered_sum(losses)

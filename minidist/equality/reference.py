@@ -35,7 +35,7 @@ from minidist.data import GlobalBatchSampler, Shares
 from minidist.data.datasets import Rows
 from minidist.equality.delayed_replay import replay
 from minidist.equality.gradient_order import addition_of
-from minidist.equality.one_device import OneDevice
+from minidist.equality.one_device import OneDevice, evaluate_devices
 from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.quantization import converted
@@ -110,18 +110,6 @@ class JoinedReplicas(GlobalBatchSampler):
         """Return inputs and targets of the joined micro-batch that begins at row `first` of `step`."""
         parts = [super(JoinedReplicas, self).batch(step, *part) for part in self.parts[first]]
         return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
-
-
-def evaluate_devices(devices: Sequence[OneDevice], done: int) -> float | None:
-    """Return the held-out loss after `done` steps, or None without one. Several devices share the micro-batches."""
-    every = devices[0].job.config.evaluate_every
-    if not every or done % every:
-        return None
-    losses = []
-    for device in devices:
-        with device.job.evaluating() as held_out:
-            losses += device.held_out_losses(held_out)
-    return ordered_sum(losses)
 
 
 def route_in_groups(job: Job) -> None:

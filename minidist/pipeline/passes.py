@@ -230,13 +230,18 @@ def recompute(plan: Plan, stages: Iterable[int] | None = None) -> Plan:
     return plan.with_orders(orders)
 
 
-def forwards(plan: Plan) -> Plan:
+def forwards(plan: Plan, count: int | None = None) -> Plan:
     """Return the plan's forward passes alone: an evaluation with every stage where the plan has it.
 
-    Forwards wait only for forwards, so the result cannot deadlock if the plan did not.
+    count: of its first micro-batches only. Forwards wait only for forwards, so the result cannot deadlock if the plan
+    did not.
     """
-    orders = [[action for action in plan.actions(rank) if action.kind == "F"] for rank in range(plan.ranks)]
-    return replace(plan, name=f"{plan.name} (forwards)", orders=orders, updates="none")
+    count = plan.microbatches if count is None else count
+    orders = [
+        [action for action in plan.actions(rank) if action.kind == "F" and action.microbatch < count]
+        for rank in range(plan.ranks)
+    ]
+    return replace(plan, name=f"{plan.name} (forwards)", orders=orders, microbatches=count, updates="none", batch=1)
 
 
 def computations(plan: Plan) -> Plan:

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
+from math import lcm, prod
 
 from minidist.config.models import ITEMSIZE, activation_shape
-from minidist.config.pipeline_plan import blocks_of_stages, make_plan
+from minidist.config.pipeline_plan import blocks_of_stages, make_plan, period_of, streams
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import load_dataset
 from minidist.optim import NORM_BLOCK
@@ -45,8 +45,13 @@ def group_of(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
     return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
 
 
-def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
-    """Return the bytes that all pipelines send between their stages. pipeline: sizes of one rank of each stage."""
+def pipeline_bytes(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], first_step: int = 0
+) -> Counter[str]:
+    """Return the bytes that all pipelines send between their stages, in `config.steps` steps after `first_step` others.
+
+    pipeline: sizes of one rank of each stage.
+    """
     dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
     # Every parameter on every rank that holds it, with the size of that rank's part.
@@ -75,9 +80,13 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
         size = shared[0].size
         if config.zero >= 2:
             size = _shard(size, shards)
-        # Replicas of a stage: an all-reduce per round of mini-batches.
-        if plan.updates != "flush" and stages == 1:
-            total["gradient_reduce"] += -(-config.steps // len(shared)) * 2 * (len(shared) - 1) * size * itemsize
+        # Asynchronous updates, of a round of mini-batches: an all-reduce over a stage's replicas, or to and from the
+        # first rank that has a shared parameter.
+        if plan.updates != "flush":
+            turns = lcm(*Counter(site.stage for site in shared).values())
+            rounds = plan.batch if plan.updates == "2bw" else turns
+            updates = sum(-(-length // rounds) for length in stream_lengths(config, batches, first_step))
+            total["tied" if stages > 1 else "gradient_reduce"] += updates * 2 * (len(shared) - 1) * size * itemsize
         elif stages > 1 or config.zero < 2:
             purpose = "tied" if stages > 1 else "gradient_reduce"
             total[purpose] += config.steps * pipelines * len(shared) * (ranks - 1) * size * itemsize
@@ -86,27 +95,43 @@ def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sequence[Seq
         copied = sum(_copied_units(plan, pipeline, batches, axes, shards) for axes in pipeline) * config.dp_replicate
         total["gradient_reduce"] += config.steps * copied * itemsize
 
-    # Activations forward and their gradients backward; an asynchronous plan is the whole job.
-    sent = crossing_elements(config, batches)
+    # Activations forward and their gradients backward.
+    if plan.updates == "flush":
+        sent = config.steps * crossing_elements(config, batches)
+    else:
+        sent = sum(crossing_elements(config, batches, n) for n in stream_lengths(config, batches, first_step))
     for purpose in ("pipeline_activation", "pipeline_gradient"):
-        total[purpose] = (config.steps if plan.updates == "flush" else 1) * sent * itemsize
+        total[purpose] = sent * itemsize
     return total
 
 
-def crossing_elements(config: TrainConfig, batches: Batches) -> int:
-    """Return the elements of activations sent between ranks of all pipelines per step (asynchronous plans: per job)."""
+def stream_lengths(config: TrainConfig, batches: Batches, first_step: int) -> list[int]:
+    """Return the micro-batches of each stream of an asynchronous job of `config.steps` steps after `first_step`."""
+    whole = config.model_copy(update={"steps": first_step + config.steps})
+    return [batches.accumulation * len(steps) for steps in streams(whole, first_step)]
+
+
+def crossing_elements(config: TrainConfig, batches: Batches, microbatches: int | None = None) -> int:
+    """Return the elements of activations sent between ranks of all pipelines per step.
+
+    microbatches: of a stream of an asynchronous pipeline, whose paths come again and again.
+    """
     if batches.dims.pp == 1:
         return 0
-    plan, rank_of = make_plan(config, batches.accumulation), make_plan(config, batches.accumulation).rank_of_stage()
+    plan = make_plan(config, batches.accumulation)
+    rank_of, k = plan.rank_of_stage(), batches.accumulation
+    times = dict.fromkeys(range(plan.microbatches), 1)
+    if microbatches is not None:
+        period = period_of(config, k)
+        times = {i: len(range(i, microbatches, period)) for i in range(period)}
 
     # An MLP's last layer is row-parallel: each of its ranks needs only its shard of the columns.
     cut_last = config.model == "mlp" and blocks_of_stages(config, plan.stages)[-1][0] == config.layers
     sent = 0
     for stage in range(1, plan.stages):
-        # An asynchronous plan's stream has the same micro-batches in every step.
-        crossing = [i for i in range(plan.microbatches) if rank_of[stage - 1, i] != rank_of[stage, i]]
+        crossing = {i: n for i, n in times.items() if rank_of[stage - 1, i] != rank_of[stage, i]}
         for replica in batches.shares.rows:
-            boundary = sum(_boundary(config, batches, replica[i % batches.accumulation]) for i in crossing)
+            boundary = sum(n * _boundary(config, batches, replica[i % k]) for i, n in crossing.items())
             sent += boundary // batches.dims.tp if cut_last and stage == plan.stages - 1 else boundary
     return sent
 

@@ -26,8 +26,8 @@ from collections.abc import Sequence
 
 from minidist import collectives
 from minidist.config.models import ITEMSIZE
-from minidist.config.pipeline_plan import make_plan
-from minidist.config.train_config import Batches, TrainConfig, pruning_of
+from minidist.config.pipeline_plan import make_plan, period_of
+from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
@@ -82,7 +82,7 @@ def closed_form_bytes(
         parts = sum(axis.held for axes in sizes for axis in axes)
         total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
     if dims.pp > 1:
-        total.update(pipeline_bytes(config, batches, pipeline))
+        total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}
 
 
@@ -232,7 +232,10 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     if config.noise_scale:
         sharded = shards_gradients(config.zero, dims)
         noise = sharded_estimate_volume(dims.ranks) if sharded else 2 * (dims.dp - 1)
-    return Counter(metrics=config.steps * (losses_bytes(batches) + noise * NUMBER))
+    # In an asynchronous pipeline the last stage sends them to every other rank.
+    asynchronous = dims.pp > 1 and updates_of(config.schedule) != "flush"
+    losses = (dims.pp - 1) * batches.accumulation * NUMBER if asynchronous else losses_bytes(batches)
+    return Counter(metrics=config.steps * (losses + noise * NUMBER))
 
 
 def losses_bytes(batches: Batches) -> int:
@@ -274,9 +277,18 @@ def evaluation_bytes(
     times = config.steps // every - first_step // every
     passes = times * (2 if config.quantize != "none" else 1)  # the model that trains, and the one converted to INT8
     gathered, small = gathered_elements(config, batches, sizes)
-    elements = sum(forward_elements(config, batches).values()) + crossing_elements(config, batches) + gathered + small
+    elements = sum(forward_elements(config, batches).values()) + gathered + small
+    # Every path of an asynchronous pipeline takes a micro-batch, so there may be more than a step has.
+    losses = losses_bytes(batches)
+    if batches.dims.pp > 1 and updates_of(config.schedule) != "flush":
+        period = period_of(config, batches.accumulation)
+        taken = -(-batches.accumulation // period) * period
+        elements += crossing_elements(config, batches, taken)
+        losses = losses * taken // batches.accumulation
+    else:
+        elements += crossing_elements(config, batches)
     itemsize, before_a_step = ITEMSIZE[config.precision], times - (config.steps % every == 0)
-    result = Counter(evaluation=passes * (elements * itemsize + losses_bytes(batches)))
+    result = Counter(evaluation=passes * (elements * itemsize + losses))
     # Steps after an evaluation find the small parameters gathered already.
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize

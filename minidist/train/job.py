@@ -95,7 +95,7 @@ class Job:
     observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # of quantised layers, by name
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     teacher: Teacher | None = None  # whose logits the model learns from, with --distill-from
-    keep_steps: bool = True  # an asynchronous pipeline keeps the tensors of every step, because observers read them
+    keep_gradients: bool = True  # an asynchronous pipeline keeps those of its updates, because observers read them
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch `number` of a step: the coordinates of its samples, for dropout."""

@@ -23,7 +23,7 @@ from typing import Any, Self, TextIO
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.base.read_file import parse_json
-from minidist.train.state import StepState
+from minidist.train.state import StepEnd, StepState
 
 METRICS_BEGIN = '{"step": '  # the first characters of every file of metrics
 MAX_LINE = 10_000  # characters of a record
@@ -32,7 +32,8 @@ MAX_LINE = 10_000  # characters of a record
 class MetricsFile:
     """Writes one JSON line per step, from rank 0; `seconds` and `bytes_sent` (by rank 0) count from this run's start.
 
-    resume: continue the file of the run before, instead of beginning a new one.
+    Both are of the moment at which the step ends on rank 0. With a parameter server rank 0 is a server, and a step ends
+    with the update by its last push. resume: continue the file of the run before, instead of beginning a new one.
     """
 
     reads_tensors = False
@@ -59,13 +60,14 @@ class MetricsFile:
             self._file = self.path.open("w", encoding="utf-8")
             self._file.writelines(kept)
         config, batches = state.job.config, state.job.batches
+        end = state.end or StepEnd.now(state.comm)
         record = {
             "step": state.step,
             "loss": state.loss,
             "lr": config.lr * state.job.schedule(state.step),
             "samples": (state.step + 1) * batches.global_batch,
-            "seconds": round(time.perf_counter() - self._began, 6),
-            "bytes_sent": 0 if state.comm is None else sum(state.comm.trace.bytes_by_purpose().values()),
+            "seconds": round(end.seconds - self._began, 6),
+            "bytes_sent": end.bytes_sent,
         }
         if state.held_out_loss is not None:
             record["held_out_loss"] = state.held_out_loss

@@ -31,7 +31,7 @@ from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import ordered_sum
 from minidist.train.progress import Progress
 from minidist.train.recipe import apply_activation_checkpointing
-from minidist.train.state import Observer, StepState, TrainResult
+from minidist.train.state import Observer, StepEnd, StepState, TrainResult
 from minidist.train.strategies.data_axis import AxisSizes, Tensors
 from minidist.train.strategies.parameter_server import Worker, checkpoint_shards, server_config, server_tensors
 
@@ -55,15 +55,19 @@ def run_parameter_server(
 ) -> ServedJob:
     """Run this rank's part of the job, a server's or a worker's; every rank calls it and returns the same losses.
 
-    Observers see all steps at the end, when their losses are known on every rank; a Progress of a worker shows the
-    steps of that worker while it works. keep: keep the tensors of every
-    update, for a comparison.
+    Observers see this run's steps at the end, when their losses are known on every rank; a Progress of a worker shows
+    the steps of that worker while it works. keep: keep the tensors of every update, for a comparison.
     """
     batches = resolve_batches(config, comm.size)
     last_update: list[Updates] = []  # of a server
     kept: list[Tensors] = []
+    # On a server, the end of each step: its last update. A whole clock is one update, or each worker's push is one.
+    ends: list[StepEnd] = []
+    updates_per_step = 1 if ps.parse_consistency(config.consistency).aggregate else batches.dp
 
     def observe(updates: Updates) -> None:
+        if updates.version % updates_per_step == 0:
+            ends.append(StepEnd.now(comm))
         # Only the last update is needed at the end: its tensors are the checkpoint's.
         last_update[:] = [updates]
         if keep:
@@ -117,10 +121,11 @@ def run_parameter_server(
         if config.save:
             _save(comm, config.save, job, last_update, losses, storage)
 
-    # Observers see the steps in order, as those of the training loop do.
-    for step, loss in enumerate(losses):
+    # Observers see this run's steps in order, as those of the training loop do.
+    for step in range(worker.done, config.steps):
+        end = ends[step - worker.done] if ends else None
         for observer in observers:
-            observer(StepState(comm.rank, step, loss, job, None, comm=comm))
+            observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
     result = TrainResult(
         comm.rank,
         losses,

@@ -5,9 +5,10 @@ They stand below the loops that fill them in (`trainer`, `parameter_server_train
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidist.comm import Comm
 from minidist.train.job import Job
@@ -15,11 +16,25 @@ from minidist.train.strategies.data_axis import AxisSizes
 from minidist.train.strategies.strategy import Strategy
 
 
+class StepEnd(NamedTuple):
+    """When a step ended on a rank (`time.perf_counter`, seconds), and the bytes that it had sent until then."""
+
+    seconds: float
+    bytes_sent: int
+
+    @classmethod
+    def now(cls, comm: Comm | None) -> "StepEnd":
+        """Return the end of a step that ends at this moment. comm: None on one device, which sends nothing."""
+        sent = 0 if comm is None else sum(comm.trace.bytes_by_purpose().values())
+        return cls(time.perf_counter(), sent)
+
+
 @dataclass
 class StepState:
     """What an observer sees after a step, before the gradients are cleared.
 
-    strategy: None with a parameter server, where no rank holds the whole state. comm: None on one device.
+    strategy: None with a parameter server, where no rank holds the whole state. comm: None on one device. end: where
+    observers are called later than the step ended, None elsewhere.
     """
 
     rank: int
@@ -30,10 +45,11 @@ class StepState:
     held_out_loss: float | None = None  # in the steps in which it was computed
     comm: Comm | None = None
     held_out_int8: float | None = None  # with --quantize int8: of the converted model
+    end: StepEnd | None = None
 
 
 # Called after every step. With an attribute `reads_tensors` that is false it promises not to call
-# `state.strategy.tensors()`, so that an asynchronous pipeline keeps only the versions in use.
+# `state.strategy.tensors()`, so that an asynchronous pipeline keeps no gradients for it.
 Observer = Callable[[StepState], None]
 
 

@@ -65,7 +65,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
 
         # The model on this rank, from the seed or from a checkpoint.
         job = build(config, batches, comm)
-        job.keep_steps = reads_tensors(observers)
+        job.keep_gradients = reads_tensors(observers)
         strategy = parallelize(job, comm)
         # Where blocks are recomputed, their inputs are all that is offloaded (`recipe.apply_activation_checkpointing`).
         if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):

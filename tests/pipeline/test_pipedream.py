@@ -417,13 +417,93 @@ def test_the_tied_copies_hold_a_bounded_number_of_versions_and_sends():
     assert SimWorld(3).run(main, 12) == SimWorld(3).run(main, 24)
 
 
-def test_shared_parameters_of_replicated_stages_are_refused():
+def replay_tied_replicas(replicas, count, optimizer):
+    """One device: own parameters in rounds of their stage's replicas, both copies of wte in rounds of the least common
+    multiple of both; each is updated by the mean, in which a rank's mini-batches come first, then the ranks in order.
+    """
+    stages, tied = split_model(gpt(len(replicas)), len(replicas), range(len(replicas)))
+    for stage in stages:
+        stage.separate(tied)
+    units = {(n, k): flat for n, stage in enumerate(stages) for k, flat in enumerate(stage.flats)}
+    last, ahead = len(replicas) - 1, [sum(replicas[n:]) - 1 for n in range(len(replicas))]
+    rounds = {key: replicas[key[0]] if key[1] == 0 else math.lcm(replicas[0], replicas[-1]) for key in units}
+    delays = {(n, 0): ahead[n] // k for n, k in enumerate(replicas)}
+    delays |= {(n, 1): math.ceil(replicas[0] * (ahead[0] // replicas[0]) / rounds[0, 1]) for n in {0, last}}
+    steps = {key: make_optimizer(optimizer, flat) for key, flat in units.items()}
+    history = {key: [flat.data.copy()] for key, flat in units.items()}
+    parts = {key: {} for key in units}  # of the round: replica -> sum of its gradients
+    for t, (x, y) in enumerate(zip(*gpt_batches(count), strict=True)):
+        for key, flat in units.items():
+            version = max(0, t // rounds[key] - delays[key])
+            flat.bind(history[key][version].copy(), version)
+        out = x
+        for stage in stages:
+            out = stage.module(out)
+        gpt_loss(96.0)(out, y).backward()
+        for (n, k), flat in units.items():
+            turn, gradient = t % replicas[n], flat.grad.copy()
+            parts[n, k][turn] = parts[n, k][turn] + gradient if turn in parts[n, k] else gradient
+            flat.zero_grad()
+        for key, flat in units.items():
+            if (t + 1) % rounds[key] and t + 1 < count:
+                continue
+            places = [key] if key[1] == 0 else [(0, 1), (last, 1)]
+            sums = [part for place in places for _, part in sorted(parts[place].items())]
+            total = sums[0].copy()
+            for part in sums[1:]:
+                total += part
+            members = t % rounds[key] + 1
+            flat.bind(history[key][-1].copy(), len(history[key]) - 1)
+            flat.grad[...] = total * (1.0 / members)
+            steps[key].step()
+            history[key].append(flat.data.copy())
+            flat.zero_grad()
+        for key in units:
+            if (t + 1) % rounds[key] == 0:
+                parts[key] = {}
+    return history
+
+
+def run_tied_replicas(comm, plan, optimizer):
+    (n,) = plan.stages_of(comm.rank)
+    stages, tied = split_model(gpt(plan.stages), plan.stages, [n])
+    versions = WeightVersions(
+        comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
+    )
+    Pipeline(comm, plan, stages, gpt_loss(96.0), versions=versions).step(*gpt_batches(plan.microbatches))
+    histories = [unit.history for unit in versions.units[n]]
+    return n, histories, [unit.flat.data.copy() for unit in versions.units[n]], comm.trace.bytes_by_purpose()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(
+    ("replicas", "m"),
+    [((2, 1), 6), ((2, 1), 7), ((1, 2), 5), ((2, 3), 13), ((2, 2, 1), 8), ((1, 2, 1), 6), ((2, 1, 2), 9)],
+)
+def test_tied_embeddings_on_replicated_stages_equal_the_replay(replicas, m, optimizer):
+    expected = replay_tied_replicas(replicas, m, optimizer)
+    plan = plan_of("pipedream", sum(replicas), m, replicas=replicas)
+    updates, places = -(-m // math.lcm(replicas[0], replicas[-1])), replicas[0] + replicas[-1]
+    tied = 0
+    for n, histories, final, sent in SimWorld(plan.ranks).run(run_tied_replicas, plan, optimizer):
+        for k, history in enumerate(histories):
+            assert len(history) == len(expected[n, k]), (replicas, n, k)
+            for v, (mine, theirs) in enumerate(zip(history, expected[n, k], strict=True)):
+                assert np.array_equal(mine, theirs), (replicas, n, k, v)
+            assert np.array_equal(final[k], history[-1])
+        tied += sent.get("tied", 0)
+    assert tied == updates * 2 * (places - 1) * 11 * 8 * 8  # wte (11, 8) in float64, to the first place and back
+
+
+def test_ranks_of_a_stage_take_micro_batches_in_turn():
+    plan = plan_of("pipedream", 3, 4, replicas=(2, 1))
+    plan = plan.with_orders([plan.orders[1], plan.orders[0], plan.orders[2]])
+
     def main(comm):
-        plan = plan_of("pipedream", 3, 4, replicas=(2, 1))
         stages, tied = split_model(gpt(2), 2, plan.stages_of(comm.rank))
         WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=1.0), tied=tied)
 
     with pytest.raises(
-        UsageError, match=r"'transformer.wte.weight' is on several stages, and stage 0 on 2 ranks; untie it"
+        UsageError, match=r"gives micro-batch [01] of stage 0 to rank [01]; its 2 ranks must take them in turn"
     ):
         SimWorld(3).run(main)

@@ -2,15 +2,24 @@
 sentence.
 """
 
+import shutil
+import tempfile
+from itertools import pairwise
+
+import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.checkpoint import Checkpoint
+from minidist.checkpoint.directory import complete_checkpoints
+from minidist.comm import SimWorld
 from minidist.comm.launch import execute
-from minidist.commands.runner import number_of_ranks, summarize
+from minidist.commands.runner import number_of_ranks, run_training, summarize
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.delayed_replay import replay
 from minidist.pipeline.runtime.versions import UnitVersions
+from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 
@@ -91,10 +100,116 @@ def test_volumes_equal_the_closed_form(values, tmp_path):
     assert summary.volumes_hold(), summary.table()
 
 
+@pytest.mark.parametrize("values", [{"schedule": "pipedream", "pp": 3}, {"schedule": "pipedream-2bw", "pp": 2}])
+def test_each_record_of_metrics_is_of_its_own_step(values, tmp_path):
+    """Rank 0 sends activations and gets gradients, so a step of k micro-batches adds k activations to its bytes."""
+    config = TrainConfig.make(**{**SMALL, "model": "llama", "steps": 8, **values})
+    summary = run_training(config, None, 60.0, tmp_path / "t.jsonl", metrics=tmp_path / "m.jsonl")
+    records = read_metrics(tmp_path / "m.jsonl")
+    assert [record["loss"] for record in records] == summary.losses
+    assert all(before["seconds"] < after["seconds"] for before, after in pairwise(records))
+    k = resolve_batches(config, values["pp"]).accumulation
+    activation = config.micro_batch * config.context * config.width * 4
+    sent = [after["bytes_sent"] - before["bytes_sent"] for before, after in pairwise(records)]
+    assert sent[:-2] == [k * activation] * 5  # then the last micro-batches have entered
+
+
 @pytest.mark.mpi(3)
 def test_under_mpi_the_comparison_is_equal_too(comm):
     result = compare_rank(comm, TrainConfig.make(**SMALL, pp=3, schedule="pipedream"))
     assert result.equal, result.first_difference
+
+
+RESUMED = [
+    (3, {"schedule": "pipedream", "pp": 3, "optimizer": "adamw", "warmup": 2, "dropout": 0.1}),
+    (2, {"schedule": "pipedream-vertical-sync", "pp": 2, "optimizer": "sgd", "momentum": 0.9}),
+    (2, {"schedule": "pipedream-2bw", "pp": 2, "microbatches": 3, "recompute": "full"}),
+    (3, {"schedule": "pipedream", "pp": 3, "replicas": "2,1", "evaluate_every": 2}),
+    (4, {"schedule": "pipedream", "pp": 4, "replicas": "1,3", "model": "llama", "precision": "bf16"}),
+]
+
+
+class KilledError(Exception):
+    """Ends a job as a signal would."""
+
+
+def kill_after(steps):
+    """Return an observer that ends the job, with micro-batches on their way, after so many steps."""
+
+    def observer(state):
+        if state.step + 1 == steps:
+            raise KilledError
+
+    observer.reads_tensors = False
+    return observer
+
+
+def tensors_of(directory):
+    checkpoint = Checkpoint(directory)
+    return checkpoint.state, {name: checkpoint.tensor(name) for name in checkpoint.tensors}
+
+
+def assert_same(first, second):
+    assert first[0] == second[0]
+    assert first[1].keys() == second[1].keys()
+    for name, value in first[1].items():
+        assert np.array_equal(value, second[1][name]), name
+
+
+@pytest.mark.parametrize(("ranks", "values"), RESUMED)
+def test_a_killed_job_resumes_with_the_bits_of_the_undisturbed_one(ranks, values, tmp_path):
+    """Every weight and optimizer state, on every rank and in the last checkpoint; the drains are those of --every."""
+    common = {**SMALL, **values, "steps": 7, "every": 3, "keep": 2}
+    whole = SimWorld(ranks).run(train, TrainConfig.make(**common, save=str(tmp_path / "a")))
+    assert complete_checkpoints(tmp_path / "a") == ["step-00000006", "step-00000007"]
+
+    # Killed in step 4, one step after the checkpoint, and killed again; then from the checkpoint before the last.
+    made = TrainConfig.make(**common, save=str(tmp_path / "b"))
+    with pytest.raises(KilledError):
+        SimWorld(ranks).run(train, made, [kill_after(4)])
+    again = TrainConfig.make(**common, save=str(tmp_path / "b"), resume=True)
+    for first_step, config in ((3, again), (6, again.model_copy(update={"from_step": 6}))):
+        resumed = SimWorld(ranks).run(train, config)
+        assert [r.digest for r in resumed] == [r.digest for r in whole]
+        assert (resumed[0].losses, resumed[0].first_step) == (whole[0].losses, first_step)
+        assert resumed[0].held_out.items() <= whole[0].held_out.items()
+        assert_same(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b"))
+
+
+def test_a_job_changes_its_schedule_at_a_checkpoint(tmp_path):
+    """1F1B, then PipeDream, without and with an interruption, and back: Adam's numbers of updates go along."""
+
+    def run(name, schedule, steps, **more):
+        values = {**SMALL, "pp": 2, "optimizer": "adam", "microbatches": 1, "schedule": schedule, "steps": steps}
+        return SimWorld(2).run(train, TrainConfig.make(**values, save=str(tmp_path / name), **more))[0]
+
+    run("a", "1f1b", 2)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    run("a", "pipedream", 6, every=2, resume=True)
+    run("b", "pipedream", 4, resume=True)
+    run("b", "pipedream", 6, resume=True)
+    assert_same(tensors_of(tmp_path / "a"), tensors_of(tmp_path / "b"))
+    assert Checkpoint(tmp_path / "a").state["optimizer_steps"] == 6
+    assert run("a", "1f1b", 7, resume=True).first_step == 6
+    assert Checkpoint(tmp_path / "a").state["optimizer_steps"] == 7
+
+
+@pytest.mark.mpi(3)
+def test_under_mpi_a_resumed_job_has_the_bits_of_the_undisturbed_one(comm):
+    """From the checkpoint that a job killed after it would leave; and the bits are those of simulated ranks."""
+    directory = comm.recv_object(0) if comm.rank else tempfile.mkdtemp()
+    for rank in range(1, comm.size) if comm.rank == 0 else ():
+        comm.send_object(directory, rank)
+    common = {**SMALL, **RESUMED[0][1], "steps": 5, "every": 3}
+    whole = train(comm, TrainConfig.make(**common, save=directory))
+    before = tensors_of(directory)
+    resumed = train(comm, TrainConfig.make(**common, save=directory, resume=True, from_step=3))
+    assert (resumed.digest, resumed.losses, resumed.first_step) == (whole.digest, whole.losses, 3)
+    assert_same(before, tensors_of(directory))
+    if comm.rank == 0:
+        simulated = SimWorld(3).run(train, TrainConfig.make(**common, save=f"{directory}-simulated"))[0]
+        assert (simulated.digest, simulated.losses) == (whole.digest, whole.losses)
+        assert_same(before, tensors_of(f"{directory}-simulated"))
 
 
 def test_a_step_is_one_mini_batch_but_for_2bw():
@@ -112,9 +227,8 @@ def test_a_step_is_one_mini_batch_but_for_2bw():
         ({"clip": 1.0}, "--clip 1.0 needs the gradients of all stages at one time"),
         ({"dp": 2}, "without --dp 2; use --replicas"),
         ({"tp": 2}, "without --tp 2; use a synchronous schedule"),
-        ({"recompute": "full"}, "--recompute full does not combine with --schedule pipedream"),
+        ({"recompute": "sqrt"}, "--recompute sqrt cuts a model into segments"),
         ({"zero": 1}, "--zero 1 does not combine"),
-        ({"replicas": "1,1"}, "a GPT's embedding is on two of them"),
         ({"model": "mlp", "data": "glyphs", "replicas": "2,1"}, "replicas=.2, 1. make 3 ranks and there are 2"),
         ({"model": "mlp", "data": "glyphs", "replicas": "a"}, "--replicas 'a'; write the ranks of each stage"),
         ({"schedule": "1f1b", "replicas": "1,1"}, "not of 1f1b; use --dp"),

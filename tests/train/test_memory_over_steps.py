@@ -7,6 +7,7 @@ operation, which is recorded when it is done: three arrays of the MLP's width in
 """
 
 import gc
+import sys
 import tracemalloc
 
 import numpy as np
@@ -136,8 +137,8 @@ def name_of(case):
 
 @pytest.mark.parametrize(("ranks", "values"), CASES, ids=name_of)
 def test_the_peak_of_the_account_is_numpys(process, ranks, values):
-    """A stream runs in its first step, and workers and servers before all observers: those have one peak."""
-    at_once = values.get("schedule") in ASYNCHRONOUS or values.get("strategy") == "ps"
+    """Workers and servers run before all observers: they have one peak."""
+    at_once = values.get("strategy") == "ps"
     seen, _ = run(process, ranks, (1, 2), process.peaks, **{**LARGE, "steps": 3, **values})
     arrays, account = seen[0 if at_once else 1]
     assert account <= arrays <= 1.05 * account
@@ -145,29 +146,54 @@ def test_the_peak_of_the_account_is_numpys(process, ranks, values):
 
 @pytest.mark.parametrize(("ranks", "values"), GROW, ids=name_of)
 def test_memory_does_not_grow_with_the_steps(process, ranks, values):
-    """After 4, 12 and 36 steps, the arrays to the byte; Python's objects by losses and spans alone."""
-    seen, _ = run(process, ranks, (4, 12, 36), process.measure, **{**SMALL, "steps": 37, **values})
+    """After 4, 12 and 36 steps, the arrays to the byte; Python's objects by losses and spans alone.
+
+    Objects are counted, not their bytes: now and then CPython moves its table of interned strings, 2 MB in a test run,
+    and tracemalloc then sees the new one and not the old one.
+    """
+
+    def look():
+        arrays, data, _ = process.measure()
+        return arrays, data, sys.getallocatedblocks()
+
+    seen, _ = run(process, ranks, (4, 12, 36), look, **{**SMALL, "steps": 37, **values})
     assert len({arrays for arrays, _, _ in seen}) == 1
     (data,) = {data for _, data, _ in seen}
     assert data <= ranks * (8 * load_dataset("markov").samples(SMALL["context"]) + BATCHES)
-    assert seen[2][2] - seen[1][2] < 24 * ranks * 3000
+    assert seen[2][2] - seen[1][2] < 24 * ranks * 40
 
 
-@pytest.mark.parametrize("schedule", ["pipedream", "pipedream-2bw"])
-def test_a_stream_holds_as_many_versions_as_stages_whatever_its_length(process, schedule):
-    """Three lengths. Python's objects grow by the plan, which names every action of the stream."""
-    peaks = {}
-    for steps in (5, 20, 60):
-        values = {**SMALL, "width": 32, "pp": 2, "schedule": schedule, "microbatches": 2 if "2bw" in schedule else 1}
-        ((arrays, _),), results = run(process, 2, (1,), process.peaks, steps=steps, **values)
-        peaks[steps] = arrays, [result.peak_bytes for result in results]
-    assert peaks[20][1] == peaks[60][1]
-    version = sum(size for result in results for axis in result.sizes for size in axis.units) * 4
-    assert peaks[60][0] - peaks[20][0] < 40 * 16_000 < 40 * version / 5
+STREAMS = [
+    {"pp": 3, "schedule": "pipedream"},
+    {"pp": 3, "schedule": "pipedream", "replicas": "2,1"},
+    {"pp": 3, "schedule": "pipedream-vertical-sync"},
+    {"pp": 2, "schedule": "pipedream-2bw", "microbatches": 2},
+]
+
+
+@pytest.mark.parametrize("values", STREAMS, ids=name_of)
+def test_a_stream_holds_as_many_versions_as_stages_whatever_its_length(process, values):
+    """From step 10 on the accounts need no byte more; Python's objects grow by the losses alone."""
+
+    def look():
+        account, process.peak = process.peak, process.live
+        return account, process.numpy_bytes() - process.live, sys.getallocatedblocks()
+
+    seen, _ = run(process, values["pp"], (10, 30, 60), look, **{**SMALL, "layers": 3, "steps": 61, **values})
+    _, (account, data, objects), (account_later, data_later, objects_later) = seen
+    assert account_later == account
+    assert abs(data_later - data) < BATCHES
+    assert objects_later - objects < 30 * values["pp"] * 4
 
 
 def test_a_record_for_an_observer_is_in_the_account_too(process):
-    values = {**SMALL, "width": 32, "pp": 2, "schedule": "pipedream", "steps": 20}
-    ((arrays, account),), results = run(process, 2, (1,), process.peaks, reads_tensors=True, **values)
-    version = sum(size for result in results for axis in result.sizes for size in axis.units) * 4
-    assert 4 * 20 * version < account <= arrays <= 1.05 * account
+    """The gradients of the latest update, and nothing else however many steps there are."""
+    values = {**LARGE, "layers": 2, "pp": 2, "schedule": "pipedream", "steps": 4}
+    peaks = {}
+    for reads in (False, True):
+        seen, results = run(process, 2, (1, 3), process.peaks, reads_tensors=reads, **values)
+        arrays, account = seen[1]
+        assert account <= arrays <= 1.05 * account
+        peaks[reads] = account
+    gradients = sum(size for result in results for axis in result.sizes for size in axis.units) * 4
+    assert peaks[True] - peaks[False] == gradients

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,11 @@ def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
     assert set(summary.bytes_by_purpose) == {"startup", "parameter_push", "parameter_pull", "metrics"}
     lines = [json.loads(line) for line in (tmp_path / "m.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines] == summary.losses
+    # Each record is of the moment at which its step ended: the server has answered the workers of one step more.
+    assert lines[0]["seconds"] < lines[1]["seconds"] < lines[2]["seconds"]
+    pulls = [after["bytes_sent"] - before["bytes_sent"] for before, after in pairwise(lines)]
+    assert min(pulls) > 0
+    assert consistency != "bsp" or pulls[0] == pulls[1]  # elsewhere a worker may have pulled for the last time
 
 
 def test_bytes_by_hand():
@@ -191,9 +197,13 @@ def test_checkpoints_between_the_steps_of_bsp(servers, tmp_path):
 
 def test_a_resumed_asynchronous_job_counts_its_bytes(tmp_path):
     made = {"servers": 2, "dp": 2, "consistency": "asp", "save": str(tmp_path)}
-    run_training(config(**made, steps=2), None, 60.0, tmp_path / "t.jsonl")
-    summary = run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl")
+    metrics = tmp_path / "m.jsonl"
+    run_training(config(**made, steps=2), None, 60.0, tmp_path / "t.jsonl", metrics=metrics)
+    before = metrics.read_text()
+    summary = run_training(config(**made, steps=5, resume=True), None, 60.0, tmp_path / "t.jsonl", metrics=metrics)
     assert summary.volumes_hold()
+    assert metrics.read_text().startswith(before)  # the records of the steps that were made before stay
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [0, 1, 2, 3, 4]
     assert len(summary.losses) == 5
     assert Checkpoint(tmp_path).state["optimizer_steps"] == 2 * 5
     with pytest.raises(UsageError, match="raise --steps above 5"):

@@ -10,19 +10,23 @@ norm.py              the gradient norm over all stages
 post_validation.py   the optimizer's step without a global barrier
 pipedream.py         PipeDream: weights change while micro-batches are on their way
 versions.py          the versions of weights that are still needed
+stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """
 
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.pipeline import Pipeline
 from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection, cut_model, split_model
+from minidist.pipeline.runtime.stream import Stream, plan_length
 
 __all__ = [
     "Pipeline",
     "PipelineStage",
     "PostValidation",
     "SkipConnection",
+    "Stream",
     "WeightVersions",
     "cut_model",
+    "plan_length",
     "split_model",
 ]

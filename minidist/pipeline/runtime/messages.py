@@ -35,10 +35,17 @@ Orders = Sequence[Sequence[Sequence[Action]]]  # of all ranks, items as their ac
 
 
 class Messages:
-    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND."""
+    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND.
 
-    def __init__(self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int]) -> None:
+    period: of a stream (stream.py), whose plan is shorter than it: micro-batch i travels as i modulo period does.
+    """
+
+    def __init__(
+        self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int], period: int | None = None
+    ) -> None:
         self.comm, self.skips, self.plan, self.orders, self.rank_of = comm, comm.dup(), plan, orders, rank_of
+        # A plan without a period names all micro-batches.
+        self.period, self.is_whole = period or plan.microbatches, period is None
         self.tags = self._number_messages()
         # With several stages on a rank the receiver may be busy with another one for long: no wait before the end then.
         self.evaluates = plan.updates == "none" and plan.stages == plan.ranks
@@ -87,14 +94,15 @@ class Messages:
 
     def post(self, direction: str, stage: int, i: int) -> None:
         """Post the receives of what an F ("F") or an I or B ("B") of a stage needs: its neighbour's and the skips'."""
-        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i]:
+        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i % self.period]:
             message = direction, source, stage, i
-            if message not in self.routes or message in self.posted or message in self.ready:
+            like = direction, source, stage, i % self.period
+            if like not in self.routes or message in self.posted or message in self.ready:
                 continue
-            comm, rank, tag = self.routes[message]
+            comm, rank, tag = self.routes[like]
             requests = self.posted[message] = []
             with purpose(PURPOSES[direction]):
-                for shape, dtype in self.tensors[message]:
+                for shape, dtype in self.tensors[like]:
                     buffer = np.empty(shape, dtype)
                     for watcher in watchers.get():
                         watcher.allocated(buffer, "communication")
@@ -103,7 +111,7 @@ class Messages:
     def wait(self, direction: str, stage: int, i: int) -> None:
         """Wait for what an F ("F") or an I or B ("B") of a stage needs."""
         self.post(direction, stage, i)  # unless it was: a skip to a stage whose neighbour is on this rank
-        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i]:
+        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i % self.period]:
             message = direction, source, stage, i
             if message in self.posted:
                 arrays = self.ready[message] = []
@@ -117,9 +125,10 @@ class Messages:
         """Wait for what an F, I or B of a stage needs and return the arrays, the neighbour's first."""
         self.wait(direction, stage, i)
         arrays: list[Any] = []
-        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i]:
+        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i % self.period]:
             message = direction, source, stage, i
-            self.taken.add(message)
+            if self.is_whole:  # else it would grow with the stream
+                self.taken.add(message)
             arrays += self.ready.pop(message)
         return arrays
 
@@ -131,7 +140,7 @@ class Messages:
         ready = self.ready[message] = []
         for array in arrays:
             ready.append(np.ascontiguousarray(array))
-        if abs(target - stage) > 1 and message in self.routes:
+        if abs(target - stage) > 1 and (direction, stage, target, i % self.period) in self.routes:
             self.send(direction, stage, target, i)
 
     def send(self, direction: str, stage: int, target: int, i: int) -> None:
@@ -141,15 +150,15 @@ class Messages:
             self.last_two.append(message)
             if len(self.last_two) > 2:
                 self.comm.waitall(self.sends.pop(self.last_two.pop(0), []))
-        comm, rank, tag = self.routes[message]
+        comm, rank, tag = self.routes[direction, stage, target, i % self.period]
         requests = self.sends[message] = []
         with purpose(PURPOSES[direction]):
             for array in self.ready.pop(message):
                 requests.append(comm.isend(array, rank, tag + len(requests)))
 
-    def release(self, at: int) -> None:
-        """Release the gradients that must have arrived when item `at` of the order is done."""
-        for message in self.released.get(at, ()):
+    def release(self, messages: Sequence[Message]) -> None:
+        """Release gradients that must have arrived; `released` has those of each place of the order."""
+        for message in messages:
             self.comm.waitall(self.sends.pop(message, []))
 
     def finish(self) -> None:

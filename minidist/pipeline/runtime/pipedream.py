@@ -13,7 +13,9 @@ used:
 
 A stage on k ranks (replicas) takes mini-batches round robin: rank j of them t = j, j + k, ... Each round of k is one
 update, by the mean of the round's gradients, so on that stage F and B of t use version max(0, t//k - w), w being the
-replica's warm-up. Parameters that several stages share have one delay, that of the first of these stages (versions.py).
+replica's warm-up. Parameters that several stages share have one delay, that of the first of these stages (versions.py);
+where these have replicas, their round is the least common multiple K of the stages' rounds, and the version is
+max(0, t//K - ceil(k w / K)), with k and w of the first of them.
 
 Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019; PipeDream-2BW, ICML 2021. The papers
 leave shared parameters out; one delay for all copies is ours.
@@ -22,6 +24,7 @@ Proved by: tests/pipeline/test_pipedream.py
 """
 
 from collections.abc import Callable, Sequence
+from math import lcm
 from typing import Any
 
 from minidist.base.errors import UsageError
@@ -31,7 +34,7 @@ from minidist.nn.flat import FlatParameters
 from minidist.optim import scale_gradients_
 from minidist.parallel import GradientReducer
 from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime.shared import SharedGradients
+from minidist.pipeline.runtime.shared import Place, SharedGradients
 from minidist.pipeline.runtime.stages import PipelineStage
 from minidist.pipeline.runtime.versions import SharedUnitVersions, UnitVersions, VersionRule
 
@@ -44,14 +47,15 @@ class WeightVersions:
 
     make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become a flat
     unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
-    first of these. Memory is bounded by the versions in use, of which there are at most as many as stages. With
-    keep_history=True, which keeps everything: history: the flat weights after each update, version 0 first, of every
+    first of these. Memory is bounded by the versions in use, of which there are at most as many as stages.
+    keep_gradients: each unit's `gradient` is a copy of that of its latest update. With keep_history=True, which keeps
+    everything: history: the flat weights after each update, version 0 first, of every
     stage with parameters; used: (kind, stage, micro-batch) -> version, also in the trace as spans of category
     "version".
 
     Sends, of a replicated stage's gradients, an all-reduce per round (gradient_reduce); of shared parameters, per
-    update, one array to the first stage and one back (tied). Raises UsageError for a plan with a flush, and for shared
-    parameters on replicated stages.
+    update, one array from every rank that has them to the first of these and one back (tied). Raises UsageError for a
+    plan with a flush.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class WeightVersions:
         tied: Sequence[str] = (),
         reduction: str = "ordered",
         keep_history: bool = False,
+        keep_gradients: bool = False,
     ) -> None:
         if plan.updates in ("flush", "none"):
             raise UsageError(
@@ -71,13 +76,7 @@ class WeightVersions:
                 " versions=WeightVersions(...)"
             )
         holders = plan.holders()
-        self.replicas = {stage: ranks for stage, ranks in holders.items() if len(ranks) > 1}
-        if tied and self.replicas:
-            first = min(self.replicas)
-            raise UsageError(
-                f"{tied[0]!r} is on several stages, and stage {first} on {len(self.replicas[first])} ranks; untie it,"
-                " or give each stage one rank"
-            )
+        self.replicas = {stage: len(ranks) for stage, ranks in holders.items() if len(ranks) > 1}
         self.comm, self.plan = comm, plan
         self.newest = plan.updates == "no-stash"  # backward sees the latest weights: a wrong gradient
 
@@ -89,25 +88,25 @@ class WeightVersions:
         for stage in stages:
             n, flat = stage.number, stage.flats[0]
             own = [flat] if len(flat) else []
-            rule = self._rule(n, is_shared=False)
-            self.units[n] = [UnitVersions(f, make_optimizer(f), rule, plan.batch, keep_history) for f in own]
+            rule, keep = self._rule(n), (keep_history, keep_gradients)
+            self.units[n] = [UnitVersions(f, make_optimizer(f), rule, *keep) for f in own]
         for n, flat in separated.items():
             places = self._places_of(n, flat)
-            rule = self._rule(min(places), is_shared=True)
-            optimizer = make_optimizer(flat)
-            self.units[n].append(SharedUnitVersions(groups, places, n, flat, optimizer, rule, plan.batch, keep_history))
+            rounds = self._round_of_shared(places)
+            rule = self._rule_of_shared(min(places)[0], rounds)
+            arguments = flat, make_optimizer(flat), rule, keep_history, keep_gradients
+            self.units[n].append(SharedUnitVersions(groups, places, (n, comm.rank), rounds, *arguments))
         self.own = {n: units[0] for n, units in self.units.items() if len(units) > (n in separated)}
         self.history = {n: unit.history for n, unit in self.own.items()}
         self.keep_history = keep_history
         self.used: dict[tuple[str, int, int], int] = {}
 
-        # The micro-batches of each stage on this rank, in the order in which they enter; replicas sum in rounds.
-        self._numbers: dict[int, list[int]] = {stage.number: [] for stage in stages}
-        for (number, i), rank in sorted(plan.rank_of_stage().items()):
-            if rank == comm.rank:
-                self._numbers[number].append(i)
+        # Which micro-batches of a stage are this rank's: replica number `turn` of them takes every k-th.
+        self._turn = {stage.number: holders[stage.number].index(comm.rank) for stage in stages}
+        self._check_turns()
         self._ended: tuple[int, int] | None = None  # (stage, micro-batch) whose gradient is whole and not used yet
         self._begun = dict.fromkeys(self.units, 0)  # forwards so far
+        self._count = plan.microbatches  # of the stream
         self.rounds: dict[int, GradientReducer] = {}
         if self.replicas:
             group = comm.split(stages[0].number, comm.rank)  # a rank has one stage
@@ -115,45 +114,78 @@ class WeightVersions:
                 if n in self.replicas:
                     self.rounds[n] = GradientReducer(unit.flat, group, algorithm=reduction, unused="zeros")
 
-    def _rule(self, stage: int, is_shared: bool) -> VersionRule | None:
-        """Return the version by micro-batch; None where the order of actions makes it."""
+    def _rule(self, stage: int) -> VersionRule | None:
+        """Return the version by micro-batch of a stage's own unit; None where the order of actions makes it."""
         plan = self.plan
         if plan.updates == "2bw":
             return lambda i: max(i // plan.batch - 1, 0)
-        if plan.updates == "vertical-sync" or is_shared:
-            delay = plan.stages - 1 - (0 if plan.updates == "vertical-sync" else stage)
-            return lambda i: max(0, i - delay)
+        if plan.updates == "vertical-sync":
+            return lambda i: max(0, i - (plan.stages - 1))
         return None
 
-    def _places_of(self, number: int, flat: FlatParameters) -> dict[int, int]:
-        """Return stage -> rank of the shared parameters of a stage; UsageError unless all have the same stages."""
+    def _rule_of_shared(self, first: int, rounds: int) -> VersionRule:
+        """Return the version by micro-batch of a unit that several stages share; first: the first of them."""
+        if (rule := self._rule(first)) is not None:
+            return rule
+        # When stage `first` begins micro-batch i, all before i - k w have passed, and the rounds that they end.
+        k, ranks = self.replicas.get(first, 1), sum(self.replicas.get(n, 1) for n in range(first, self.plan.stages))
+        delay = -(-(k * ((ranks - 1) // k)) // rounds)
+        return lambda i: max(0, i // rounds - delay)
+
+    def rounds_of_plan(self) -> set[int]:
+        """Return how many micro-batches an update takes, of the units of all stages."""
+        rounds = {self.replicas.get(stage, self.plan.batch) for stage in range(self.plan.stages)}
+        tied = [group.places for group in self.shared.groups if group.tied]
+        return rounds | {self._round_of_shared(places) for places in tied}
+
+    def _round_of_shared(self, places: Sequence[Place]) -> int:
+        if self.plan.updates == "2bw":
+            return self.plan.batch
+        return lcm(*(self.replicas.get(stage, 1) for stage, _ in places))
+
+    def _places_of(self, number: int, flat: FlatParameters) -> list[Place]:
+        """Return (stage, rank) of the shared parameters of a stage; UsageError unless all have the same places."""
         groups = [group for group in self.shared.groups if set(group.names) & set(flat.names)]
-        places = {place for group in groups for place in group.places}
-        if any(set(group.places) != places for group in groups) or len(dict(places)) != len(places):
+        places = sorted({place for group in groups for place in group.places})
+        if any(sorted(group.places) != places for group in groups) or len({rank for _, rank in places}) != len(places):
             raise UsageError(
                 f"the tied parameters {flat.names} of stage {number} are not all on the same stages; pass in tied= only"
                 " those that are"
             )
-        return dict(sorted(places))
+        return places
+
+    def _check_turns(self) -> None:
+        """Raise UsageError unless the ranks of a stage take micro-batches in turn, on which rounds depend."""
+        for (stage, i), rank in self.plan.rank_of_stage().items():
+            if stage in self._turn and (rank == self.comm.rank) != (
+                i % self.replicas.get(stage, 1) == self._turn[stage]
+            ):
+                raise UsageError(
+                    f"plan {self.plan.name!r} gives micro-batch {i} of stage {stage} to rank {rank}; its"
+                    f" {self.replicas.get(stage, 1)} ranks must take them in turn"
+                )
 
     # --- what the pipeline calls ---
 
-    def begin(self) -> None:
-        """Begin a stream: the latest weights are its version 0."""
-        self._begun = dict.fromkeys(self.units, 0)
+    def begin(self, count: int) -> None:
+        """Begin a stream of `count` micro-batches: the latest weights are its version 0."""
+        self._begun, self._count, self._ended = dict.fromkeys(self.units, 0), count, None
         for units in self.units.values():
             for unit in units:
                 unit.begin()
 
     def before_forward(self, stage: int, i: int) -> None:
         """Bind the weights that micro-batch i's forward sees."""
-        self.update()
         self._begun[stage] += 1
         self._note("F", stage, i, [unit.forward(i) for unit in self.units[stage]])
 
+    def before_recompute(self, stage: int, i: int) -> None:
+        """Bind the weights that its forward saw."""
+        for unit in self.units[stage]:
+            unit.recompute(i)
+
     def before_backward(self, stage: int, i: int) -> None:
         """Bind the weights that its backward sees."""
-        self.update()
         self._note("B", stage, i, [unit.backward(i, self.newest) for unit in self.units[stage]])
 
     def after_backward(self, stage: int, i: int) -> None:
@@ -161,37 +193,73 @@ class WeightVersions:
         self._ended = stage, i
 
     def update(self) -> None:
-        """Use the gradient of the last backward: not before that was passed on, for other replicas wait in this."""
+        """Use the gradient of the last backward, when that was passed on and before anything else can make a rank wait.
+
+        Replicas wait for each other here.
+        """
         if self._ended is None:
             return
         (stage, i), self._ended = self._ended, None
-        if stage in self.replicas:
-            self._end_round(stage, self._numbers[stage].index(i))
-            return
-        if (i + 1) % self.plan.batch:
-            return
-        begun, numbers = self._begun[stage], self._numbers[stage]
-        entering = numbers[begun] if begun < len(numbers) else None
+        # The rounds that end with it are those in which this rank has no further micro-batch.
+        following = i + self.replicas.get(stage, 1)
         for unit in self.units[stage]:
-            if isinstance(unit, SharedUnitVersions):
-                unit.gradient_is_whole((i + 1) // self.plan.batch - 1, entering)
-            else:
-                unit.update(entering, self.newest)
+            size = self.round_of(stage, unit)
+            if following // size > i // size or following >= self._count:
+                self._end_round(stage, unit, i // size)
+
+    def end_step(self, last: int) -> None:
+        """Make the updates of all rounds that end with micro-batch `last` of the stream, on every rank at this moment.
+
+        Instead of `update`, where ranks have common steps: whoever looks at the weights of a step then sees the same
+        number of updates on all ranks of a stage.
+        """
+        self._ended = None
+        for stage, units in self.units.items():
+            for unit in units:
+                size = self.round_of(stage, unit)
+                if (last + 1) % size == 0 or last + 1 == self._count:
+                    self._end_round(stage, unit, last // size)
 
     def finish(self) -> None:
-        """End the stream: the last round of replicas without a mini-batch in it, and the latest weights everywhere."""
-        for stage, ranks in self.replicas.items():
-            rounds = -(-self.plan.microbatches // len(ranks))
-            if stage in self.units and len(self._numbers[stage]) < rounds:
-                self._end_round(stage, rounds - 1)
-        for units in self.units.values():
-            for unit in units:
-                unit.settle(self.plan.microbatches // self.plan.batch)
+        """End the stream: the last rounds without a micro-batch of this rank, and the latest weights everywhere.
 
-    def _end_round(self, stage: int, number: int) -> None:
-        """Make one update of a replicated stage: the mean of the round's gradients, added in rank order."""
-        replicas = len(self.replicas[stage])
-        for unit in self.units[stage]:
+        After `end_step` of the last micro-batch, `settle` is all that is left.
+        """
+        for stage, units in self.units.items():
+            for unit in units:
+                size = self.round_of(stage, unit)
+                last = -(-self._count // size) - 1
+                if not any(
+                    i % self.replicas.get(stage, 1) == self._turn[stage] for i in range(last * size, self._count)
+                ):
+                    self._end_round(stage, unit, last)
+        self.settle()
+
+    def settle(self) -> None:
+        """Take the updates that are still on their way, and compute with the latest weights from now on."""
+        for stage, units in self.units.items():
+            for unit in units:
+                unit.settle(-(-self._count // self.round_of(stage, unit)))
+
+    def round_of(self, stage: int, unit: UnitVersions) -> int:
+        """Return how many micro-batches make an update of a unit."""
+        if isinstance(unit, SharedUnitVersions):
+            return unit.round
+        return self.replicas.get(stage, self.plan.batch)
+
+    def _end_round(self, stage: int, unit: UnitVersions, number: int) -> None:
+        """Make update `number` of a unit; of several mini-batches the mean of the gradients, added in rank order."""
+        # The next micro-batch that enters the stage here.
+        replicas = self.replicas.get(stage, 1)
+        entering = self._turn[stage] + self._begun[stage] * replicas
+        following = entering if entering < self._count else None
+        size = self.round_of(stage, unit)
+        mean = 1.0 / min(size, self._count - number * size) if size > 1 and self.plan.updates != "2bw" else 1.0
+
+        if isinstance(unit, SharedUnitVersions):
+            unit.gradient_is_whole(number, following, mean)
+            return
+        if replicas > 1:
             reducer = self.rounds[stage]
             for parameter in reversed(unit.flat.parameters):
                 if parameter.requires_grad:
@@ -199,9 +267,8 @@ class WeightVersions:
                         parameter.zero_fill()
                     reducer.ready(parameter)
             reducer.finish()
-            taking_part = min(replicas, self.plan.microbatches - number * replicas)
-            scale_gradients_(unit.flat, 1.0 / taking_part)
-            unit.update(None, self.newest)
+            scale_gradients_(unit.flat, mean)
+        unit.update(following, self.newest)
 
     def _note(self, kind: str, stage: int, i: int, versions: list[int]) -> None:
         """Note the version of the stage's first unit, also in the trace."""

@@ -13,7 +13,7 @@ validated before anything runs, so a wrong one raises an error and does not hang
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
 from types import MappingProxyType
@@ -33,7 +33,7 @@ from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.running_statistics import Exchange, RunningStatistics, batch_norms
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
-from minidist.pipeline.runtime.messages import Messages, Orders
+from minidist.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.shapes import Key, MicroBatches, StageMetadata, exchange_shapes
@@ -53,6 +53,9 @@ class Step(NamedTuple):
     stage: int
     microbatch: int
     name: str
+
+
+Item = tuple[Sequence[Step], Sequence[Message]]  # actions, and the gradients that have arrived when they are done
 
 
 @lru_cache(maxsize=4)
@@ -85,6 +88,7 @@ class Pipeline:
     coordinates: micro-batch -> context in which its passes run (`batch_coordinates`).
     times: seconds by which actions advance a virtual clock, for teaching; by default what a FlopCounter counted does.
     metadata: what crosses stage boundaries, when it is known; then nothing is sent for it, nor to compare the plans.
+    period: of the paths of a stream's micro-batches, when a `Stream` runs it beyond the end of its plan.
 
     Sends, per step and boundary between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
     gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B per micro-batch
@@ -111,6 +115,7 @@ class Pipeline:
         coordinates: Callable[[int], AbstractContextManager[Any]] = nullcontext,
         times: Times | None = None,
         metadata: StageMetadata | None = None,
+        period: int | None = None,
     ) -> None:
         check_communicator(comm, "Pipeline")
         if versions is not None and data is not None:
@@ -144,12 +149,12 @@ class Pipeline:
         self.plan = lowered
         self.order = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in orders[comm.rank]]
         self.recomputed = {(a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE"}
-        self.messages = Messages(comm, self.plan, orders, rank_of)
-        self.metadata = StageMetadata() if metadata is None else metadata
+        self.messages = Messages(comm, self.plan, orders, rank_of, period)
+        self.metadata = StageMetadata()
         if metadata is None:
             self._check_same_plan()
         else:
-            self.messages.set_shapes(metadata)
+            self._know(metadata)
 
         # [3] Who sums the gradients: the places (stage, rank) of a shared parameter first, then a stage's replicas.
         parameters = {n: stage.parameters for n, stage in self.stages.items()}
@@ -194,21 +199,22 @@ class Pipeline:
 
         return exchange
 
-    def forwards(self, loss: Loss) -> "Pipeline":
+    def forwards(self, loss: Loss, count: int | None = None) -> "Pipeline":
         """Return the same stages on the same ranks, forward only: its `step` returns losses and leaves gradients alone.
 
-        Every rank calls it, after a step: it knows the shapes that this one has learned, and sends nothing for them.
+        count: of the plan's first micro-batches only. Every rank calls it, after a step: it knows the shapes that this
+        one has learned, and sends nothing for them.
         """
         return Pipeline(
             self.comm,
-            forwards(self.plan),
+            forwards(self.plan, count),
             list(self.stages.values()),
             loss,
             shared=self.shared,
             prefetch=self.prefetch,
             coordinates=self.coordinates,
             times=self.times,
-            metadata=self.metadata,
+            metadata=self.metadata if count is None else self.metadata.of_first(count),
         )
 
     # --- a step ---
@@ -223,7 +229,7 @@ class Pipeline:
         # [1] Shapes of what will arrive, on the first step and whenever the inputs' shapes change.
         self.begin(inputs, targets)
         # [2] Warm-up, steady state and cool-down: the plan's order.
-        self.execute(0, len(self.order))
+        self.execute(self.items)
         # [3] The gradients' sums over places and replicas.
         self.sum_gradients()
         # [4] The last stage's losses, on every rank.
@@ -246,20 +252,26 @@ class Pipeline:
         described = inputs.described if isinstance(inputs, MicroBatches) else inputs
         if self.metadata.inputs != [(value.shape, value.dtype) for value in described]:
             rank_of = self.messages.rank_of
-            self.metadata = exchange_shapes(self.comm, rank_of, self.plan.stages, described, self._dry_run)
-            self.messages.set_shapes(self.metadata)
+            self._know(exchange_shapes(self.comm, rank_of, self.plan.stages, described, self._dry_run))
+        # Zeros of micro-batches whose last stage is elsewhere; a stream's have the places of those that are long ago.
         self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         self.messages.begin()
         self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
         self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
         if self.versions is not None:
-            self.versions.begin()
+            self.versions.begin(m)
 
-    def execute(self, first: int, last: int) -> None:
-        """Execute the items first..last-1 of this rank's order."""
+    def _know(self, metadata: StageMetadata) -> None:
+        """Note what crosses stage boundaries, from which follows what has arrived behind each item of the order."""
+        self.metadata = metadata
+        self.messages.set_shapes(metadata)
+        released = self.messages.released
+        self.items: list[Item] = [(item, released.get(at, [])) for at, item in enumerate(self.order)]
+
+    def execute(self, items: Iterable[Item]) -> None:
+        """Execute items one after the other: each an action, or a pair of actions that overlap."""
         messages, versions = self.messages, self.versions
-        for at in range(first, last):
-            item = self.order[at]
+        for item, arrived in items:
             # An overlapped pair starts when both of its actions have what they need.
             if len(item) == 2:
                 for kind, stage, i, _ in item:
@@ -282,6 +294,9 @@ class Pipeline:
                         self._start_reduction(stage)
                     continue
 
+                # The update of the last backward, before anything that may wait: other replicas wait for it.
+                if versions is not None:
+                    versions.update()
                 # Forward: take the input, bind the weights of its version, compute, enqueue the output.
                 if kind == "F":
                     arrays = [self.inputs[i]] if stage == 0 else messages.take("F", stage, i)
@@ -309,6 +324,8 @@ class Pipeline:
                         self._finish_reduction(stage)
                 # Recomputation: the second forward from the kept input, this time recorded.
                 else:
+                    if versions is not None:
+                        versions.before_recompute(stage, i)
                     with self.coordinates(i):
                         self.alive[stage, i] = self._recompute(stage, i)
 
@@ -317,7 +334,7 @@ class Pipeline:
                     self.comm.advance_clock(name)
                 else:
                     self.comm.compute(seconds=self._seconds(kind, stage), name=name)
-            messages.release(at)
+            messages.release(arrived)
 
     def sum_gradients(self) -> None:
         """Sum what is complete at the end: shared parameters over their places, then everything over the replicas."""
@@ -386,7 +403,7 @@ class Pipeline:
     def _forward(self, stage: int, i: int, arrays: list[Any]) -> None:
         """Run a stage's forward of micro-batch i on what arrived, and enqueue its outputs or note its loss."""
         # The graph begins at what arrived: float inputs of a later stage get a gradient, tokens do not.
-        keeps, recomputes = self.plan.updates != "none", (stage, i) in self.recomputed
+        keeps, recomputes = self.plan.updates != "none", (stage, i % self.messages.period) in self.recomputed
         leaves: list[Any] = []
         for array in arrays:
             floats = has_gradient(array.dtype)
@@ -399,7 +416,7 @@ class Pipeline:
         # The last stage ends in the loss; every other one enqueues its outputs for the stages that need them.
         if stage + 1 == self.plan.stages:
             output = outputs[stage + 1][0].data
-            self.losses[i] = output.item() if output.size == 1 else 0.0
+            self.losses[i % len(self.losses)] = output.item() if output.size == 1 else 0.0
             return
         for target, tensors in outputs.items():
             arrays = []
@@ -431,12 +448,13 @@ class Pipeline:
     def _backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:
         """Run a stage's backward of micro-batch i with the gradients that arrived, and enqueue those of its inputs."""
         # Roots: the loss, or the float outputs in the order in which their gradients arrived.
+        slot = i % self.messages.period
         leaves, outputs = self.alive.pop((stage, i))
         if stage + 1 == self.plan.stages:
             roots, gradients = outputs[stage + 1], [None] * len(outputs[stage + 1])
         else:
             roots, gradients = [], arrays
-            for target in self.metadata.targets[stage, i]:
+            for target in self.metadata.targets[stage, slot]:
                 for output in outputs[target]:
                     if has_gradient(output.dtype):
                         roots.append(output)
@@ -446,8 +464,8 @@ class Pipeline:
 
         # The gradients of the leaves go back to the stages that these came from; zeros where the stage used none.
         at = 0
-        for source in self.metadata.sources[stage, i] if stage else []:
-            count, arrays = len(self.metadata.tensors[source, stage, i]), []
+        for source in self.metadata.sources[stage, slot] if stage else []:
+            count, arrays = len(self.metadata.tensors[source, stage, slot]), []
             for leaf in leaves[at : at + count]:
                 if has_gradient(leaf.dtype):
                     arrays.append(np.zeros(leaf.shape, leaf.dtype) if leaf.grad is None else leaf.grad)

@@ -110,15 +110,15 @@ class PostValidation:
 
         # Warm-up, with weights that are not validated yet; again, if they were not right.
         pipe.begin(inputs, targets)
-        pipe.execute(0, start)
+        pipe.execute(pipe.items[:start])
         known = self._validate()
         if known is not None and known.kind != "kept":
             pipe.discard_forwards(self.starts)
-            pipe.execute(0, start)
+            pipe.execute(pipe.items[:start])
 
         # Steady state and cool-down.
         pipe.zero_grad()
-        pipe.execute(start, len(pipe.order))
+        pipe.execute(pipe.items[start:])
         pipe.sum_gradients()
         self._step_optimistically()
         return known.losses if known is not None else []

@@ -76,6 +76,15 @@ class StageMetadata:
     sources: dict[Key, list[int]] = field(default_factory=dict)
     targets: dict[Key, list[int]] = field(default_factory=dict)
 
+    def of_first(self, count: int) -> "StageMetadata":
+        """Return what crosses in the first `count` micro-batches alone."""
+        return StageMetadata(
+            None if self.inputs is None else self.inputs[:count],
+            {way: tensors for way, tensors in self.tensors.items() if way[2] < count},
+            {key: stages for key, stages in self.sources.items() if key[1] < count},
+            {key: stages for key, stages in self.targets.items() if key[1] < count},
+        )
+
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """Return the dtype of that name, also of bfloat16."""

@@ -4,12 +4,12 @@
                      ▲ an update makes a new array; an old one lives until the last micro-batch that began with it ends
 
 A unit is a stage's parameters, or those that several stages share: these have one delay everywhere, that of the first
-stage that has them, so that every copy of version v is the same bits.
+stage that has them, so that every copy of version v is the same bits, and with replicas one round of micro-batches.
 
 Proved by: tests/pipeline/test_pipedream.py
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
+from minidist.pipeline.runtime.shared import Place
 
 VersionRule = Callable[[int], int]  # micro-batch -> the version of its forward
 
@@ -29,20 +30,30 @@ class UnitVersions:
 
     rule: the version by micro-batch; None: the latest there is (`stash`, where the order of actions makes the delay).
     arrays: version -> flat array. latest: number of updates. used: version by micro-batch on its way. most: versions
-    alive at once. optimizer: its state is that of the latest version. With keep_history, whose memory grows with the
-    number of updates: history: copies of all versions; gradients, states: of the update to each of them (by name).
+    alive at once. optimizer: its state is that of the latest version. gradient: with keep_gradient, a copy of that of
+    the latest update. history: with keep_history, whose memory grows with the updates, copies of all versions.
     """
 
     def __init__(
-        self, flat: FlatParameters, optimizer: Any, rule: VersionRule | None, batch: int, keep_history: bool
+        self,
+        flat: FlatParameters,
+        optimizer: Any,
+        rule: VersionRule | None,
+        keep_history: bool,
+        keep_gradient: bool = False,
     ) -> None:
-        self.flat, self.optimizer, self.rule, self.batch, self.keep_history = flat, optimizer, rule, batch, keep_history
+        self.flat, self.optimizer, self.rule = flat, optimizer, rule
+        self.keep_history, self.keep_gradient = keep_history, keep_gradient
         self.arrays: dict[int, Any] = {0: flat.data}
         self.history = [_copy(flat.data)] if keep_history else []
-        self.gradients: list[Any] = []
-        self.states: list[dict[str, dict[str, Any]]] = []
+        self.gradient: Any = None
         self.used: dict[int, int] = {}
         self.latest, self.most = 0, 1
+
+    @property
+    def weights(self) -> Any:
+        """The latest version."""
+        return self.arrays[self.latest]
 
     def begin(self) -> None:
         """Begin a stream: the latest version is its version 0."""
@@ -57,6 +68,10 @@ class UnitVersions:
         self.used[i] = version
         self.flat.bind(self.arrays[version], version)
         return version
+
+    def recompute(self, i: int) -> None:
+        """Bind what micro-batch i's forward saw, for a second forward."""
+        self.flat.bind(self.arrays[self.used[i]], self.used[i])
 
     def backward(self, i: int, newest: bool) -> int:
         """Bind what its backward sees and return its version: the same, or (newest) the latest, a wrong gradient."""
@@ -75,10 +90,8 @@ class UnitVersions:
         self.optimizer.step()
         if self.keep_history:
             self.history.append(_copy(new))
-            self.gradients.append(_copy(self.flat.grad))
-            self.states.append(
-                {name: {key: _copy(a) for key, a in row.items()} for name, row in self.optimizer.state.items()}
-            )
+        if self.keep_gradient:
+            self.gradient = _copy(self.flat.grad)
         self.flat.zero_grad()
 
         # Needed: the latest, those in use, and all that the next micro-batch's rule may name.
@@ -100,47 +113,50 @@ def _copy(array: xp.Array) -> xp.Array:
 
 
 class SharedUnitVersions(UnitVersions):
-    """The unit of parameters that live on several stages, on the rank of one of them.
+    """The unit of parameters that live on several stages, on one rank of one of them.
 
-    holders: stage -> rank.
+    places: (stage, rank) of all that have them, in order; own: this one. round: micro-batches of one update.
 
-    The first stage's rank receives the others' sums of a batch, adds them in stage order and sends the total back; each
-    makes the same update. The others take a total when they need its version, which they have to wait for no longer
-    than for the micro-batch that needs it. Sends (purpose tied), per update: one array of the unit's size from each
-    other stage, one to it.
+    The first place receives the others' sums of a round, adds them in the order of the places and sends the total back;
+    each makes the same update. The others take a total when they need its version, which they have to wait for no
+    longer than for the micro-batch that needs it. Sends (purpose tied), per update: one array of the unit's size from
+    each other place, one to it.
     """
 
-    def __init__(self, comm: Comm, holders: Mapping[int, int], stage: int, *arguments: Any) -> None:
+    def __init__(self, comm: Comm, places: Sequence[Place], own: Place, round: int, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.comm, self.holders, self.stage = comm, dict(sorted(holders.items())), stage
-        self.first = min(holders)
+        self.comm, self.places, self.own, self.round = comm, list(places), own, round
+        self.first = self.places[0]
         self.sends: list[tuple[int, Request]] = []
 
     def forward(self, i: int) -> int:
         """Bind as any unit does, after the totals that are still missing have been taken."""
         assert self.rule is not None
-        while self.stage != self.first and self.latest < self.rule(i):
+        while self.own != self.first and self.latest < self.rule(i):
             self._take_total(i)
         return super().forward(i)
 
-    def gradient_is_whole(self, number: int, entering: int | None) -> None:
-        """Use this stage's part of update `number`: the first stage adds all parts, the others send theirs."""
+    def gradient_is_whole(self, number: int, entering: int | None, factor: float) -> None:
+        """Use this place's part of update `number`: the first place adds all parts, the others send theirs.
+
+        factor: by which the sum is multiplied, 1 / the micro-batches of the round for their mean.
+        """
         mine = self.flat.grad
         with purpose("tied"):
-            if self.stage != self.first:
+            if self.own != self.first:
                 part = track(xp.array(mine), "communication")
                 self.flat.zero_grad()
-                self.sends.append((number, self.comm.isend(part, self.holders[self.first], 0)))
+                self.sends.append((number, self.comm.isend(part, self.first[1], 0)))
                 return
-            self._release(self.rule(number * self.batch) if self.rule else number)
-            for stage, rank in self.holders.items():
-                if stage != self.first:
-                    part = track(np.empty_like(mine), "communication")
-                    self.comm.recv(part, rank, 0)
-                    mine += part
-            for stage, rank in self.holders.items():
-                if stage != self.first:
-                    self.sends.append((number, self.comm.isend(track(xp.array(mine), "communication"), rank, 1)))
+            self._release(self.rule(number * self.round) if self.rule else number)
+            for _, rank in self.places[1:]:
+                part = track(np.empty_like(mine), "communication")
+                self.comm.recv(part, rank, 0)
+                mine += part
+            if factor != 1.0:
+                mine *= mine.dtype.type(factor)
+            for _, rank in self.places[1:]:
+                self.sends.append((number, self.comm.isend(track(xp.array(mine), "communication"), rank, 1)))
         self.update(entering, False)
 
     def _take_total(self, entering: int | None) -> None:
@@ -148,7 +164,7 @@ class SharedUnitVersions(UnitVersions):
             (p, xp.array(p.grad)) for p in self.flat.parameters if p.requires_grad and p.grad is not None
         ]  # a later batch's
         with purpose("tied"):
-            self.comm.recv(self.flat.grad, self.holders[self.first], 1)
+            self.comm.recv(self.flat.grad, self.first[1], 1)
         number = self.latest
         self.update(entering, False)
         self._release(number + 1)
@@ -164,7 +180,7 @@ class SharedUnitVersions(UnitVersions):
 
     def settle(self, updates: int) -> None:
         """Take the totals that are still on their way, so that every copy ends as the same version."""
-        while self.stage != self.first and self.latest < updates:
+        while self.own != self.first and self.latest < updates:
             self._take_total(None)
         self._release(updates)
         super().settle(updates)

@@ -1,32 +1,41 @@
-"""Asynchronous pipelines as a strategy: the whole job is one stream of mini-batches, and the pipeline never drains.
+"""Asynchronous pipelines as a strategy: a stream of mini-batches that does not drain between steps.
 
     pipedream, pipedream-vertical-sync   a step is one mini-batch of one micro-batch, and one update of every stage
     pipedream-2bw                        a step is a batch of m micro-batches, and one update
 
-The training loop asks for one step after the other. Here the first call runs the whole stream, and every call returns
-the losses of its step. Where an observer reads tensors the stream keeps a record, as large as its number of steps: the
-weights, gradients and optimizer state after each step. `minidist compare` does, and sets beside it a replay on one
-device (equality/delayed_replay.py), which computes each micro-batch with the weight versions that the schedule's
-version rule names. Otherwise memory is that of the versions in use, and a micro-batch is read when it is needed.
+A stream ends, and the pipeline drains, after every step that writes a checkpoint or computes the held-out loss (as
+PipeDream's own runtime drains at the end of an epoch), and at the end of the job. Then every rank has the latest
+weights and nothing is in flight, so a checkpoint holds weights and optimizer state and no stashed version, any layout
+can load it, and a resumed job continues with the bits of the undisturbed one. What a stream does depends on where it
+began: jobs with other `--every` or `--evaluate-every` train to other weights.
+
+    --every 4     step  0 1 2 3 | 4 5 6 7 | 8 9      each part begins with version 0, the latest of the part before it
+
+Between steps ranks hold different versions: those of later stages are newer. What `tensors` shows after step t is each
+stage's latest version, which step t's update made. `minidist compare` sets beside it a replay on one device
+(equality/delayed_replay.py), which computes each micro-batch with the weight versions that the version rule names, and
+drains where this does. Memory is that of the versions in use; it does not grow with the number of steps.
 
 Proved by: tests/train/test_asynchronous.py
 """
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from minidist.base.arrays import Array
-from minidist.base.random import batch_coordinates
-from minidist.config.pipeline_plan import cut_stages, make_plan
+from minidist.checkpoint.directory import ReplicaId
+from minidist.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Stream, WeightVersions
 from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.job import Job, make_optimizer
-from minidist.train.strategies.data_axis import AxisSizes, Tensors
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
 from minidist.train.strategies.pipeline import gather_tensors, input_arrays
 
@@ -48,13 +57,35 @@ class ScheduledOptimizer:
         return self.optimizer.state
 
 
+class UnitAxis(DataAxis):
+    """The parameters of one unit of a stage, as a checkpoint sees them when the pipeline has drained."""
+
+    def __init__(self, unit: UnitVersions, stage: int, replica: ReplicaId, updates: Callable[[int], int]) -> None:
+        optimizer = _CountedOptimizer(unit.optimizer, updates)
+        super().__init__([unit.flat], optimizer, stage=stage, replica=replica, state_replica=replica)
+
+
+class _CountedOptimizer:
+    """An optimizer for a checkpoint, which has one count. updates: that count -> updates of this optimizer."""
+
+    def __init__(self, optimizer: ScheduledOptimizer, updates: Callable[[int], int]) -> None:
+        self.inner, self.updates = optimizer.optimizer, updates
+
+    @property
+    def state(self) -> dict[str, dict[str, Array]]:
+        return self.inner.state
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})
+
+
 class AsynchronousPipeline(MeshStrategy):
-    """This rank's stage of an asynchronous pipeline; sends what `Pipeline` and `WeightVersions` send."""
+    """This rank's stage of an asynchronous pipeline; sends what `Stream` sends."""
 
     def __init__(self, job: Job, axes: Axes) -> None:
-        super().__init__(job, axes, [])
-        plan = make_plan(job.config, job.batches.accumulation)
-        modules, tied = cut_stages(job.config, job.model, plan.stages)
+        config = job.config
+        plan = make_plan(config, job.batches.accumulation)
+        modules, tied = cut_stages(config, job.model, plan.stages)
         stages = [PipelineStage(modules[number], number) for number in plan.stages_of(axes.pp.rank)]
         self.versions = WeightVersions(
             axes.pp,
@@ -62,82 +93,146 @@ class AsynchronousPipeline(MeshStrategy):
             stages,
             lambda flat: ScheduledOptimizer(job, flat),
             tied=tied,
-            reduction=job.config.reduction,
-            keep_history=job.keep_steps,
+            reduction=config.reduction,
+            keep_gradients=job.keep_gradients,
         )
-        self.pipe = Pipeline(axes.pp, plan, stages, job.loss_of, versions=self.versions, coordinates=self._coordinates)
-        self.units = [unit for units in self.versions.units.values() for unit in units]
-        self.losses: list[float] = []
-        self.shown = 0  # the step whose record `tensors` returns
+        # On a communicator of its own: receives are posted ahead while others use that of the axis between two steps.
+        self.pipe = Pipeline(
+            axes.pp.dup(),
+            plan,
+            stages,
+            job.loss_of,
+            tied=tied,
+            versions=self.versions,
+            coordinates=self._coordinates,
+            period=period_of(config, job.batches.accumulation),
+        )
+        self.stream = Stream(self.pipe, job.batches.accumulation)
+        self.forward_pipe: Pipeline | None = None  # for evaluations
 
-    def _coordinates(self, i: int) -> AbstractContextManager[Any]:
-        # Micro-batch i of the stream is micro-batch `number` of step `step`.
-        step, number = divmod(i, self.job.batches.accumulation)
-        return batch_coordinates(step, self.job.batch.shares.place(number)[0], self.job.config.seed)
+        # By the micro-batches that an update takes, of all stages: the updates before this stream.
+        self.updates_before = dict.fromkeys(self.versions.rounds_of_plan(), 0)
+        self.counts_loaded = False
+        self.first = 0  # step of the stream
+        super().__init__(job, axes, list(self._data_axes()))
+
+    def _data_axes(self) -> Iterable[UnitAxis]:
+        holders = self.pipe.plan.holders()
+        for stage, units in self.versions.units.items():
+            replica = ReplicaId(holders[stage].index(self.pipe.comm.rank), len(holders[stage]))
+            for unit in units:
+                size = self.versions.round_of(stage, unit)
+                yield UnitAxis(unit, stage, replica, partial(self._updates_after, size))
+
+    def _updates_after(self, size: int, saved: int) -> int:
+        """Return the updates of a checkpoint. saved: those of a job with other counts, where all parameters had one."""
+        if not self.counts_loaded:
+            self.updates_before = dict.fromkeys(self.updates_before, saved)
+        return self.updates_before[size]
+
+    def _updates_made(self) -> dict[int, int]:
+        """Return the updates by now, by the micro-batches that one takes; the last one of a stream may take fewer."""
+        done, ended = self.stream.done, self.stream.done == self.stream.count
+        return {
+            size: before + (-(-done // size) if ended else done // size) for size, before in self.updates_before.items()
+        }
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
+    def zero_grad(self) -> None:
+        """Leave the gradients alone: every update clears its own, and others are on their way."""
+
     def forward_backward(self, step: int) -> list[float]:
         job, k = self.job, self.job.batches.accumulation
-        # The first call runs the whole stream.
-        if step == 0:
-            self.losses = self.pipe.step(*stream_of(job, k * job.config.steps))
-        return self.losses[step * k : (step + 1) * k]
+        if self.stream.done == self.stream.count:
+            self.updates_before = self._updates_made()
+            self.first, count = step, k * (stream_end(job.config, step) - step)
+            inputs, targets = (self._part(index) for index in (0, 1))
+            self.stream.begin(inputs, targets, count)
+        return self.stream.advance()
 
     def step(self, lr_factor: float) -> None:
-        """Show the record of the next step: the stream has made all updates."""
-        self.shown += 1
+        """Do nothing: the stream has made its updates, each with the rate of its own number."""
+
+    def held_out_losses(self, job: Job) -> list[float]:
+        # Every replica takes a micro-batch, so some are computed again where there are fewer than paths.
+        k = self.job.batches.accumulation
+        period = period_of(job.config, k)
+        count = -(-k // period) * period
+        if self.forward_pipe is None:
+            self.forward_pipe = self.pipe.forwards(self.job.loss_of, count)
+        return self.forward_pipe.step(*input_arrays(job, [(0, i % k) for i in range(count)]))[:k]
+
+    # --- the micro-batches --------------------------------------------------------------------------------------------
+
+    def _place(self, i: int) -> tuple[int, int]:
+        """Return the step, and the number in it, of micro-batch i of the stream."""
+        step, number = divmod(i, self.job.batches.accumulation)
+        return self.first + step, number
+
+    def _coordinates(self, i: int) -> AbstractContextManager[Any]:
+        return self.job.coordinates(*self._place(i))
+
+    def _part(self, index: int) -> MicroBatches:
+        """Return the inputs (0) or the targets (1) of the stream, each micro-batch read when a stage needs it."""
+
+        def read(i: int) -> Any:
+            return input_arrays(self.job, [self._place(i)])[index][0]
+
+        period = period_of(self.job.config, self.job.batches.accumulation)
+        return MicroBatches(read, self.pipe.plan.microbatches, [read(i) for i in range(period)])
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
     @property
     def step_count(self) -> int:
-        return self.shown
+        return max(self._updates_made().values())
+
+    def gradients(self) -> list[Array]:
+        return []
 
     def optimizer_state(self) -> dict[str, dict[str, Array]]:
-        return {name: arrays for unit in self.units for name, arrays in unit.optimizer.state.items()}
+        result: dict[str, dict[str, Array]] = {}
+        for units in self.versions.units.values():
+            for unit in units:
+                result.update(unit.optimizer.state)
+        return result
 
     def local_arrays(self) -> list[Array]:
-        return [unit.flat.data for unit in self.units]
+        return [unit.weights for units in self.versions.units.values() for unit in units]
+
+    def owns(self, axis: DataAxis, parameter: Any) -> bool:
+        """Return whether the axis has the first stage of a parameter, which writes it to a checkpoint."""
+        places = [
+            place for group in self.versions.shared.groups if parameter.name in group.names for place in group.places
+        ]
+        return axis.stage == min((stage for stage, _ in places), default=axis.stage)
 
     def sizes(self) -> list[AxisSizes]:
         return [_sizes(stage, units) for stage, units in self.versions.units.items()]
 
     def tensors(self) -> Tensors:
-        """Return gradients, weights and optimizer state of the step that is shown, of all stages.
-
-        Without a record: the latest weights and state, and no gradients.
-        """
+        """Return the latest weights and optimizer state of all stages, and the gradients of the updates to them."""
         result: Tensors = {"gradients": {}, "weights": {}, "optimizer": {}}
-        if not self.versions.keep_history:
-            for unit in self.units:
-                add_record(result, unit.flat, unit.flat.data, None, unit.optimizer.state)
-            return gather_tensors(self.axes.pp, result)
-        for stage, units in self.versions.units.items():
-            # A stage on r ranks updates once in r mini-batches, and at the end of the stream.
-            replicas = len(self.versions.replicas.get(stage, [0]))
-            number = self.shown // replicas if self.shown < self.job.config.steps else -(-self.shown // replicas)
-            for versions in units:
-                # Version 0 is the initial one, to which no gradient belongs.
-                weights = versions.history[number]
-                if number:
-                    gradient, state = versions.gradients[number - 1], versions.states[number - 1]
-                else:
-                    gradient, state = np.zeros_like(versions.history[0]), {}
-                add_record(result, versions.flat, weights, gradient, state)
+        for units in self.versions.units.values():
+            for unit in units:
+                # Before the first update there is no gradient.
+                gradient = unit.gradient
+                if gradient is None and self.job.keep_gradients:
+                    gradient = np.zeros_like(unit.weights)
+                add_record(result, unit.flat, unit.weights, gradient, unit.optimizer.state)
         return gather_tensors(self.axes.pp, result)
 
+    # --- numbers in a checkpoint --------------------------------------------------------------------------------------
 
-def stream_of(job: Job, microbatches: int) -> tuple[MicroBatches, MicroBatches]:
-    """Return the inputs and the targets of a stream, each micro-batch read when a stage needs it."""
+    def scalars(self) -> dict[str, float]:
+        return {f"updates.{size}": float(number) for size, number in self._updates_made().items()}
 
-    def part(index: int) -> MicroBatches:
-        def read(i: int) -> Any:
-            return input_arrays(job, [divmod(i, job.batches.accumulation)])[index][0]
-
-        return MicroBatches(read, microbatches, [read(i) for i in range(min(job.batches.accumulation, microbatches))])
-
-    return part(0), part(1)
+    def load_scalars(self, scalars: dict[str, float]) -> None:
+        found = {size: scalars.get(f"updates.{size}") for size in self.updates_before}
+        self.counts_loaded = None not in found.values()
+        if self.counts_loaded:
+            self.updates_before = {size: int(number) for size, number in found.items() if number is not None}
 
 
 def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
@@ -149,12 +244,12 @@ def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
 def add_record(
     tensors: Tensors, flat: FlatParameters, weights: Array, gradient: Array | None, state: dict[str, dict[str, Array]]
 ) -> None:
-    """Add a unit's parameters to `tensors` by name; of a shared parameter's replicas the first is kept."""
+    """Add copies of a unit's parameters to `tensors` by name; of a shared parameter's replicas the first is kept."""
     for parameter in flat.parameters:
         place = flat.slice_of(parameter)
-        tensors["weights"].setdefault(parameter.name, weights[place].reshape(parameter.shape))
+        tensors["weights"].setdefault(parameter.name, np.array(weights[place].reshape(parameter.shape)))
         if parameter.requires_grad and gradient is not None:
-            tensors["gradients"].setdefault(parameter.name, gradient[place].reshape(parameter.shape))
+            tensors["gradients"].setdefault(parameter.name, np.array(gradient[place].reshape(parameter.shape)))
     for name, arrays in state.items():
         for key, array in arrays.items():
             tensors["optimizer"].setdefault(f"{name}.{key}", np.array(array))
