@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 22 Long context
 #
-# *40 minutes. Before it: 06, 14 and 15. You need no MPI, no GPU and no download.*
+# *50 minutes. Before it: 06, 14 and 15. You need no MPI, no GPU and no download.*
 #
 # ## 1 Goal
 #
@@ -33,7 +33,15 @@ from minidist.lesson import check, solution
 from minidist.nn import Llama, LlamaConfig
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
+from minidist.parallel.context import (
+    AllGatherAttention,
+    RingAttention,
+    UlyssesAttention,
+    document_ids,
+    documents,
+    gradient_axes,
+    sequence_positions,
+)
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -49,7 +57,7 @@ BATCH, LENGTH, HEADS, SIZE = 1, 512, 4, 16
 
 def attend(comm, kind="ring", order="zigzag", backward=True):
     """Attention over LENGTH tokens of which this rank has its part."""
-    make = {"ring": RingAttention, "ulysses": UlyssesAttention}[kind]
+    make = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}[kind]
     mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
     x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, 3 * HEADS * SIZE))[:, mine].astype(np.float32)
     with FlopCounter() as counter:
@@ -96,6 +104,17 @@ print(inspect.getsource(RingAttention._round))
 # heads", attention runs as on one device, and an all-to-all turns it back. It needs as many (key-value) heads as ranks;
 # a ring needs none.
 #
+# **All-gather** is the simplest, and Llama 3's: gather all keys and values, and let each rank's queries meet those that
+# they see. A rank then has all keys of one layer, which are few when query heads share them, and no message overlaps
+# with computing. But any mask will do. Long sequences are filled with many documents, and no token may see another
+# document's:
+
+# %%
+print(inspect.getsource(AllGatherAttention._attend))
+print(inspect.getsource(document_ids))
+
+# %% [markdown]
+#
 # ## 5 Check
 #
 # The work of each rank: pairs of a query and a key that it sees.
@@ -141,7 +160,8 @@ TOKENS = 22
 
 def train(comm, kind="ring", order="zigzag", restart=False, steps=5):
     mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
-    attention = {"ring": RingAttention, "ulysses": UlyssesAttention}[kind](mesh["cp"], TOKENS)
+    kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
+    attention = kinds[kind](mesh["cp"], TOKENS)
     mine = sequence_positions(TOKENS, comm.rank, comm.size, order)
     config = LlamaConfig(13, 24, 48, 2, 4, 4, TOKENS, attention_dropout=0.1)
     model = Llama(config, np.float64, seed=3, attention_fn=attention)
@@ -163,10 +183,39 @@ for ranks, kind, order in (
     (3, "ring", "zigzag"),
     (4, "ring", "zigzag"),
     (4, "ulysses", "contiguous"),
+    (3, "all-gather", "zigzag"),
 ):
     off = np.abs(SimWorld(ranks).run(train, kind, order)[0] - single).max()
     print(f"{ranks} ranks, {kind}: max |w_parallel - w_single| = {off:.1e}")
     assert off < 1e-12
+
+# %% [markdown]
+# Documents. The same queries and keys, once as one text and once as five documents: what a token's output depends on.
+
+# %%
+tokens = np.array([[4, 2, 0, 7, 7, 1, 0, 3, 0, 5, 6, 0, 8, 8, 8, 8]])
+ids = document_ids(tokens, 0)
+print("documents", ids[0])
+
+
+def outputs(comm, ids):
+    mine = sequence_positions(16, comm.rank, comm.size)
+    q, k, v = (np.random.default_rng(i).normal(size=(1, 16, 2, 4)) for i in range(3))
+    with documents(ids):
+        y = AllGatherAttention(comm, 16)(*(Tensor(x[:, mine]) for x in (q, k, v)))
+    first = k.copy()
+    first[:, :3] += 1  # the keys of the first document change
+    with documents(ids):
+        z = AllGatherAttention(comm, 16)(*(Tensor(x[:, mine]) for x in (q, first, v)))
+    return [
+        int(place) for place, moved in zip(mine, np.abs(y.data - z.data).max(axis=(0, 2, 3)) > 0, strict=True) if moved
+    ]
+
+
+for name, which in (("one text", None), ("documents", ids)):
+    moved = sorted(place for places in SimWorld(4).run(outputs, which) for place in places)
+    print(f"{name:9}: outputs that depend on the keys of tokens 0..2: {moved}")
+assert max(moved) == 2
 
 # %% [markdown]
 # ## 6 Break it
@@ -211,9 +260,28 @@ print(inspect.getsource(solution("22.ring_attention")))
 check("22.ring_attention", solution("22.ring_attention"))
 
 # %% [markdown]
+# And the mask of all-gather attention: rank `rank` of `ranks` has the queries of two chunks of 2 x ranks, number rank
+# from the front and number rank from the back. Return bools (its queries, all keys): which keys each query sees. A token
+# `separator` ends a document, to which it belongs.
+
+
+# %%
+def visible(tokens, separator, rank, ranks):
+    mine = np.array_split(np.arange(len(tokens)), ranks)[rank]
+    return np.arange(len(tokens)) <= mine[:, None]
+
+
+check("22.visible", visible)
+
+# %%
+print(inspect.getsource(solution("22.visible")))
+check("22.visible", solution("22.visible"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - **K and V go round, softmaxes merge**: m, z and o are all that a query remembers. 2 (P-1) N/P h numbers forward.
+# - **All-gather**: two thirds of a ring's bytes, all keys on every rank for one layer, and any mask: documents.
 # - Causal work is a triangle: distribute it in **zig-zag**, or (P-1)/(2P-1) of the time is idle. Positions are
 #   global.
 #
@@ -221,6 +289,8 @@ check("22.ring_attention", solution("22.ring_attention"))
 #
 #     mpiexec -n 2 python mpi_examples/context_parallel_llama.py
 #     mpiexec -n 2 python mpi_examples/context_parallel_llama.py --ulysses
+#     mpiexec -n 2 python mpi_examples/context_parallel_llama.py --all-gather
+#     mpiexec -n 2 minidist train --model llama --cp 2 --attention all-gather --document-separator 10 --steps 5
 #     mpiexec -n 2 minidist compare --model llama --cp 2 --attention ring --precision fp64 --steps 3
 #
 # ## 10 What others call it
@@ -229,6 +299,8 @@ check("22.ring_attention", solution("22.ring_attention"))
 # |---|---|
 # | `RingAttention`, `--cp` | Megatron-LM `--context-parallel-size`; PyTorch `context_parallel()`; ring attention (Liu et al.) |
 # | `UlyssesAttention`, `--attention ulysses` | DeepSpeed-Ulysses `DistributedAttention`; Megatron-LM `--cp-comm-type a2a` |
+# | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather` |
+# | `documents(ids)`, `--document-separator` | document mask, `cu_seqlens` of FlashAttention, Megatron-LM `--reset-attention-mask` |
 # | `sequence_positions(..., "zigzag")` | Megatron-LM `get_batch_on_this_cp_rank`; PyTorch's head-tail load balancer |
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |

@@ -1,8 +1,10 @@
 """Context parallelism in one page: a small Llama whose *sequences* are split; keys and values travel round in
 attention.
 
-mpiexec -n 2 python mpi_examples/context_parallel_llama.py [--ulysses]
+mpiexec -n 2 python mpi_examples/context_parallel_llama.py [--ulysses | --all-gather]
 python mpi_examples/context_parallel_llama.py --ranks 2
+
+With --all-gather keys and values are gathered instead, and attention stays inside paragraphs.
 """
 
 import sys
@@ -16,16 +18,29 @@ from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import FlatParameters, Llama, LlamaConfig
 from minidist.optim import AdamW
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
+from minidist.parallel.context import (
+    AllGatherAttention,
+    RingAttention,
+    UlyssesAttention,
+    document_ids,
+    documents,
+    gradient_axes,
+    part_order,
+    sequence_positions,
+)
 
 STEPS, ROWS, CONTEXT, WORDS = 10, 4, 64, 256
 
 
-def train(comm, ulysses):
+NEWLINE = 10  # the byte at which a document ends
+
+
+def train(comm, kind):
     mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
     cp = mesh["cp"]
-    attention = UlyssesAttention(cp, CONTEXT) if ulysses else RingAttention(cp, CONTEXT)
-    mine = sequence_positions(CONTEXT, cp.rank, cp.size, "contiguous" if ulysses else "zigzag")  # which tokens I hold
+    kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
+    attention = kinds[kind](cp, CONTEXT)
+    mine = sequence_positions(CONTEXT, cp.rank, cp.size, part_order(kind))  # which tokens I hold
     config = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=64,
@@ -43,7 +58,9 @@ def train(comm, ulysses):
     for step in range(STEPS):
         tokens, targets = sampler.batch(step, 0, ROWS)
         flat.zero_grad()
-        loss = parallel(tokens[:, mine], targets[:, mine], ROWS * CONTEXT, positions=mine)
+        # The documents of whole sequences: the keys of a rank's queries lie everywhere.
+        with documents(document_ids(tokens, NEWLINE) if kind == "all-gather" else None):
+            loss = parallel(tokens[:, mine], targets[:, mine], ROWS * CONTEXT, positions=mine)
         loss.backward()
         optimizer.step()
         total = np.array([loss.item()])
@@ -61,4 +78,4 @@ def train(comm, ulysses):
 
 
 if __name__ == "__main__":
-    launch(train, "--ulysses" in sys.argv)
+    launch(train, next((kind for kind in ("ulysses", "all-gather") if f"--{kind}" in sys.argv), "ring"))

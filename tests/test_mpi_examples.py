@@ -382,6 +382,15 @@ def test_three_axes(world, example):
 
 
 @in_both_worlds(2)
+def test_all_gather_attention_gathers_as_many_bytes_as_it_scatters(world, example):
+    code, output = example(world, 2, "context_parallel_llama", "--all-gather")
+    assert code == 0, output
+    losses = [float(loss) for loss in re.findall(r"loss (\S+)", output)]
+    assert losses[-1] < losses[0]
+    assert re.search(r"sent (.*) bytes in forward, (.*) in backward", output).groups() == ("655,360",) * 2
+
+
+@in_both_worlds(2)
 def test_muon_of_shards_is_that_of_whole_matrices(world, example):
     code, output = example(world, 2, "muon")
     assert code == 0, output

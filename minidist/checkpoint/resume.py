@@ -54,6 +54,7 @@ FIXED = (
     "context",
     "dropout",
     "attention_dropout",
+    "document_separator",
     "experts",
     "top_k",
     "capacity_factor",

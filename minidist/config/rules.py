@@ -810,6 +810,41 @@ CONTEXT_PARALLEL = (
         "use at most --cp {context}",
     ),
     Rule(
+        "documents-of-language-models",
+        lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
+        "--document-separator {document_separator} masks attention, which minidist does in models of its own, not in"
+        " --model {model}",
+        "use --model gpt or llama, or leave it out",
+    ),
+    Rule(
+        "documents-of-the-data",
+        lambda j: j.document_separator is not None and j.document_separator >= j.dataset.vocab_size,
+        "--document-separator {document_separator} is out of range: the tokens of --data {data} are 0..{largest}",
+        "use one of them",
+        {"largest": lambda j: j.dataset.vocab_size - 1},
+    ),
+    Rule(
+        "documents-on-a-ring",
+        lambda j: j.document_separator is not None and j.cp > 1 and j.attention == "ring",
+        "--attention ring skips blocks of keys that no query of a chunk sees, and with --document-separator"
+        " {document_separator} these differ from row to row",
+        "use --attention all-gather or ulysses",
+    ),
+    Rule(
+        "documents-in-an-asynchronous-pipeline",
+        lambda j: j.document_separator is not None and j.asynchronous,
+        "--document-separator {document_separator} is masked per micro-batch of a step, and --schedule {schedule} has"
+        " no steps",
+        "use a synchronous one, such as 1f1b",
+    ),
+    Rule(
+        "documents-with-a-teacher",
+        lambda j: j.document_separator is not None and j.distill_from is not None,
+        "--document-separator {document_separator} masks the student's attention, and the teacher of --distill-from"
+        " sees whole sequences",
+        "leave out one of the two",
+    ),
+    Rule(
         "ulysses-heads",
         lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
         "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",

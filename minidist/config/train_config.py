@@ -167,7 +167,12 @@ class TrainConfig(BaseModel):
         description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile",
     )
     cp: int = Field(1, ge=1, le=MAX_RANKS, description="context-parallel ranks: each has a part of each sequence")
-    attention: Literal["ring", "ulysses"] = Field("ring", description="attention across the parts of a sequence")
+    attention: Literal["ring", "ulysses", "all-gather"] = Field(
+        "ring", description="attention across the parts of a sequence"
+    )
+    document_separator: int | None = Field(
+        None, ge=0, description="token that ends a document, inside which attention stays"
+    )
     tp: int = Field(1, ge=1, le=MAX_RANKS, description="tensor-parallel ranks: each has a shard of each matrix")
     sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")
     ep: int = Field(

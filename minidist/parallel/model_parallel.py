@@ -13,7 +13,13 @@ Proved by: tests/train/test_axes.py, tests/parallel/test_split_examples.py
 from minidist.base import arrays as xp
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MLP, Llama, Module
-from minidist.parallel.context import RingAttention, UlyssesAttention, part_order, sequence_positions
+from minidist.parallel.context import (
+    AllGatherAttention,
+    RingAttention,
+    UlyssesAttention,
+    part_order,
+    sequence_positions,
+)
 from minidist.parallel.expert import ExpertParallel, expert_gpt_plan, expert_llama_plan
 from minidist.parallel.tensor import gpt_plan, llama_plan, mlp_plan, parallelize_module
 from minidist.parallel.tensor.parallelize import Plan, weights_checksum
@@ -45,22 +51,36 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
 def apply_context_parallel(model: Module, comm: Comm, length: int, attention: str = "ring") -> xp.Array:
     """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
 
-    attention: "ring" or "ulysses". Every attention module gets that as its `attention_fn`.
+    attention: "ring", "ulysses" or "all-gather". Every attention module gets that as its `attention_fn`; a model that
+    masks documents goes on to do so, except with "ring".
     """
     check_communicator(comm, "apply_context_parallel")
     comm.check_alike("apply_context_parallel", "weights", weights_checksum(model, comm))
 
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
-    kind = RingAttention if attention == "ring" else UlyssesAttention
-    crossing = kind(comm, length)
-    for module in model.modules():
-        if hasattr(module, "attention_fn"):
-            module.attention_fn = crossing
+    owners = [module for module in model.modules() if hasattr(module, "attention_fn")]
+    crossing: Module
+    if attention == "ulysses" and any(isinstance(owner.attention_fn, AllGatherAttention) for owner in owners):
+        whole = AllGatherAttention(None, length)
+        crossing = UlyssesAttention(comm, length, whole, whole)
+    else:
+        kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
+        crossing = kinds[attention](comm, length)
+    for module in owners:
+        module.attention_fn = crossing
 
     # Position embeddings and rotary angles look up these numbers; 0..T_local-1 on every rank would be silently wrong.
     positions = sequence_positions(length, comm.rank, comm.size, part_order(attention))
     use_positions(model, positions)
     return positions
+
+
+def mask_documents(model: Module, length: int) -> None:
+    """Let attention over whole sequences of `length` tokens stay inside documents; see `context.documents`."""
+    whole = AllGatherAttention(None, length)
+    for module in model.modules():
+        if hasattr(module, "attention_fn"):
+            module.attention_fn = whole
 
 
 def use_positions(model: Module, positions: xp.Array) -> None:

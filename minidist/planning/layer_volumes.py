@@ -24,6 +24,7 @@ from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
 from minidist.parallel.context import part_order, sequence_positions
+from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
 from minidist.parallel.context.ring_attention import ring_attention_volume
 from minidist.parallel.context.ulysses import ulysses_volume
 from minidist.parallel.expert.dispatch import dispatch_volume
@@ -200,6 +201,8 @@ class Layers:
         keys = tokens * self.key_width * self.kv_replicas
         if self.config.attention == "ring":
             return ring_attention_volume(keys, cp)
+        if self.config.attention == "all-gather":
+            return all_gather_attention_volume(keys, cp)
         return ulysses_volume(tokens * self.config.width, keys, cp)
 
     def _dispatch(self) -> Volume:

@@ -51,6 +51,8 @@ from minidist.optim import (
 )
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
+from minidist.parallel.context import document_ids, documents
+from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
@@ -122,8 +124,16 @@ class Job:
         if not self.config.is_language_model:
             return self.loss_of(model(as_input(inputs, self.dtype)), targets)
         # A language model computes its loss itself: tensor parallelism replaces its `loss_fn`.
-        loss: Tensor = model(inputs, targets, self.divisor)
+        with documents(self.document_ids(step, number)):
+            loss: Tensor = model(inputs, targets, self.divisor)
         return loss
+
+    def document_ids(self, step: int, number: int) -> Array | None:
+        """Return the document of each token of micro-batch `number`, whole sequences; None in jobs without them."""
+        if self.config.document_separator is None:
+            return None
+        tokens, _ = self.sampler.batch(step, *self.batch.shares.place(number))
+        return document_ids(tokens, self.config.document_separator)
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
         """Return a micro-batch's share of the global mean from the model's outputs, with experts' auxiliary loss."""
@@ -211,6 +221,8 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     load_initial_weights(config, model)
+    if config.document_separator is not None:
+        mask_documents(model, config.context)
     if config.quantize != "none":
         model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
     if config.distill_from is not None and config.is_language_model:

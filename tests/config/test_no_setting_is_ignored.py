@@ -77,6 +77,8 @@ VALUES = {
     "partition": {"partition": "1,2", "layers": 3, **CUT},
     "cp": {"cp": 2},
     "attention": {"attention": "ulysses", "cp": 2},
+    "attention: all-gather": {"attention": "all-gather", "cp": 2},
+    "document_separator": {"document_separator": 3},
     "tp": {"tp": 2},
     "sequence_parallel": {"sequence_parallel": True, "tp": 2},
     "ep": {"ep": 2, "dp": 2, **EXPERTS},

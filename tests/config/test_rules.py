@@ -285,6 +285,26 @@ CASES = {
     "sequence-parallel-mlp": ({"tp": 2, "sequence_parallel": True, "model": "mlp"}, "which an MLP does not have"),
     "context-parallel-mlp": ({"cp": 2, "model": "mlp"}, "--cp 2 splits sequences, .* use --dp 2"),
     "context-parallel-tokens": ({"cp": 65}, "without any of the --context 64 tokens; use at most --cp 64"),
+    "documents-of-language-models": (
+        {"document_separator": 0, "model": "mlp", "data": "glyphs"},
+        "--document-separator 0 masks attention, .* not in --model mlp; use --model gpt or llama",
+    ),
+    "documents-of-the-data": (
+        {"document_separator": 256, "data": "pydoc"},
+        r"--document-separator 256 is out of range: the tokens of --data pydoc are 0\.\.255; use one of them",
+    ),
+    "documents-on-a-ring": (
+        {"document_separator": 1, "cp": 2},
+        "--attention ring skips blocks .* with --document-separator 1 .* use --attention all-gather or ulysses",
+    ),
+    "documents-in-an-asynchronous-pipeline": (
+        {**PIPEDREAM, "document_separator": 1},
+        "--document-separator 1 is masked per micro-batch of a step, .* use a synchronous one",
+    ),
+    "documents-with-a-teacher": (
+        {"document_separator": 1, "distill_from": "teacher"},
+        "--document-separator 1 masks the student's attention, .* leave out one of the two",
+    ),
     "ulysses-heads": (
         {"cp": 3, "attention": "ulysses"},
         "the 4 .* heads of a rank cannot be divided among --cp 3 .* use --cp 2, 4, or --attention ring",

@@ -1326,6 +1326,21 @@ def gathers_all_matrices(comm, parts, rows, orthogonalize):
     return result
 
 
+def causal_only(tokens, separator, rank, ranks):
+    return solution("22.visible")(tokens, -1, rank, ranks)
+
+
+def counts_the_separator(tokens, separator, rank, ranks):
+    mine = solution("22.visible")(tokens, -1, rank, ranks).sum(axis=1) - 1
+    ids = np.cumsum(tokens == separator)
+    return (np.arange(len(tokens)) <= mine[:, None]) & (ids == ids[mine][:, None])
+
+
+def contiguous_queries(tokens, separator, rank, ranks):
+    start, stop = offsets(chunk_sizes(len(tokens), ranks))[rank : rank + 2]
+    return solution("22.visible")(tokens, separator, 0, 1)[start:stop]
+
+
 def each_rank_its_own_ratio(comm, sizes, weights, update):
     layer_of, squares = squares_by_layer(sizes, weights, update)
     return step_by(squares, layer_of, weights, update)
@@ -1521,6 +1536,9 @@ WRONG = [
     ("22.ring_attention", own_keys_only, "its own keys only"),
     ("22.ring_attention", passes_on_its_own_block, "not your own again"),
     ("22.ring_attention", once_too_often, "n - 1 steps"),
+    ("22.visible", causal_only, "keys of other documents"),
+    ("22.visible", counts_the_separator, "the document that it ends"),
+    ("22.visible", contiguous_queries, "chunk 2P-1-r"),
     ("29.trust_ratio_step", each_rank_its_own_ratio, "several rates"),
     ("29.trust_ratio_step", one_ratio_for_the_model, "each layer has its own"),
     ("29.trust_ratio_step", zeros_never_move, "never move"),

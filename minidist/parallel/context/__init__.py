@@ -1,4 +1,4 @@
-"""Context parallelism: the sequence is split over ranks, attention included (ring attention, or Ulysses).
+"""Context parallelism: the sequence is split over ranks, attention included (ring attention, Ulysses, or all-gather).
 
 Weights are replicated over the context axis and every rank sees a part of the tokens, so each gradient is a summand:
 it is summed over the context axis *and* the data axis, also when there is one replica only. `gradient_axes(mesh)` is
@@ -7,9 +7,13 @@ the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
 positions.py        the global positions of a rank's tokens
 ring_attention.py   ring attention
 ulysses.py          Ulysses
+all_gather_attention.py   all-gather attention, with documents
+documents.py        which document a token belongs to
 """
 
 from minidist.comm import Comm, Mesh
+from minidist.parallel.context.all_gather_attention import AllGatherAttention
+from minidist.parallel.context.documents import document_ids, documents
 from minidist.parallel.context.positions import part_order, sequence_positions
 from minidist.parallel.context.ring_attention import RingAttention
 from minidist.parallel.context.ulysses import UlyssesAttention
@@ -20,4 +24,13 @@ def gradient_axes(mesh: Mesh) -> Comm:
     return mesh[tuple(name for name in mesh.axis_names if name in ("dp", "cp"))]
 
 
-__all__ = ["RingAttention", "UlyssesAttention", "gradient_axes", "part_order", "sequence_positions"]
+__all__ = [
+    "AllGatherAttention",
+    "RingAttention",
+    "UlyssesAttention",
+    "document_ids",
+    "documents",
+    "gradient_axes",
+    "part_order",
+    "sequence_positions",
+]

@@ -1,7 +1,7 @@
 """The *global* positions of the tokens that a rank holds when the sequence is split, so that all ranks work alike.
 
     contiguous (Ulysses)   | 0 0 | 1 1 | 2 2 | 3 3 |
-    zig-zag (ring)         | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
+    zig-zag (the others)   | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
 
 A causal query sees the keys before it, so with contiguous parts the last rank would compute P times what the first
 does. In zig-zag rank r holds chunk r and chunk 2P-1-r of 2P: one with little to see, one with much, and all ranks
@@ -47,5 +47,5 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
 
 
 def part_order(attention: str) -> str:
-    """Return the order of the parts that an attention ("ring" or "ulysses") needs."""
-    return "zigzag" if attention == "ring" else "contiguous"
+    """Return the order of the parts that an attention ("ring", "all-gather" or "ulysses") needs."""
+    return "contiguous" if attention == "ulysses" else "zigzag"

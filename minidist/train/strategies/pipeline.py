@@ -6,7 +6,8 @@
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from minidist.comm import Comm
 from minidist.config.pipeline_plan import cut_stages, make_plan
 from minidist.nn import Module
 from minidist.parallel import GradientReducer, Shard
+from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.pipeline.runtime.norm import gather_blocks
@@ -71,6 +73,7 @@ class PipelineParallel(MeshStrategy):
 
         super().__init__(job, axes, data_axes)
         self.current_step = 0
+        self.document_ids: list[Array | None] = []  # of the micro-batches of a step
         self.pipe = Pipeline(
             axes.pp,
             plan,
@@ -81,7 +84,7 @@ class PipelineParallel(MeshStrategy):
             reducers=reducers if axes.data.size > 1 or config.zero else None,
             reduce_each=config.zero == 2,
             shards=shards if config.zero >= 2 else None,
-            coordinates=lambda i: job.coordinates(self.current_step, self._number(i)),
+            coordinates=self._coordinates,
         )
         self.forward_pipe: Pipeline | None = None  # for evaluations
 
@@ -139,8 +142,15 @@ class PipelineParallel(MeshStrategy):
         """Return the global number of micro-batch i of this pipeline."""
         return self.axes.dp.rank * self.job.batches.accumulation + i
 
+    @contextmanager
+    def _coordinates(self, i: int) -> Iterator[None]:
+        """The context of micro-batch i on every stage: where its samples are, and its documents."""
+        with self.job.coordinates(self.current_step, self._number(i)), documents(self.document_ids[i]):
+            yield
+
     def _batches(self, job: Job, step: int) -> tuple[list[Any], list[Any]]:
         numbers = [self._number(i) for i in range(job.batches.accumulation)]
+        self.document_ids = [job.document_ids(step, number) for number in numbers]
         return input_arrays(job, [(step, number) for number in numbers])
 
     def _loss(self, outputs: Any, targets: Any) -> Any:

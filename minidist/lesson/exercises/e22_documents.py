@@ -1,0 +1,90 @@
+"""Lesson 22: which keys the queries of a rank see, when a sequence is split in zig-zag and holds several documents.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import numpy as np
+
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.lesson.exercise import Case, Exercise, Hint
+
+SEPARATOR = 0
+
+
+def visible(tokens: np.ndarray, separator: int, rank: int, ranks: int) -> np.ndarray:
+    """Return (own queries, all keys): chunk `rank` and chunk 2P-1-rank, causal, and inside the query's document."""
+    places = np.arange(len(tokens))
+    starts = offsets(chunk_sizes(len(tokens), 2 * ranks))
+    mine = np.concatenate([places[starts[c] : starts[c + 1]] for c in (rank, 2 * ranks - 1 - rank)])
+
+    # A separator belongs to the document that it ends, so it is counted from the next token on.
+    ends = tokens == separator
+    ids = np.cumsum(ends) - ends
+    result: np.ndarray = (places <= mine[:, None]) & (ids == ids[mine][:, None])
+    return result
+
+
+def text(case: Case) -> np.ndarray:
+    """Return tokens with separators, one of them in the middle and none in front, so that mistakes differ."""
+    draw = case.generator()
+    tokens = draw.integers(1, 9, 2 * case.size)
+    tokens[draw.random(2 * case.size) < 0.3] = SEPARATOR
+    tokens[0], tokens[case.size] = 9, SEPARATOR
+    return tokens
+
+
+def mistaken(case: Case, kind: str) -> np.ndarray:
+    """Return the answer of a typical mistake."""
+    tokens, (rank, ranks) = text(case), _place(case)
+    whole = visible(tokens, SEPARATOR, 0, 1)
+    if kind == "no documents":
+        return visible(tokens, -1, rank, ranks)
+    if kind == "contiguous":
+        start, stop = offsets(chunk_sizes(len(tokens), ranks))[rank : rank + 2]
+        return whole[start:stop]
+    mine = _rows(case)
+    ids = np.cumsum(tokens == SEPARATOR)
+    result: np.ndarray = (np.arange(len(tokens)) <= mine[:, None]) & (ids == ids[mine][:, None])
+    return result
+
+
+def _rows(case: Case) -> np.ndarray:
+    """Return the places of a rank's queries: where the diagonal of its rows lies."""
+    rank, ranks = _place(case)
+    own = visible(text(case), -1, rank, ranks)
+    rows: np.ndarray = own.sum(axis=1) - 1
+    return rows
+
+
+def _place(case: Case) -> tuple[int, int]:
+    return case.seed % 8, case.seed // 8
+
+
+EXERCISES = [
+    Exercise(
+        name="22.visible",
+        solution=visible,
+        arguments=lambda case, comm: (text(case), SEPARATOR, *_place(case)),
+        expected=lambda case: [visible(text(case), SEPARATOR, *_place(case))],
+        cases=lambda: [
+            Case(1, size, 8 * ranks + rank) for ranks in (1, 2, 3, 4) for rank in range(ranks) for size in (4, 5, 9)
+        ],
+        par=Case(1, 8, 8 * 2 + 1),
+        label=lambda case: f"rank {_place(case)[0]} of {_place(case)[1]}, tokens {text(case).tolist()}",
+        communicates=False,
+        hints=(
+            Hint(
+                lambda f: f.answers_are([mistaken(f.case, "no documents")]),
+                "the causal mask alone: a query also sees keys of other documents before its own",
+            ),
+            Hint(
+                lambda f: f.answers_are([mistaken(f.case, "separator")]),
+                "a separator belongs to the document that it ends, and the next document begins behind it",
+            ),
+            Hint(
+                lambda f: f.answers_are([mistaken(f.case, "contiguous")]) or "shape" in f.message,
+                "rank r holds chunk r and chunk 2P-1-r of 2P; of chunks that are not equal the first ones are larger",
+            ),
+        ),
+    )
+]

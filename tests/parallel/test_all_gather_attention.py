@@ -1,0 +1,180 @@
+"""All-gather attention equals one device, whole texts and documents, and sends what the closed form says."""
+
+from collections import Counter
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.nn.llama import grouped_query_attention
+from minidist.parallel.context import AllGatherAttention, UlyssesAttention, document_ids, documents, sequence_positions
+from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
+from minidist.planning.volumes import closed_form_bytes
+from minidist.train.trainer import train
+from tests.equality.test_equality import verdict
+from tests.parallel.test_context import KINDS, assert_model
+
+
+def random(seed, *shape):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def by_hand(q, k, v, ids):
+    """Masked attention, head by head and query by query; q (batch, T, heads, n), k and v with fewer heads."""
+    out = np.empty_like(q)
+    shared = q.shape[2] // k.shape[2]
+    for b, i, h in np.ndindex(q.shape[:3]):
+        seen = [j for j in range(i + 1) if ids is None or ids[b, j] == ids[b, i]]
+        scores = np.array([q[b, i, h] @ k[b, j, h // shared] for j in seen]) / np.sqrt(q.shape[3])
+        weights = np.exp(scores - scores.max())
+        out[b, i, h] = weights / weights.sum() @ v[b, seen, h // shared]
+    return out
+
+
+def attend(ranks, qkv, g, ids, kind="all-gather"):
+    """Return (positions, output, gradients) of each rank; qkv: whole arrays of q, k and v."""
+    length = qkv[0].shape[1]
+
+    def main(comm):
+        order = "zigzag" if kind == "all-gather" else "contiguous"
+        mine = sequence_positions(length, comm.rank, comm.size, order)
+        whole = AllGatherAttention(None, length)
+        fn = AllGatherAttention(comm, length) if kind == "all-gather" else UlyssesAttention(comm, length, whole, whole)
+        inputs = [Tensor(a[:, mine], requires_grad=True) for a in qkv]
+        with documents(ids):
+            y = fn(*inputs)
+        y.backward(g[:, mine])
+        return mine, y.data, [x.grad for x in inputs], comm.trace.bytes_by_purpose()
+
+    return SimWorld(ranks).run(main)
+
+
+IDS = np.array([[0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3], [0] * 10 + [1]])  # the first row ends documents inside chunks
+
+
+@pytest.mark.parametrize("ids", [None, IDS], ids=["text", "documents"])
+@pytest.mark.parametrize(("ranks", "kind"), [(1, "all-gather"), (2, "all-gather"), (5, "all-gather"), (2, "ulysses")])
+def test_forward_and_backward_equal_one_device(ranks, kind, ids):
+    """11 tokens: ragged; 5 ranks leave chunks empty. Gradients: those of one rank, and these of finite differences."""
+    qkv, g = [random(i, 2, 11, heads, 4) for i, heads in enumerate((4, 2, 2))], random(9, 2, 11, 4, 4)
+    expected = by_hand(*qkv, ids)
+    ((_, _, gradients, _),) = attend(1, qkv, g, ids)
+    for mine, y, parts, _ in attend(ranks, qkv, g, ids, kind):
+        assert np.abs(y - expected[:, mine]).max() < 1e-13
+        for part, whole in zip(parts, gradients, strict=True):
+            assert np.abs(part - whole[:, mine]).max() < 1e-12
+
+    # A direction in each of q, k, v.
+    for at in range(3):
+        step = random(20 + at, *qkv[at].shape)
+        moved = [[a + sign * 1e-6 * step if i == at else a for i, a in enumerate(qkv)] for sign in (1, -1)]
+        slope = ((by_hand(*moved[0], ids) - by_hand(*moved[1], ids)) * g).sum() / 2e-6
+        assert (gradients[at] * step).sum() == pytest.approx(slope, rel=1e-6)
+
+
+def test_without_documents_it_is_the_attention_of_one_device():
+    qkv, g = [random(i, 2, 8, heads, 4) for i, heads in enumerate((4, 2, 2))], random(9, 2, 8, 4, 4)
+    inputs = [Tensor(a, requires_grad=True) for a in qkv]
+    expected = grouped_query_attention(*inputs)
+    expected.backward(g)
+    for mine, y, parts, _ in attend(2, qkv, g, None):
+        assert np.abs(y - expected.data[:, mine]).max() < 1e-13
+        assert all(np.abs(a - x.grad[:, mine]).max() < 1e-12 for a, x in zip(parts, inputs, strict=True))
+    packed = Tensor(random(3, 2, 8, 24))
+    assert np.allclose(AllGatherAttention(None, 8)(packed, 2).data, causal_attention(packed, 2).data, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_a_model_with_dropout_of_weights_equals_one_device(name, monkeypatch):
+    monkeypatch.setitem(KINDS, "all-gather", (AllGatherAttention, "zigzag"))
+    assert_model(3, name, "all-gather", "adam", dropout=0.25)
+
+
+def test_two_byte_values_travel_in_two_bytes():
+    qkv, g = [random(i, 2, 16, 2, 4) for i in range(3)], random(9, 2, 16, 2, 4)
+    half = [a.astype(ml_dtypes.bfloat16) for a in qkv]
+    expected = by_hand(*qkv, None)
+    wide = attend(4, [a.astype(np.float32) for a in qkv], g.astype(np.float32), None)
+    for (mine, y, _, sent), (*_, four) in zip(attend(4, half, g.astype(ml_dtypes.bfloat16), None), wide, strict=True):
+        assert y.dtype == ml_dtypes.bfloat16
+        assert np.abs(y.astype(np.float64) - expected[:, mine]).max() < 0.03 * np.abs(expected).max()
+        assert {name: 2 * value for name, value in sent.items()} == four
+
+
+def test_keys_and_values_are_gathered_and_their_gradients_scattered():
+    qkv, g = [random(i, 2, 12, 2, 4) for i in range(3)], random(9, 2, 12, 2, 4)
+    for ranks in (1, 2, 3):
+        sent = sum((Counter(result[3]) for result in attend(ranks, qkv, g, None)), Counter())
+        volume = all_gather_attention_volume(qkv[1].size, ranks)
+        assert (sent["tensor_forward"], sent["tensor_backward"]) == (8 * volume.forward, 8 * volume.backward)
+
+
+def test_all_ranks_compute_alike():
+    def main(comm):
+        mine = sequence_positions(16, comm.rank, comm.size)
+        with FlopCounter() as counter:
+            AllGatherAttention(comm, 16)(*(Tensor(random(i, 1, 16, 2, 4)[:, mine]) for i in range(3)))
+        return sum(flops for flops, _ in counter.take())
+
+    assert len(set(SimWorld(4).run(main))) == 1
+
+
+def test_documents_of_tokens():
+    tokens = np.array([[5, 0, 7, 7, 0, 1], [0, 0, 3, 0, 2, 0]])
+    assert document_ids(tokens, 0).tolist() == [[0, 0, 1, 1, 1, 2], [0, 1, 2, 2, 3, 3]]
+    with (
+        documents(np.zeros((1, 3), int)),
+        pytest.raises(ShapeError, match=r"document ids have shape .1, 3.; they must"),
+    ):
+        AllGatherAttention(None, 4)(Tensor(random(0, 1, 4, 6)), 1)
+    with pytest.raises(ShapeError, match="rank 0 of 1 holds 4 of 4 tokens"):
+        AllGatherAttention(None, 4)(Tensor(random(0, 1, 3, 6)), 1)
+
+
+JOB = {"model": "llama", "layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "context": 10, "data": "markov"}
+JOB |= {"steps": 2, "micro_batch": 2, "reduction": "ordered", "attention_dropout": 0.1}
+TEXTS = {"document_separator": 3}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, {"cp": 2, "attention": "all-gather"}),
+        (4, {"cp": 2, "attention": "all-gather", "tp": 2, "zero": 1, **TEXTS}),
+        (4, {"cp": 2, "attention": "all-gather", "pp": 2, "recompute": "full", "microbatches": 2, **TEXTS}),
+        (2, {"cp": 2, "attention": "ulysses", "recompute": "selective", **TEXTS}),
+        (2, {"cp": 2, "attention": "all-gather", "model": "gpt", "kv_heads": None, "recompute": "full", **TEXTS}),
+        (3, {"dp": 3, "zero": 3, **TEXTS}),
+        (2, {"pp": 2, "schedule": "v-half", "layers": 4, "microbatches": 2, **TEXTS}),
+    ],
+)
+def test_jobs_equal_one_device_with_every_byte_in_the_closed_form(ranks, layout):
+    floats = {"precision": "fp64"} if layout.get("cp") else {}
+    result = verdict(ranks, **{**JOB, **layout, **floats})
+    assert result.equal, result.first_difference
+    assert result.tier == ("float" if floats else "ordered")
+
+    config = TrainConfig.make(**{**JOB, **layout})
+    world = SimWorld(ranks)
+    sizes = [result.sizes for result in world.run(train, config)]
+    measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
+    assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, 0)
+
+
+def test_documents_change_the_losses_and_are_evaluated_and_resumed(tmp_path):
+    values = {**JOB, "steps": 2, "evaluate_every": 1, "prefetch_batches": 1}
+
+    def run(ranks=2, **changed):
+        return SimWorld(ranks).run(train, TrainConfig.make(**{**values, **changed}))[0]
+
+    split = {"cp": 2, "attention": "all-gather", "micro_batch": 4}
+    straight = run(**split, **TEXTS)
+    run(**split, **TEXTS, steps=1, save=str(tmp_path))
+    assert run(**split, **TEXTS, save=str(tmp_path), resume=True).digest == straight.digest
+    plain, alone, piped = run(**split), run(1, micro_batch=4, **TEXTS), run(pp=2, **TEXTS, global_batch=4)
+    for one, other in ((straight, alone), (piped, alone)):
+        assert one.held_out == pytest.approx(other.held_out, rel=1e-5)
+    assert straight.losses != pytest.approx(plain.losses, rel=1e-4)
