@@ -4,7 +4,8 @@
     sharded weights       the threshold is a statement about all shards: counted (`selection.keep_largest`)
 
 Because masks are equal, an all-reduce of gradients can leave out the pruned entries, and need not say which ones these
-are (top-k compression must): `KeptEntries` sends 2 (n-1)/n of what is kept. Where every element is added in rank order
+are (top-k compression must): `KeptEntries` sends 2 (n-1)/n of what is kept, ZeRO 1's and 2's reduce-scatter (n-1)/n
+(`ShardReducer.keep_only`). Where every element is added in rank order
 (`algorithm="ordered"`), the sums have the bits of the whole all-reduce.
 
     step t    gradients of the kept ── all-reduce ──▶ step ──▶ weights x mask ──(schedule)──▶ new mask for step t + 1
@@ -124,6 +125,16 @@ class Pruner:
                 _, mask, first = self.masks[name]
                 values[~mask[start - first : start - first + values.size]] = 0
 
+    def kept(self, bucket: Bucket) -> Array:
+        """Return which elements of a bucket of whole parameters the masks keep (bool), padding among them."""
+        # In flat order; a bucket's parameters come from the end. What lies behind the last one is padding.
+        first, kept = bucket.slice.start, np.ones(bucket.slice.stop - bucket.slice.start, bool)
+        for parameter in bucket.parameters:
+            if parameter.name in self.masks:
+                place = bucket.flat.slice_of(parameter)
+                kept[place.start - first : place.stop - first] = self.masks[parameter.name].values
+        return kept
+
     def groups(self) -> list[int]:
         """Return the group of each matrix in which its elements are compared: its own, or one for all."""
         return [0] * len(self.matrices) if self.scope == "global" else list(range(len(self.matrices)))
@@ -164,25 +175,13 @@ class KeptEntries(Compressor):
         super().__init__(comm, op)
         self.pruner, self.algorithm = pruner, algorithm
 
-    def kept(self, bucket: Bucket) -> Array:
-        """Return which elements of the bucket are kept (bool)."""
-        # In flat order; a bucket's parameters come from the end. What lies behind the last one is padding.
-        kept = np.ones(bucket.buffer.size, bool)
-        for parameter in bucket.parameters:
-            if parameter.name in self.pruner.masks:
-                place = bucket.flat.slice_of(parameter)
-                kept[place.start - bucket.slice.start : place.stop - bucket.slice.start] = self.pruner.masks[
-                    parameter.name
-                ].values
-        return kept
-
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return 2 (n-1)/n of what is kept now, for the actual chunk sizes of the all-reduce."""
-        kept = int(self.kept(bucket).sum())
+        kept = int(self.pruner.kept(bucket).sum())
         return volume("all_reduce", self.algorithm, kept, self.comm.size, rank).elements * bucket.buffer.itemsize
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do an all-reduce of the kept entries, one after the other in one array."""
-        kept, total = self.kept(bucket), np.zeros_like(bucket.buffer)
+        kept, total = self.pruner.kept(bucket), np.zeros_like(bucket.buffer)
         total[kept] = all_reduce(comm, bucket.buffer[kept], algorithm=self.algorithm)
         self.finish(bucket, total)

@@ -27,6 +27,7 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half
+from minidist.base.layout import cut
 from minidist.base.limits import check_number
 from minidist.base.memory import track
 from minidist.base.trace import purpose
@@ -220,6 +221,7 @@ class ShardReducer(GradientReducer):
             self.bucket_of.update(dict.fromkeys(last.parameters, self.buckets[0]))
         self.shard, self.keep_whole = shard, keep_whole
         self.arrays: dict[int, xp.Array] = {}
+        self._kept: Callable[[Bucket], xp.Array] | None = None
         self.replace_communication(self._reduce_scatter)
         if not keep_whole:
             flat.make_buffers_with(self._make_bucket)
@@ -235,6 +237,10 @@ class ShardReducer(GradientReducer):
             self.buckets[i] = replace(bucket, slice=slice(bucket.slice.start, end))
             self.bucket_of.update(dict.fromkeys(bucket.parameters, self.buckets[i]))
         self.replace_communication(lambda bucket: self._sum_whole(bucket, start))
+
+    def keep_only(self, kept: Callable[[Bucket], xp.Array]) -> None:
+        """Reduce only elements of a bucket for which kept(bucket) is true, on all ranks alike; others become zero."""
+        self._kept = kept
 
     def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Work]) -> Work:
         """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
@@ -274,17 +280,28 @@ class ShardReducer(GradientReducer):
         # own, which `_collect` adds to what is there. A bucket that crosses a boundary has several owners: `counts`.
         shard = self.shard
         array = bucket.buffer if self.keep_whole else self.arrays.pop(bucket.index)
-        mine = shard.grad_buffer()[shard.place(bucket.slice)]
+        mine, counts = shard.grad_buffer()[shard.place(bucket.slice)], shard.counts(bucket.slice)
+        own: xp.Array | None = None
+        if self._kept is None:
+            out = track(xp.empty_like(mine), "communication") if shard.filled else mine
+        # Of pruned weights nothing is sent: each owner's part shrinks to what is kept of it.
+        else:
+            parts = cut(kept := self._kept(bucket), counts)
+            own, counts = parts[self.comm.rank], [int(part.sum()) for part in parts]
+            array = track(array[kept], "communication")
+            out = track(xp.empty(counts[self.comm.rank], array.dtype, array), "communication")
         work: Work = reduce_scatter(
             self.comm,
             array,
             self.op,
-            counts=shard.counts(bucket.slice),
+            counts=counts,
             algorithm=self.algorithm,
             async_op=True,
             equal=bucket.equal,
-            out=track(xp.empty_like(mine), "communication") if shard.filled else mine,
+            out=out,
         )
+        if own is not None:
+            work = _Spread(work, own, None if shard.filled else mine)  # type: ignore[assignment]
 
         # Stage 1 keeps the array of local gradients and marks it empty; stage 2 drops the parameters' views of this
         # bucket.
@@ -326,6 +343,20 @@ class _PartOfShard:
         if not shard.filled:
             mine[...] = part
         return part
+
+
+class _Spread:
+    """A reduction of what is kept of a part; waiting for it returns the whole part, in `out` if it is given."""
+
+    def __init__(self, work: Work, kept: xp.Array, out: xp.Array | None) -> None:
+        self.work, self.kept, self.out = work, kept, out
+
+    def wait(self) -> xp.Array:
+        values = self.work.wait()
+        out = track(xp.empty(self.kept.size, values.dtype, values), "communication") if self.out is None else self.out
+        out[...] = 0
+        out[self.kept] = values
+        return out
 
 
 class _Done:

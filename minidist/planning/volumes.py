@@ -153,10 +153,11 @@ def _data_axes(
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
 
-        # What is pruned is not reduced by data parallelism; shards compare their magnitudes when masks change.
-        if config.prunes and config.zero == 0:
+        # What is pruned is not reduced; shards of weights compare their magnitudes when masks change.
+        if config.prunes and config.zero < 3:
             zeros = reductions // steps * sum(_zeros(config, axis, first_step + step) for step in range(steps))
-            total["gradient_reduce"] -= groups * ddp_volume(zeros, n)["gradient_reduce"] * itemsize
+            less = zero_volume(zeros, 0, n) if config.zero else ddp_volume(zeros, n)
+            total["gradient_reduce"] -= groups * less["gradient_reduce"] * itemsize
         elif config.prunes and config.zero == 3:
             schedule, compared = pruning_of(config)[0], 1 if config.sparsity_scope == "global" else len(axis.prunable)
             times = sum(schedule.is_due(first_step + step + 1) for step in range(steps)) if axis.prunable else 0

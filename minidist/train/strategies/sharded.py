@@ -87,6 +87,9 @@ class ShardedOptimizer(Sharded):
         if config.compression != "none":
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
             self.zero.register_comm_hook(compressor, compress)
+        pruner = job.pruner(self.zero.flat.names)
+        if pruner is not None:
+            self.zero.reducer.keep_only(pruner.kept)
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,
@@ -97,7 +100,7 @@ class ShardedOptimizer(Sharded):
             shards=[self.zero.shard],
             replica=ReplicaId(group.comm.rank, group.comm.size),
             compressor=compressor,
-            pruner=job.pruner(self.zero.flat.names),
+            pruner=pruner,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:
