@@ -123,7 +123,7 @@ def test_one_message_of_288_bytes_per_layer():
     ("job", "zero", "other", "sentence"),
     [
         *((LARS_JOB, zero, {"trust_coefficient": 0.02}, r"--trust-coefficient 0\.01") for zero in (0, 1, 3)),
-        *((LAMB_JOB, zero, {"weight_decay": 0.3}, r"--weight-decay 0\.") for zero in (0, 2)),
+        *((LAMB_JOB, zero, {"weight_decay": 0.3}, r"--weight-decay 0\.") for zero in (2,)),
     ],
 )
 def test_a_resumed_job_continues_with_the_same_bits_and_the_same_settings(job, zero, other, sentence, tmp_path):
