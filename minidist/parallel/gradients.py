@@ -234,9 +234,12 @@ class GradientReducer(BackwardObserver):
         if self.known and not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
 
-    def note_mode(self) -> None:
-        """Note whether the module trains, which all ranks must have alike when they reduce its gradients."""
-        self.mode = mode_of(self.module)
+    def note_mode(self, module: Any | None = None) -> None:
+        """Note whether the module trains, which all ranks must have alike when they reduce its gradients.
+
+        module: where it is not the one of `belongs_to`: a pipeline's stage.
+        """
+        self.mode = mode_of(self.module if module is None else module)
 
     def graph_begins(self, synchronize: bool, running: BackwardPass) -> None:
         """Note whether the forward of a graph of this pass ran outside `no_sync`; outside wins when there are both."""

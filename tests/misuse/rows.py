@@ -792,6 +792,21 @@ def another_loss_scale_on_one_rank(comm):
     scaled_step(comm, DynamicLossScaler(1024.0 * (1 + comm.rank)), optimizer, [model.flat.grad])
 
 
+@refused(IN_EVALUATION.format("all_reduce/ring", 1, 1), ranks=4)
+def evaluation_of_a_stage_left_on_in_one_replica_of_a_pipeline(comm):
+    mesh = init_device_mesh(comm, (2, 2), ("dp", "pp"))
+    pp, stage = mesh["pp"], Linear(6, (6, 3)[mesh["pp"].rank], dtype=np.float64)
+    plan, data = get_schedule("gpipe").plan(2, 2), [rows(i) for i in range(2)]
+    stages = [PipelineStage(stage, pp.rank)]
+    pipe = Pipeline(pp, plan, stages, lambda y, t: cross_entropy(y, t, 16.0), data=mesh["dp"])
+    optimizer = SGD(stages[0].parameters, lr=LR)
+    for _ in range(STEPS):
+        pipe.step([x.data for x, _ in data], [targets for _, targets in data])
+        optimizer.step()
+        if comm.rank == 3:
+            stage.eval()
+
+
 TIED_APART = (
     r"ranks differ in tied: rank \d has front.weight of a pipeline after 1 update with lr 0\.\d, .*and rank \d"
     r" front.weight of a pipeline after 1 update with lr 0\.\d, .*with the same settings"

@@ -256,6 +256,10 @@ class Pipeline:
         # Zeros of micro-batches whose last stage is elsewhere; a stream's have the places of those that are long ago.
         self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         self.messages.begin()
+        # Stages may differ (one of them may be frozen), the replicas of a stage may not.
+        for n, reducers in self.reducers.items():
+            for reducer in reducers:
+                reducer.note_mode(self.stages[n].module)
         self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
         self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
         if self.versions is not None:
