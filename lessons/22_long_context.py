@@ -37,6 +37,7 @@ from minidist.parallel.context import (
     AllGatherAttention,
     RingAttention,
     UlyssesAttention,
+    UlyssesRingAttention,
     document_ids,
     documents,
     gradient_axes,
@@ -104,6 +105,13 @@ print(inspect.getsource(RingAttention._round))
 # heads", attention runs as on one device, and an all-to-all turns it back. It needs as many (key-value) heads as ranks;
 # a ring needs none.
 #
+# Both at once, **Ulysses x ring**: U neighbours exchange heads, and rings join the ranks with the same heads. Ulysses
+# then needs U heads and not P, and a ring has P / U hops:
+
+# %%
+print(inspect.getsource(UlyssesRingAttention.__init__))
+
+# %% [markdown]
 # **All-gather** is the simplest, and Llama 3's: gather all keys and values, and let each rank's queries meet those that
 # they see. A rank then has all keys of one layer, which are few when query heads share them, and no message overlaps
 # with computing. But any mask will do. Long sequences are filled with many documents, and no token may see another
@@ -161,6 +169,7 @@ TOKENS = 22
 def train(comm, kind="ring", order="zigzag", restart=False, steps=5):
     mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
     kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
+    kinds["ulysses-ring"] = lambda comm, length: UlyssesRingAttention(comm, length, 2)
     attention = kinds[kind](mesh["cp"], TOKENS)
     mine = sequence_positions(TOKENS, comm.rank, comm.size, order)
     config = LlamaConfig(13, 24, 48, 2, 4, 4, TOKENS, attention_dropout=0.1)
@@ -184,6 +193,7 @@ for ranks, kind, order in (
     (4, "ring", "zigzag"),
     (4, "ulysses", "contiguous"),
     (3, "all-gather", "zigzag"),
+    (4, "ulysses-ring", "zigzag/2"),
 ):
     off = np.abs(SimWorld(ranks).run(train, kind, order)[0] - single).max()
     print(f"{ranks} ranks, {kind}: max |w_parallel - w_single| = {off:.1e}")
@@ -301,6 +311,7 @@ check("22.visible", solution("22.visible"))
 # | `UlyssesAttention`, `--attention ulysses` | DeepSpeed-Ulysses `DistributedAttention`; Megatron-LM `--cp-comm-type a2a` |
 # | `AllGatherAttention`, `--attention all-gather` | Llama 3's context parallelism; Megatron-LM `--cp-comm-type all_gather` |
 # | `documents(ids)`, `--document-separator` | document mask, `cu_seqlens` of FlashAttention, Megatron-LM `--reset-attention-mask` |
+# | `UlyssesRingAttention`, `--attention ulysses-ring --ulysses 2` | USP, LoongTrain's 2D-Attention; Megatron-LM `--cp-comm-type a2a+p2p` |
 # | `sequence_positions(..., "zigzag")` | Megatron-LM `get_batch_on_this_cp_rank`; PyTorch's head-tail load balancer |
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |

@@ -1,10 +1,11 @@
 """Context parallelism in one page: a small Llama whose *sequences* are split; keys and values travel round in
 attention.
 
-mpiexec -n 2 python mpi_examples/context_parallel_llama.py [--ulysses | --all-gather]
+mpiexec -n 2 python mpi_examples/context_parallel_llama.py [--ulysses | --all-gather | --ulysses-ring]
 python mpi_examples/context_parallel_llama.py --ranks 2
 
-With --all-gather keys and values are gathered instead, and attention stays inside paragraphs.
+With --all-gather keys and values are gathered instead, and attention stays inside paragraphs; with --ulysses-ring two
+neighbours exchange heads, and rings join such pairs.
 """
 
 import sys
@@ -22,6 +23,7 @@ from minidist.parallel.context import (
     AllGatherAttention,
     RingAttention,
     UlyssesAttention,
+    UlyssesRingAttention,
     document_ids,
     documents,
     gradient_axes,
@@ -39,8 +41,8 @@ def train(comm, kind):
     mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
     cp = mesh["cp"]
     kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
-    attention = kinds[kind](cp, CONTEXT)
-    mine = sequence_positions(CONTEXT, cp.rank, cp.size, part_order(kind))  # which tokens I hold
+    attention = UlyssesRingAttention(cp, CONTEXT, 2) if kind == "ulysses-ring" else kinds[kind](cp, CONTEXT)
+    mine = sequence_positions(CONTEXT, cp.rank, cp.size, part_order(kind, 2))  # which tokens I hold
     config = LlamaConfig(
         vocab_size=WORDS,
         hidden_size=64,
@@ -78,4 +80,4 @@ def train(comm, kind):
 
 
 if __name__ == "__main__":
-    launch(train, next((kind for kind in ("ulysses", "all-gather") if f"--{kind}" in sys.argv), "ring"))
+    launch(train, next((kind for kind in ("ulysses", "all-gather", "ulysses-ring") if f"--{kind}" in sys.argv), "ring"))

@@ -391,6 +391,16 @@ def test_all_gather_attention_gathers_as_many_bytes_as_it_scatters(world, exampl
 
 
 @in_both_worlds(2)
+def test_ulysses_in_pairs_and_rings_of_pairs(world, example):
+    """Under MPI one pair, so that nothing goes round; in the simulated world two, with the losses of a ring of four."""
+    code, output = example(world, 2 if world == "mpi" else 4, "context_parallel_llama", "--ulysses-ring")
+    assert code == 0, output
+    if world == "simulated":
+        ring = example(world, 4, "context_parallel_llama")[1]
+        assert re.findall(r"loss \S+", output) == re.findall(r"loss \S+", ring)
+
+
+@in_both_worlds(2)
 def test_muon_of_shards_is_that_of_whole_matrices(world, example):
     code, output = example(world, 2, "muon")
     assert code == 0, output

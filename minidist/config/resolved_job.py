@@ -156,7 +156,7 @@ class ResolvedJob:
     @cached_property
     def sequence_parts(self) -> set[int]:
         """Tokens of one sequence on the context-parallel ranks."""
-        length, cp, order = self.config.context, self.config.cp, part_order(self.config.attention)
+        length, cp, order = self.config.context, self.config.cp, part_order(self.config.attention, self.config.ulysses)
         # One number, unless the sequence does not divide evenly.
         return {len(sequence_positions(length, rank, cp, order)) for rank in range(cp)}
 

@@ -825,8 +825,8 @@ CONTEXT_PARALLEL = (
     ),
     Rule(
         "documents-on-a-ring",
-        lambda j: j.document_separator is not None and j.cp > 1 and j.attention == "ring",
-        "--attention ring skips blocks of keys that no query of a chunk sees, and with --document-separator"
+        lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
+        "--attention {attention} skips blocks of keys that no query of a chunk sees, and with --document-separator"
         " {document_separator} these differ from row to row",
         "use --attention all-gather or ulysses",
     ),
@@ -850,6 +850,20 @@ CONTEXT_PARALLEL = (
         "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",
         "use {choices}--attention ring",
         {"choices": lambda j: f"--cp {divisors(j.heads_of_rank)[3:]}, or " if j.heads_of_rank > 1 else ""},
+    ),
+    Rule(
+        "ulysses-ring-ranks",
+        lambda j: j.cp > 1 and j.attention == "ulysses-ring" and j.cp % j.ulysses,
+        "--cp {cp} cannot be divided into groups of --ulysses {ulysses}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.cp)},
+    ),
+    Rule(
+        "ulysses-ring-heads",
+        lambda j: j.cp > 1 and j.attention == "ulysses-ring" and j.heads_of_rank % j.ulysses,
+        "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --ulysses {ulysses}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.heads_of_rank)},
     ),
     Rule(
         "sequence-parallel-tokens",
@@ -1100,6 +1114,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
         lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
         "--optimizer muon on ranks that step together",
     ),
+    ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
     ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),

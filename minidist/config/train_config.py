@@ -167,8 +167,11 @@ class TrainConfig(BaseModel):
         description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile",
     )
     cp: int = Field(1, ge=1, le=MAX_RANKS, description="context-parallel ranks: each has a part of each sequence")
-    attention: Literal["ring", "ulysses", "all-gather"] = Field(
+    attention: Literal["ring", "ulysses", "all-gather", "ulysses-ring"] = Field(
         "ring", description="attention across the parts of a sequence"
+    )
+    ulysses: int = Field(
+        2, ge=1, le=MAX_RANKS, description="ulysses-ring: neighbours that exchange heads; rings join their groups"
     )
     document_separator: int | None = Field(
         None, ge=0, description="token that ends a document, inside which attention stays"

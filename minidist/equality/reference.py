@@ -117,7 +117,8 @@ def route_in_groups(job: Job) -> None:
     config, cp = job.config, job.batches.dims.cp
     if cp > 1 and config.experts:
         # Capacity is per routed group, so the same groups must be routed here.
-        groups = [sequence_positions(config.context, rank, cp, part_order(config.attention)) for rank in range(cp)]
+        order = part_order(config.attention, config.ulysses)
+        groups = [sequence_positions(config.context, rank, cp, order) for rank in range(cp)]
         for block in job.model.blocks:
             block.mlp = GroupedExperts(block.mlp, groups)
 

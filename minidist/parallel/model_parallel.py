@@ -17,6 +17,7 @@ from minidist.parallel.context import (
     AllGatherAttention,
     RingAttention,
     UlyssesAttention,
+    UlyssesRingAttention,
     part_order,
     sequence_positions,
 )
@@ -48,11 +49,13 @@ def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan
     return plan(model.config.vocab_size, sequence_parallel)
 
 
-def apply_context_parallel(model: Module, comm: Comm, length: int, attention: str = "ring") -> xp.Array:
+def apply_context_parallel(
+    model: Module, comm: Comm, length: int, attention: str = "ring", ulysses: int = 2
+) -> xp.Array:
     """Split sequences of `length` tokens over `comm`; returns the positions (T_local,) of this rank's tokens.
 
-    attention: "ring", "ulysses" or "all-gather". Every attention module gets that as its `attention_fn`; a model that
-    masks documents goes on to do so, except with "ring".
+    attention: "ring", "ulysses", "all-gather", or "ulysses-ring" with Ulysses among `ulysses` neighbours. Every
+    attention module gets that as its `attention_fn`; a model that masks documents goes on to do so, except on a ring.
     """
     check_communicator(comm, "apply_context_parallel")
     comm.check_alike("apply_context_parallel", "weights", weights_checksum(model, comm))
@@ -63,6 +66,8 @@ def apply_context_parallel(model: Module, comm: Comm, length: int, attention: st
     if attention == "ulysses" and any(isinstance(owner.attention_fn, AllGatherAttention) for owner in owners):
         whole = AllGatherAttention(None, length)
         crossing = UlyssesAttention(comm, length, whole, whole)
+    elif attention == "ulysses-ring":
+        crossing = UlyssesRingAttention(comm, length, ulysses)
     else:
         kinds = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}
         crossing = kinds[attention](comm, length)
@@ -70,7 +75,7 @@ def apply_context_parallel(model: Module, comm: Comm, length: int, attention: st
         module.attention_fn = crossing
 
     # Position embeddings and rotary angles look up these numbers; 0..T_local-1 on every rank would be silently wrong.
-    positions = sequence_positions(length, comm.rank, comm.size, part_order(attention))
+    positions = sequence_positions(length, comm.rank, comm.size, part_order(attention, ulysses))
     use_positions(model, positions)
     return positions
 

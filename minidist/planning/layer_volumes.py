@@ -27,6 +27,7 @@ from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
 from minidist.parallel.context.ring_attention import ring_attention_volume
 from minidist.parallel.context.ulysses import ulysses_volume
+from minidist.parallel.context.ulysses_ring import ulysses_ring_volume
 from minidist.parallel.expert.dispatch import dispatch_volume
 from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
 from minidist.parallel.tensor.layers import (
@@ -203,6 +204,10 @@ class Layers:
             return ring_attention_volume(keys, cp)
         if self.config.attention == "all-gather":
             return all_gather_attention_volume(keys, cp)
+        if self.config.attention == "ulysses-ring":
+            return (
+                ulysses_ring_volume(tokens * self.config.width, keys, cp, self.config.ulysses) if cp > 1 else Volume()
+            )
         return ulysses_volume(tokens * self.config.width, keys, cp)
 
     def _dispatch(self) -> Volume:
@@ -216,7 +221,10 @@ class Layers:
             return 0
 
         # A capacity is rounded up, and parts may differ by a token, so each rank's slots are counted by themselves.
-        parts = [len(sequence_positions(config.context, rank, cp, part_order(config.attention))) for rank in range(cp)]
+        parts = [
+            len(sequence_positions(config.context, rank, cp, part_order(config.attention, config.ulysses)))
+            for rank in range(cp)
+        ]
         capacities = [
             expert_capacity(self.rows * part, config.experts, config.top_k, config.capacity_factor) for part in parts
         ]

@@ -63,7 +63,7 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 
     # 3, after tensor parallelism, which decides how many heads a rank's attention has.
     if axes.cp.size > 1:
-        job.positions = apply_context_parallel(job.model, axes.cp, config.context, config.attention)
+        job.positions = apply_context_parallel(job.model, axes.cp, config.context, config.attention, config.ulysses)
     # A stage that holds 1/tp of the sequence needs the angles of all of it.
     elif config.model == "llama":
         use_positions(job.model, xp.arange(config.context))

@@ -47,7 +47,7 @@ def serve_logits(comm: Comm, config: TrainConfig, batches: Batches) -> TrainResu
     """Send the logits of all steps to this teacher's students; every teacher's rank calls it in place of training."""
     dims, k = batches.dims, batches.accumulation
     mine = range(comm.rank - dims.ranks, dims.dp, config.teacher_ranks)
-    order = part_order(config.attention)
+    order = part_order(config.attention, config.ulysses)
     with account_memory() as account, FlopCounter(), xp.quiet_overflow():
         dataset, done = training_data(config)[0], np.zeros(1, np.int64)
         sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)

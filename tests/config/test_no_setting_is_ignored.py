@@ -77,6 +77,7 @@ VALUES = {
     "partition": {"partition": "1,2", "layers": 3, **CUT},
     "cp": {"cp": 2},
     "attention": {"attention": "ulysses", "cp": 2},
+    "ulysses": {"ulysses": 4, "attention": "ulysses-ring", "cp": 4, "heads": 4},
     "attention: all-gather": {"attention": "all-gather", "cp": 2},
     "document_separator": {"document_separator": 3},
     "tp": {"tp": 2},

@@ -309,6 +309,18 @@ CASES = {
         {"cp": 3, "attention": "ulysses"},
         "the 4 .* heads of a rank cannot be divided among --cp 3 .* use --cp 2, 4, or --attention ring",
     ),
+    "ulysses-ring-ranks": (
+        {"cp": 3, "attention": "ulysses-ring"},
+        "--cp 3 cannot be divided into groups of --ulysses 2; use one of 1, 3",
+    ),
+    "ulysses-ring-heads": (
+        {"cp": 3, "attention": "ulysses-ring", "ulysses": 3},
+        "the 4 .* heads of a rank cannot be divided among --ulysses 3; use one of 1, 2, 4",
+    ),
+    "ulysses-without-effect": (
+        {"ulysses": 4},
+        "--ulysses 4 has no effect here, because it belongs to --attention ulysses-ring",
+    ),
     "sequence-parallel-tokens": (
         {"tp": 2, "sequence_parallel": True, "context": 7},
         "--context 7 cannot be divided into 2 parts for --sequence-parallel; use --context 4 or 8",

@@ -7,6 +7,7 @@ the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
 positions.py        the global positions of a rank's tokens
 ring_attention.py   ring attention
 ulysses.py          Ulysses
+ulysses_ring.py     Ulysses among neighbours, rings between their groups
 all_gather_attention.py   all-gather attention, with documents
 documents.py        which document a token belongs to
 """
@@ -17,6 +18,7 @@ from minidist.parallel.context.documents import document_ids, documents
 from minidist.parallel.context.positions import part_order, sequence_positions
 from minidist.parallel.context.ring_attention import RingAttention
 from minidist.parallel.context.ulysses import UlyssesAttention
+from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
 
 
 def gradient_axes(mesh: Mesh) -> Comm:
@@ -28,6 +30,7 @@ __all__ = [
     "AllGatherAttention",
     "RingAttention",
     "UlyssesAttention",
+    "UlyssesRingAttention",
     "document_ids",
     "documents",
     "gradient_axes",

@@ -31,6 +31,8 @@ def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
 def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag") -> xp.Array:
     """Return the global positions, rising, of the tokens that `rank` of `ranks` holds. Ragged lengths are fine.
 
+    order: "zigzag", "contiguous", or "zigzag/2" for groups of 2 neighbours that share the part of a smaller ring.
+
     Raises UsageError when there are fewer tokens than ranks.
     """
     if ranks > length:
@@ -38,6 +40,13 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
             f"a sequence of {length} tokens over {ranks} context-parallel ranks leaves ranks without any; use at most "
             f"{length} ranks, or at least {ranks} tokens"
         )
+    # Ulysses x ring: a group of neighbours holds what a rank of a smaller ring holds, each a consecutive part of it.
+    whole, _, neighbours = order.partition("/")
+    if neighbours.isdecimal() and int(neighbours) > 0 and ranks % int(neighbours) == 0:
+        near = int(neighbours)
+        group = sequence_positions(length, rank // near, ranks // near, whole)
+        starts = offsets(chunk_sizes(len(group), near))
+        return group[starts[rank % near] : starts[rank % near + 1]]
     if order == "zigzag":
         return xp.concatenate([xp.arange(start, end) for start, end in chunks_of(length, rank, ranks)])
     if order == "contiguous":
@@ -46,6 +55,11 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
     raise UsageError(f"unknown order {quoted(order)} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
 
 
-def part_order(attention: str) -> str:
-    """Return the order of the parts that an attention ("ring", "all-gather" or "ulysses") needs."""
+def part_order(attention: str, ulysses: int = 1) -> str:
+    """Return the order of the parts that an attention needs: "ring", "all-gather", "ulysses" or "ulysses-ring".
+
+    ulysses: of the last, how many neighbours exchange heads.
+    """
+    if attention == "ulysses-ring":
+        return f"zigzag/{ulysses}"
     return "contiguous" if attention == "ulysses" else "zigzag"
