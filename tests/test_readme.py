@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from minidist import cli
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[1]
@@ -63,15 +64,39 @@ def folder(tmp_path_factory):
 EVERY = commands(README) + commands(GUIDE)
 
 
-@pytest.mark.parametrize(("command", "shown"), EVERY, ids=[command for command, _ in EVERY])
-def test_a_command_of_a_page_runs_and_prints_what_it_says(command, shown, folder):
+@pytest.fixture
+def in_process(folder, monkeypatch, capfd):
+    """in_process(command) -> (exit code, output) of `minidist ...`, without half a second for a process."""
+
+    def run(command):
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["minidist"])
+        with pytest.raises(SystemExit) as end:
+            cli.main(shlex.split(command)[1:])
+        return end.value.code or 0, "".join(capfd.readouterr())
+
+    return run
+
+
+def started(command, folder):
+    """(exit code, output) of a command in a process of its own, as a reader starts it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("OPENBLAS_NUM_THREADS", None)  # a reader has not set it
     answer = subprocess.run(
         executable(command), cwd=folder, capture_output=True, text=True, timeout=120, env=environment
     )
-    assert answer.returncode == FAILS_ON_PURPOSE.get(command, 0), answer.stderr
-    printed = (answer.stdout + answer.stderr).splitlines()
+    return answer.returncode, answer.stdout + answer.stderr
+
+
+@pytest.mark.parametrize(("command", "shown"), EVERY, ids=[command for command, _ in EVERY])
+def test_a_command_of_a_page_runs_and_prints_what_it_says(command, shown, folder, in_process):
+    # --matrix starts processes itself. The program itself is started by `mpiexec -n 4 minidist ...`.
+    if command.startswith("minidist ") and "--matrix" not in command:
+        code, output = in_process(command)
+    else:
+        code, output = started(command, folder)
+    assert code == FAILS_ON_PURPOSE.get(command, 0), output
+    printed = output.splitlines()
     for line in shown:
         # Bits depend on the BLAS: of these lines the shape is compared.
         if line.startswith(("rank ", "|w|")) or line == "...":
