@@ -11,6 +11,7 @@ Proved by: tests/data/test_sampler.py
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,7 +32,6 @@ class GlobalBatchSampler:
             raise UsageError(f"global batch {global_batch} and context {context} must be at least 1")
         self.dataset, self.global_batch, self.context, self.seed = dataset, global_batch, context, seed
         self.samples = dataset.samples(context)
-        self._orders: dict[int, np.ndarray] = {}  # of the last few epochs
 
     def sample_indices(self, step: int) -> np.ndarray:
         """Return the sample numbers of the global batch of `step`, int64 of shape (global_batch,)."""
@@ -40,7 +40,7 @@ class GlobalBatchSampler:
         epochs, offsets = places // self.samples, places % self.samples
         indices = np.empty(self.global_batch, np.int64)
         for epoch in np.unique(epochs).tolist():
-            indices[epochs == epoch] = self._order(epoch)[offsets[epochs == epoch]]
+            indices[epochs == epoch] = permutation(self.seed, epoch, self.samples)[offsets[epochs == epoch]]
         return indices
 
     def batch(self, step: int, first: int, count: int) -> Rows:
@@ -49,17 +49,15 @@ class GlobalBatchSampler:
             raise ValueError(f"rows {first} to {first + count} of a global batch of {self.global_batch}")
         return self.dataset.rows(self.sample_indices(step)[first : first + count], self.context)
 
-    def _order(self, epoch: int) -> np.ndarray:
-        """Return the permutation of an epoch. Two are kept: a batch may lie across the end of an epoch."""
-        order = self._orders.get(epoch)
-        if order is None:
-            # The ranks of uniform draws are a permutation; "stable" makes it the same on every machine.
-            order = np.argsort(uniform(Key(self.seed, "data", epoch), 0, self.samples), kind="stable")
-            # The older of two goes: steps advance, and only neighbouring epochs meet in a batch.
-            while len(self._orders) > 1:
-                self._orders.pop(next(iter(self._orders)))
-            self._orders[epoch] = order
-        return order
+
+# The ranks of a simulated world ask for the same one, and a batch may lie across the end of an epoch.
+@lru_cache(maxsize=4)
+def permutation(seed: int, epoch: int, samples: int) -> np.ndarray:
+    """Return the order of the samples in an epoch, int64 of shape (samples,), which must not be written into."""
+    # The ranks of uniform draws are a permutation; "stable" makes it the same on every machine.
+    order = np.argsort(uniform(Key(seed, "data", epoch), 0, samples), kind="stable")
+    order.flags.writeable = False
+    return order
 
 
 def microbatch_numbers(replica: int, accumulation: int) -> range:
