@@ -20,6 +20,7 @@ from minidist.base.errors import UsageError, quoted
 KINDS = ("F", "I", "W", "B", "RECOMPUTE", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD")
 FORWARD, INPUT, WEIGHT, BACKWARD, RECOMPUTE, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD = range(len(KINDS))
 COMPUTE = KINDS[: RECOMPUTE + 1]
+NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 KIND_BITS, MICROBATCH_BITS = 4, 28
 STEP = 1 << KIND_BITS  # from one micro-batch to the next
@@ -39,7 +40,7 @@ class Action(int):
     @classmethod
     def of(cls, kind: str, stage: int, microbatch: int = 0) -> "Action":
         """Return the action of that kind, stage and micro-batch."""
-        return cls(stage * STAGE + microbatch * STEP + KINDS.index(kind))
+        return cls(stage * STAGE + microbatch * STEP + NUMBERS[kind])
 
     @property
     def kind(self) -> str:
