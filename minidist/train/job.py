@@ -245,13 +245,13 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
     )
 
 
-def batches_ahead(job: Job, replica: int, done: int) -> AbstractContextManager[Sampler]:
-    """Return the job's sampler, read ahead in the order in which this replica trains from step `done`.
+def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractContextManager[Sampler]:
+    """Return the job's sampler, read ahead in the order in which this replica trains in these steps.
 
     By worker processes with --loader-workers, else by a thread.
     """
     places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
-    requests = ((step, first, rows) for step in range(done, job.config.steps) for first, rows in places)
+    requests = ((step, first, rows) for step in steps for first, rows in places)
     config, workers = job.config, job.config.loader_workers
     if not workers:
         return PrefetchingSampler(job.sampler, requests, config.prefetch_batches)

@@ -97,7 +97,8 @@ def run_parameter_server(
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
         if (config.prefetch_batches or config.loader_workers) and comm.rank >= config.servers:
-            job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, worker.done))
+            steps_to_read = range(worker.done, config.steps)
+            job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, steps_to_read))
         sizes = {p.name: p.size for p in worker.flat.parameters}
         norms = tuple(layer.weight.size for layer in batch_norms(job.model))
 

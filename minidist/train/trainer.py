@@ -74,7 +74,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         if job.teacher is not None:
             place_teacher(job.teacher, world, strategy.axes, config, done)
         if config.prefetch_batches or config.loader_workers:
-            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, done))
+            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
         noise = NoiseMeter(strategy) if config.noise_scale else None
         held_out: dict[int, float] = {}
         held_out_int8: dict[int, float] = {}

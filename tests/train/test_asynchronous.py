@@ -54,11 +54,33 @@ def test_every_step_equals_the_replay(name, optimizer):
         (4, {"model": "llama", "replicas": "1,2,1", "steps": 5}),
         (4, {"model": "mlp", "data": "glyphs", "replicas": "1,3", "partition": "1,3"}),
         (2, {"model": "mlp", "data": "glyphs", "partition": "3,1"}),
+        # With what else a job has: precision, recomputation, evaluations, experts, dropout, batches read ahead.
+        (2, {"precision": "bf16", "recompute": "selective", "evaluate_every": 4}),
+        (3, {"replicas": "1,2", "experts": 2, "dropout": 0.1, "evaluate_every": 3, "recompute": "full"}),
+        (4, {"replicas": "2,2", "model": "llama", "precision": "bf16", "optimizer": "lamb", "every": 4}),
+        (3, {"replicas": "2,1", "attention_dropout": 0.1, "prefetch_batches": 2, "steps": 5}),
+        (2, {"schedule": "pipedream-2bw", "global_batch": 5, "microbatches": 3, "micro_batch": None, "steps": 4}),
+        (2, {"schedule": "pipedream-2bw", "experts": 2, "model": "llama", "evaluate_every": 2, "steps": 4}),
+        (2, {"model": "cnn", "data": "glyphs", "evaluate_every": 3, "steps": 4}),
     ],
 )
 def test_replicated_and_uneven_stages(ranks, values):
     result = verdict(ranks, **{**SMALL, "schedule": "pipedream", "pp": ranks, **values})
     assert result.equal, result.first_difference
+
+
+def test_a_replica_reads_its_own_batches_ahead():
+    """Of 9 steps in streams of 5 and 4, the replicas of the first stage have 5 and 4, the last stage all."""
+    served = {}
+
+    def observer(state):
+        served[state.rank] = state.job.sampler.served
+
+    observer.reads_tensors = False
+    values = {**SMALL, "model": "mlp", "data": "glyphs", "schedule": "pipedream", "pp": 3, **TWO_AND_ONE}
+    values |= {"steps": 9, "evaluate_every": 5, "prefetch_batches": 2}
+    SimWorld(3).run(train, TrainConfig.make(**values), [observer])
+    assert served == {0: 5, 1: 4, 2: 9}
 
 
 @pytest.mark.parametrize("values", [*({"schedule": name} for name in NAMES), {"schedule": "pipedream", **TWO_AND_ONE}])

@@ -28,7 +28,7 @@ import numpy as np
 
 from minidist.base.arrays import Array
 from minidist.checkpoint.directory import ReplicaId
-from minidist.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end
+from minidist.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Stream, WeightVersions
@@ -109,6 +109,7 @@ class AsynchronousPipeline(MeshStrategy):
         )
         self.stream = Stream(self.pipe, job.batches.accumulation)
         self.forward_pipe: Pipeline | None = None  # for evaluations
+        self.parts: tuple[MicroBatches, MicroBatches] | None = None  # inputs and targets
 
         # By the micro-batches that an update takes, of all stages: the updates before this stream.
         self.updates_before = dict.fromkeys(self.versions.rounds_of_plan(), 0)
@@ -139,6 +140,11 @@ class AsynchronousPipeline(MeshStrategy):
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
+    def steps_read(self, done: int) -> Iterable[int]:
+        """Return the steps of this rank's micro-batches: a replica takes its turn in every stream."""
+        turn, replicas = self.stream.turn, self.stream.stride
+        return (step for steps in streams(self.job.config, done) for step in steps[turn::replicas])
+
     def zero_grad(self) -> None:
         """Leave the gradients alone: every update clears its own, and others are on their way."""
 
@@ -147,8 +153,10 @@ class AsynchronousPipeline(MeshStrategy):
         if self.stream.done == self.stream.count:
             self.updates_before = self._updates_made()
             self.first, count = step, k * (stream_end(job.config, step) - step)
-            inputs, targets = (self._part(index) for index in (0, 1))
-            self.stream.begin(inputs, targets, count)
+            # Made once: their shapes are those of every stream.
+            if self.parts is None:
+                self.parts = self._part(0), self._part(1)
+            self.stream.begin(*self.parts, count)
         return self.stream.advance()
 
     def step(self, lr_factor: float) -> None:

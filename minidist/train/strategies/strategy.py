@@ -47,6 +47,10 @@ class Strategy(ABC):
     def forward_backward(self, step: int) -> list[float]:
         """Run this rank's micro-batches of a step and return their losses; the gradients are summed over all ranks."""
 
+    def steps_read(self, done: int) -> Iterable[int]:
+        """Return the steps after the first `done` whose batches this rank reads, in order."""
+        return range(done, self.job.config.steps)
+
     def overflow(self) -> bool:
         """Return whether a summed gradient is infinite or NaN; all ranks return the same."""
         return not all(map(all_finite, self.gradients()))
