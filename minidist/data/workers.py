@@ -7,8 +7,9 @@ speed nor chance decides what is trained on:
                                             worker 1 makes 1, 3, 5
 
 Each worker has a pipe of its own and at most `ahead` requests of which the result was not taken: memory is bounded, and
-no worker waits for another one. Worker processes are spawned, not forked: a fork would copy threads' locks and MPI's
-state. A worker gets the function that makes the sampler, not the data, and maps or makes the data itself.
+no worker waits for another one. A worker is a new interpreter, not a fork, which would copy threads' locks and MPI's
+state; and it does not run the main program again, as multiprocessing's "spawn" does, so any script may have workers. It
+gets the function that makes the sampler, not the data, and maps or makes the data itself.
 
 Nothing hangs: a worker that raises or dies is one sentence with the samples that it was making, a worker whose trainer
 is gone sees the end of its pipe and ends, Ctrl-C goes to the trainer alone, and at the end of the context all workers
@@ -17,17 +18,20 @@ are stopped.
 Proved by: tests/data/test_workers.py
 """
 
-import multiprocessing
+import os
+import pickle
 import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from minidist.base.errors import MinidistError, quoted, text_of
+from minidist.base.errors import MinidistError, UsageError, quoted, text_of
 from minidist.data.datasets import hold_out
 from minidist.data.load import load_dataset
 from minidist.data.sampler import GlobalBatchSampler
@@ -43,7 +47,8 @@ class LoaderError(MinidistError):
 class WorkerSampler:
     """A sampler whose batches worker processes make ahead of time. A context manager, at whose end they are stopped.
 
-    make_sampler: makes the sampler in each worker; it can be pickled (a function of a module, or a partial of one).
+    make_sampler: makes the sampler in each worker; a function of a module, or a partial of one. UsageError for one of
+    the main program, which workers do not run.
     sampler: the same one here, for requests out of order and for the numbers of samples in errors. requests: in the
     order in which they will be asked for. ahead: the largest number of requests that a worker has in hand.
     """
@@ -54,7 +59,7 @@ class WorkerSampler:
         self.sampler, self.workers, self.ahead = sampler, workers, max(1, ahead)
         self.served = 0  # batches that the workers made
         self._make_sampler, self._requests = make_sampler, iter(requests)
-        self._processes: list[Any] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
         self._expected: deque[tuple[int, Request]] = deque()  # (worker, request) of the results that are to come
         self._next = 0  # the worker of the next request
@@ -63,18 +68,32 @@ class WorkerSampler:
         return getattr(self.sampler, name)
 
     def __enter__(self) -> Self:
-        context = multiprocessing.get_context("spawn")
+        made = pickle.dumps(self._make_sampler)
+        if b"__main__" in made:
+            raise UsageError(
+                "a loader worker cannot make its sampler: it imports modules, and what it was given is of the main"
+                " program; put the function into a module of its own"
+            )
+        # A worker is no rank, and imports from where this program does.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_"))}
+        environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         with _without_interrupts():
-            for number in range(self.workers):
-                here, there = context.Pipe()
-                process = context.Process(
-                    target=_work, args=(there, self._make_sampler), name=f"minidist loader {number}", daemon=True
+            for _ in range(self.workers):
+                here, there = Pipe()
+                command = f"from minidist.data.workers import work; work({there.fileno()})"
+                process = subprocess.Popen(
+                    [sys.executable, "-c", command],
+                    env=environment,
+                    pass_fds=[there.fileno()],
+                    stdin=subprocess.DEVNULL,
                 )
-                process.start()
                 # The worker's end is open there alone, so that each side sees when the other one is gone.
                 there.close()
                 self._processes.append(process)
                 self._pipes.append(here)
+        for pipe in self._pipes:
+            with suppress(OSError):
+                pipe.send_bytes(made)
         for _ in range(self.workers * self.ahead):
             self._ask()
         return self
@@ -84,10 +103,11 @@ class WorkerSampler:
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
-            process.join(STOP_SECONDS if kind is None else 0.2)
-            if process.is_alive():
+            try:
+                process.wait(STOP_SECONDS if kind is None else 0.2)
+            except subprocess.TimeoutExpired:
                 process.kill()
-                process.join()
+                process.wait()
 
     def batch(self, step: int, first: int, count: int) -> Any:
         """Return the sampler's batch, made by a worker when it is the next one in the order of the requests."""
@@ -115,15 +135,14 @@ class WorkerSampler:
         """Return a worker's result; LoaderError when it raised an error, or is gone."""
         pipe, process = self._pipes[worker], self._processes[worker]
         with suppress(EOFError, OSError):
-            # A process that has died leaves what it had sent in the pipe.
-            wait([pipe, process.sentinel])
-            if pipe.poll():
-                result, error = pipe.recv()
-                if error is None:
-                    return result
-                raise LoaderError(f"loader worker {worker} {error}, in step {request[0]}")
-        process.join(STOP_SECONDS)
-        code = process.exitcode
+            # A process that has died leaves what it had sent in the pipe, and then its end.
+            result, error = pipe.recv()
+            if error is None:
+                return result
+            raise LoaderError(f"loader worker {worker} {error}, in step {request[0]}")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        code = process.returncode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
         raise LoaderError(
             f"loader worker {worker} (process {process.pid}) {how} while it made step {request[0]}, samples"
@@ -142,11 +161,11 @@ def open_sampler(data: str, held_out: bool, global_batch: int, context: int, see
     return GlobalBatchSampler(hold_out(dataset)[0] if held_out else dataset, global_batch, context, seed)
 
 
-def _work(pipe: Connection, make_sampler: Callable[[], Any]) -> None:
-    """Make batches until the pipe is closed: what a worker process runs."""
-    sampler, closed = None, None
+def work(descriptor: int) -> None:
+    """Make batches until the pipe is closed: what a worker process runs. descriptor: of its end of the pipe."""
+    pipe, sampler, closed = Connection(descriptor), None, None
     try:
-        sampler = make_sampler()
+        sampler = pickle.loads(pipe.recv_bytes())()
     except Exception as error:
         closed = f"could not open its data: {_words(error)}"
     # The trainer has ended, or does not wait any more.
@@ -180,8 +199,6 @@ def _words(error: BaseException) -> str:
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Start processes to which Ctrl-C means nothing: they inherit the mask, and end when the trainer does."""
-    # The first process of a program also starts multiprocessing's resource tracker, which unblocks the signal again.
-    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -2,12 +2,14 @@
 
 import os
 import signal
+import sys
 import time
 from functools import partial
 
 import numpy as np
 import pytest
 
+from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.data import LoaderError, WorkerSampler
@@ -58,7 +60,7 @@ def test_two_workers_make_the_batches_of_none_in_order_and_end_with_the_context(
         assert workers.served == len(REQUESTS)
         processes = workers._processes
         assert len({process.pid for process in processes}) == 2
-    assert [process.exitcode for process in processes] == [0, 0]
+    assert [process.returncode for process in processes] == [0, 0]
 
 
 def test_a_worker_that_raises_or_dies_is_one_sentence_with_its_samples():
@@ -75,13 +77,20 @@ def test_a_worker_that_raises_or_dies_is_one_sentence_with_its_samples():
             workers.batch(*requests[4])
         began = time.perf_counter()
     assert time.perf_counter() - began < 5
-    assert not any(process.is_alive() for process in workers._processes)
+    assert all(process.poll() is not None for process in workers._processes)
 
 
 def test_a_worker_that_cannot_open_its_data_says_so():
     failing = Failing("opening")
     with WorkerSampler(failing, failing, [(0, 0, 2)], 1) as workers, pytest.raises(LoaderError, match="no such disk"):
         workers.batch(0, 0, 2)
+
+
+def test_what_a_worker_cannot_import_is_refused(monkeypatch):
+    monkeypatch.setattr(Failing, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Failing", Failing, raising=False)
+    with pytest.raises(UsageError, match="is of the main program; put the function into a module"):
+        WorkerSampler(Failing("main"), None, [], 1).__enter__()
 
 
 def test_a_job_with_workers_has_the_bits_of_one_without():
