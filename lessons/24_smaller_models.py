@@ -22,14 +22,17 @@
 
 # %%
 import inspect
+import tempfile
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
 from minidist.autograd.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs
+from minidist.equality.compare import compare_rank
 from minidist.lesson import check, expect, solution
 from minidist.nn import MLP
 from minidist.nn.quantization import convert, int8_bytes, int8_matmul, observers_of, prepare_qat
@@ -41,6 +44,7 @@ from minidist.parallel.quantization import ranges_volume, update_ranges
 from minidist.parallel.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
 from minidist.report import draw, show
+from minidist.train.trainer import train as train_job
 
 # %% [markdown]
 # ## 2 The picture first
@@ -213,6 +217,32 @@ assert np.array_equal(np.sort(np.abs(whole[mask])), np.sort(np.abs(whole))[-9_00
 assert sent == selection_bytes(1, 1, 4, 3)
 
 # %% [markdown]
+# **Distil.** A teacher is a checkpoint, and a student a job that names it. Here the last of four ranks has the teacher
+# and sends its logits; the others train the student. Where the teacher is changes no bit of the student:
+
+# %%
+JOB = {"layers": 1, "width": 16, "heads": 2, "context": 16, "data": "markov", "micro_batch": 2, "reduction": "ordered"}
+with tempfile.TemporaryDirectory() as folder:
+    SimWorld(1).run(train_job, TrainConfig.make(**{**JOB, "layers": 2, "width": 32}, steps=40, lr=0.01, save=folder))
+    taught = {**JOB, "distill_from": folder, "temperature": 2.0, "distill_weight": 0.5, "dp": 3, "steps": 3}
+    world = SimWorld(4)
+    losses = world.run(train_job, TrainConfig.make(**taught, teacher_ranks=1))[0].losses
+    sent = world.traces[3].bytes_by_purpose()["teacher"]
+    everywhere = SimWorld(3).run(train_job, TrainConfig.make(**taught))[0].losses
+    verdict = SimWorld(4).run(compare_rank, TrainConfig.make(**taught, teacher_ranks=1))[0]
+print(verdict.sentence())
+print(f"the teacher sent {sent:,} B: 3 steps of 6 samples of 16 tokens, each with 16 logits of 4 B")
+assert verdict.equal
+assert losses == everywhere
+assert sent == 3 * 6 * 16 * 16 * 4
+
+# %% [markdown]
+# The loss is one node, and its gradient (1 - a) (softmax(z) - onehot) + a T (q - p) is stable at any temperature:
+
+# %%
+print(inspect.getsource(distillation_loss))
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Ranks that do not agree on ranges round the same number to different grids. Gradients are still summed, so the
@@ -297,14 +327,18 @@ check("24.distil", solution("24.distil"))
 #   nothing when it is converted. Ranks agree on ranges with a maximum, two numbers per layer.
 # - **s_t = s_f (1 - (1 - (t - t0) / (t1 - t0))³)**: prune fast, then slowly, and let it recover. Equal weights give
 #   equal masks, so only **2 (n-1)/n of the kept gradients** are sent, and no mask.
+# - **(1 - a) cross-entropy + a T² KL(p || q)**, p and q at temperature T: a student needs the teacher's logits and
+#   nothing else, so the teacher may be anywhere: on each rank, in shards, on ranks of its own, or on the disk.
 #
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/quantization.py
 #     mpiexec -n 4 python mpi_examples/sparsity.py
+#     mpiexec -n 4 python mpi_examples/distillation.py
 #     mpiexec -n 4 minidist train --dp 4 --zero 1 --quantize int8 --evaluate-every 10 --steps 20
 #     mpiexec -n 4 minidist train --dp 4 --sparsity 0.8 --sparsity-schedule 5,15 --steps 20
 #     mpiexec -n 2 minidist train --dp 2 --sparsity-pattern 2:4 --sparsity-schedule 5 --steps 10
+#     mpiexec -n 3 minidist train --dp 2 --teacher-ranks 1 --distill-from runs/teacher --layers 1 --steps 20
 #
 # ## 10 What others call it
 #
@@ -316,6 +350,7 @@ check("24.distil", solution("24.distil"))
 # | `update_ranges` at the end of a step | NVIDIA Transformer Engine: delayed scaling, `DelayedScaling(reduce_amax=True)` |
 # | `SparsitySchedule` | TensorFlow `tfmot.sparsity.keras.PolynomialDecay(power=3)`; DeepSpeed `"sparse_pruning": {"schedule_offset", "schedule_offset_end", "dense_ratio"}` |
 # | `--sparsity-scope layer`, `global` | PyTorch `torch.nn.utils.prune.l1_unstructured`, `global_unstructured` |
+# | `--distill-from`, `--temperature`, `--distill-weight` | Hugging Face's `DistillationTrainer` examples: `alpha`, `temperature`; TRL `GKDTrainer` |
 # | `--sparsity-pattern 2:4` | PyTorch `torch.sparse.to_sparse_semi_structured`; NVIDIA ASP (Apex) |
 #
 # Next: [25 Plan it](25_plan_it.ipynb).

@@ -420,6 +420,37 @@ def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
 
 
 @in_both_worlds(3)
+def test_a_student_learns_from_the_logits_of_another_rank(world, example):
+    code, output = example(world, 3, "distillation")
+    assert code == 0, output
+    teacher, alone, taught = map(
+        int, re.search(r"teacher (\d+), student from labels (\d+), student from the teacher (\d+)", output).groups()
+    )
+    assert teacher > taught > 1.2 * alone
+    sent, formula = re.search(r"the teacher sent (.*) B, the formula says (.*) B", output).groups()
+    assert sent == formula
+
+
+@in_both_worlds(2)
+def test_what_is_cached_is_made_once(world, example):
+    code, output = example(world, 2, "caching")
+    assert code == 0, output
+    assert "rank 0 made words, centred, logits: " in output
+    assert "rank 1 made nothing: " in output
+    assert "rank 0 made words, centred, logits, words, logits; 50 words; equal: True" in output
+    cheap, dear = re.search(r"the same: True; the last one took (.*) FLOPs .*, (.*) without", output).groups()
+    assert 40 * int(cheap.replace(",", "")) < int(dear.replace(",", ""))
+
+
+@in_both_worlds(2)
+def test_workers_make_the_batches_of_the_rank(world, example):
+    ranks = 2 if world == "mpi" else 1
+    code, output = example(world, ranks, "efficient_loading")
+    assert code == 0, output
+    assert output.count("a thread made 10, equal: True; 1 worker made 10, equal: True") == ranks
+
+
+@in_both_worlds(3)
 def test_naive_model_parallel(world, example):
     code, output = example(world, 3, "naive_model_parallel")
     assert code == 0, output

@@ -1029,6 +1029,39 @@ def asks_the_teacher_beside_it(comm, teachers, logits, rows, temperature):
     return targets
 
 
+def takes_what_comes_first(comm, batches, make):
+    if comm.size == 1 or comm.rank:
+        return solution("30.in_order")(comm, batches, make)
+    result = np.zeros((batches, 2))
+    for i in reversed(range(batches)):
+        comm.recv(result[i], 1 + (batches - 1 - i) % (comm.size - 1))
+    return result
+
+
+def one_loader_makes_all(comm, batches, make):
+    if comm.size == 1:
+        return solution("30.in_order")(comm, batches, make)
+    if comm.rank == 1:
+        for i in range(batches):
+            comm.send(make(i), 0)
+    result = np.zeros((batches if comm.rank == 0 else 0, 2))
+    for row in result:
+        comm.recv(row, 1)
+    return result
+
+
+def the_trainer_makes_all(comm, batches, make):
+    return np.array([make(i) for i in range(batches * (comm.rank == 0))]).reshape(-1, 2)
+
+
+def pieces_for_each_loader(comm, batches, make):
+    if comm.size == 1 or comm.rank == 0:
+        return solution("30.in_order")(comm, batches, make)
+    for i in np.array_split(np.arange(batches), comm.size - 1)[comm.rank - 1].tolist():
+        comm.send(make(i), 0)
+    return np.zeros((0, 2))
+
+
 def ranks_in_their_own_order(shape, traffic, node_size):
     return [rank // node_size for rank in range(int(np.prod(shape)))]
 
@@ -1573,6 +1606,9 @@ WRONG = [
     ("24.distil", one_teacher_does_all, "more than its share"),
     ("24.distil", a_student_computes, "only teachers have the model"),
     ("24.distil", asks_the_teacher_beside_it, "in the same way on both sides"),
+    ("30.in_order", takes_what_comes_first, "who is fast decides"),
+    ("30.in_order", one_loader_makes_all, "more than its share"),
+    ("30.in_order", the_trainer_makes_all, "only where it is alone"),
     ("26.save", latest_first, "first all files, then `latest`"),
     ("26.save", over_what_is_there, "a name that is free"),
     ("26.save", latest_in_place, "half of a name"),

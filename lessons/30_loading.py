@@ -1,0 +1,237 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 30 Data: caching and loading
+#
+# *30 minutes. Before it: 06 and 24. You need no MPI, no GPU and no download.*
+#
+# ## 1 Goal
+#
+# Do not compute twice, and do not wait: **keep what was made under a name that says what it is, and make the next batch
+# while this one trains**.
+#
+# What it saves: tokens, features and a teacher's logits are made once for all ranks, epochs and runs; a token of a text
+# is computed once. What it costs: disk and memory, and a question that has to be answered exactly: *is this still the
+# same thing?* A cache that answers "perhaps" trains on something else in silence.
+
+# %%
+import inspect
+import tempfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from minidist.autograd import FlopCounter
+from minidist.base.errors import UsageError
+from minidist.comm import SimWorld
+from minidist.commands.generation import generate
+from minidist.config.train_config import TrainConfig
+from minidist.data import PrefetchingSampler, WorkerSampler, cached
+from minidist.data.cache import content_hash, key_of
+from minidist.data.workers import open_sampler
+from minidist.lesson import check, expect, solution
+from minidist.nn import GPT, GPTConfig
+from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
+from minidist.report import show
+from minidist.report.frame import new_figure
+from minidist.train.trainer import train
+
+# %% [markdown]
+# ## 2 The picture first
+#
+# The work for each token that a GPT writes, with keys and values kept and without, until its context of 64 is full and
+# the window slides.
+
+# %%
+model = GPT(GPTConfig(256, 64, 32, 2, 4), seed=0).eval()
+prompt = np.frombuffer(b"The ", np.uint8)
+
+
+def written(kv_cache):
+    """(tokens, FLOPs of each) of 70 tokens."""
+    with FlopCounter() as counter:
+        steps = generate(model, prompt, 70, 64, temperature=1.0, seed=1, kv_cache=kv_cache)
+        pairs = [(token, sum(flops for flops, _ in counter.take())) for token in steps]
+    return [token for token, _ in pairs], [flops for _, flops in pairs]
+
+
+with_cache, without = written(True), written(False)
+figure = new_figure(6, 3)
+axes = figure.add_subplot()
+axes.plot(without[1], label="the whole text for each token")
+axes.plot(with_cache[1], label="keys and values kept")
+axes.set_yscale("log")
+axes.set_xlabel("token")
+axes.set_ylabel("FLOPs")
+axes.legend()
+show(figure)
+
+# %% [markdown]
+# ## 3 Predict
+#
+# How many times less work is the 50th token with the cache? And how many bytes do its keys and values take, with 2
+# layers of width 32 in float32?
+
+# %%
+my_guess = {"times less work": 10.0, "bytes": 1000}
+
+# %% [markdown]
+# ## 4 The code
+#
+# **A name that says what it is.** An entry's key is a hash of the content, of what is made of it, and of every
+# parameter; no path and no time stamp. It is written beside its place, put on the disk, and renamed: a reader sees all
+# of it or nothing, whoever is killed.
+
+# %%
+print(inspect.getsource(cached))
+
+# %% [markdown]
+# **Keys and values.** What an earlier token computed never changes under causal attention, so only the new token's
+# query meets all keys.
+
+# %%
+print(inspect.getsource(KeyValueCache.extend))
+
+# %% [markdown]
+# **Loading ahead.** Which rows a rank needs is known for the whole job. Request i belongs to worker i mod N, and the
+# results are taken in that same order: neither speed nor chance decides.
+
+# %%
+print(inspect.getsource(WorkerSampler.batch))
+
+# %% [markdown]
+# ## 5 Check
+#
+# The same tokens, and the work that you have predicted:
+
+# %%
+assert with_cache[0] == without[0]
+ratio = without[1][49] / with_cache[1][49]
+print(f"token 50: {ratio:.1f} times less work; your guess {my_guess['times less work']}")
+cache = KeyValueCache(model, 64)
+cache.extend(list(prompt) + with_cache[0][:49])
+print(f"{cache.length} tokens take {cache.nbytes:,} B; your guess {my_guess['bytes']:,}")
+assert cache.nbytes == kv_cache_bytes(layers=2, tokens=53, kv_heads=4, head_size=8, itemsize=4)
+assert ratio > 20
+
+# %% [markdown]
+# A student learns from a teacher whose logits are stored: the first run computes each sample once, the second one
+# nothing, and every weight has the same bits.
+
+# %%
+folder = tempfile.TemporaryDirectory()
+JOB = {"model": "gpt", "layers": 1, "width": 16, "heads": 2, "context": 16, "data": "markov", "micro_batch": 4}
+teacher = str(Path(folder.name) / "teacher")
+SimWorld(1).run(train, TrainConfig.make(**{**JOB, "width": 32, "layers": 2}, steps=20, save=teacher))
+student = TrainConfig.make(
+    **JOB, dp=2, steps=8, distill_from=teacher, teacher_cache=str(Path(folder.name) / "logits"), reduction="ordered"
+)
+runs = [SimWorld(2).run(train, student) for _ in range(2)]
+for name, results in zip(("first", "second"), runs, strict=True):
+    counts = [result.teacher for result in results]
+    print(f"{name} run: {sum(c['asked'] for c in counts)} samples asked, {sum(c['computed'] for c in counts)} computed")
+assert runs[0][0].digest == runs[1][0].digest
+assert sum(result.teacher["computed"] for result in runs[1]) == 0
+
+# %% [markdown]
+# A thread and a worker process make the batches that the rank would have made itself:
+
+# %%
+make = partial(open_sampler, "pydoc", False, 8, 64, 0)
+sampler, requests = make(), [(step, 0, 8) for step in range(6)]
+with PrefetchingSampler(make(), requests) as thread, WorkerSampler(make, sampler, requests, workers=1) as process:
+    for request in requests:
+        batches = [source.batch(*request) for source in (sampler, thread, process)]
+        assert all(
+            np.array_equal(one, other) for batch in batches for one, other in zip(batches[0], batch, strict=True)
+        )
+print(f"a thread made {thread.served} batches, a worker {process.served}: bit for bit those of the rank")
+
+# %% [markdown]
+# ## 6 Break it
+#
+# A key without a parameter: the vocabulary has changed, and the cache returns what it has. Nothing is red, and the
+# model trains on other tokens than it was told to.
+
+# %%
+place, text = Path(folder.name) / "cache", np.frombuffer(b"to be or not to be", np.uint8)
+
+
+def tokens(most):
+    return np.minimum(text, most)
+
+
+forgotten = [cached(text, "tokens", lambda most=most: tokens(most), place) for most in (120, 100)]
+named = [cached(text, "tokens", lambda most=most: tokens(most), place, most=most) for most in (120, 100)]
+print(
+    f"largest token, asked for at most 100: {forgotten[1].max()} without the parameter in the key, {named[1].max()} with"
+)
+assert forgotten[1].max() == 116
+assert named[1].max() == 100
+
+# %% [markdown]
+# A parameter that has no exact spelling is refused, and a damaged entry is said and made again:
+
+# %%
+with expect(UsageError):
+    key_of(content_hash(text), "tokens", most=float("nan"))
+entry = next(place.iterdir())
+entry.write_bytes(entry.read_bytes()[:-1] + b"?")
+assert cached(text, "tokens", lambda: tokens(120), place).size == text.size
+folder.cleanup()
+
+# %% [markdown]
+# ## 7 Exercise: loaders in order
+#
+# Rank 0 trains, the other ranks load. `make(i)` returns batch i, an array of 2 numbers; it takes its time, so every
+# loader makes its share of the `batches`, and rank 0 makes them itself only where it is alone. Return, on rank 0, all
+# batches in their order, (batches, 2); on a loader an empty array, (0, 2). The fastest loader must not decide what is
+# trained on.
+
+
+# %%
+def in_order(comm, batches, make):
+    if comm.rank > 0:
+        return np.zeros((0, 2))
+    return np.array([make(i) for i in range(batches)]).reshape(batches, 2)
+
+
+check("30.in_order", in_order)
+
+# %%
+print(inspect.getsource(solution("30.in_order")))
+check("30.in_order", solution("30.in_order"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - **Key = hash of (content, what, parameters, version)**; write, fsync, rename. Then two writers, a kill and a changed
+#   file are no cases at all.
+# - Under causal attention keys and values never change: a token costs **2 P + 4 L t D** instead of about t times that,
+#   for **2 L t D** numbers of memory.
+# - Request i is made by worker **i mod N** and taken in that order: as fast as all workers, the same bits as none.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 2 python mpi_examples/caching.py
+#     mpiexec -n 2 python mpi_examples/efficient_loading.py --workers 2
+#     mpiexec -n 4 python mpi_examples/distillation.py
+#     mpiexec -n 2 minidist train --dp 2 --loader-workers 2 --prefetch-batches 8 --steps 20
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `cached` | Hugging Face `datasets` fingerprints; git's objects; Bazel's action cache |
+# | `KeyValueCache` | Hugging Face `DynamicCache` (`past_key_values`); vLLM's paged attention stores it in pages |
+# | `--loader-workers N --prefetch-batches P` | PyTorch `DataLoader(num_workers=N, prefetch_factor=P / N, multiprocessing_context="spawn", in_order=True)` |
+# | `--teacher-cache` | offline distillation; stored soft labels (Shen and Xing, FKD, 2022) |
+#
+# Back to the [index](README.md).
