@@ -70,7 +70,8 @@ class CheckpointShard:
     """A part of the global tensor `name` of `shape`, held by this rank.
 
     Either elements [start, stop) of the tensor in C order (`stop` None: all of it), or the `box` ((start, stop) for
-    each dim). replica: when several ranks hold the same values; one of them writes.
+    each dim). replica: when several ranks hold the same values; one of them writes. sparse: many values are zero, so
+    the others are stored, with a bit for each element; of bools the bits alone.
     """
 
     name: str
@@ -80,6 +81,7 @@ class CheckpointShard:
     stop: int | None = None
     box: tuple[tuple[int, int], ...] | None = None
     replica: ReplicaId = SINGLE
+    sparse: bool = False
 
     def place(self) -> dict[str, Any]:
         """Return the place of the shard in its tensor, for the metadata."""
@@ -164,8 +166,17 @@ def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], st
             f"{number}",
             np.ascontiguousarray(fetch(shard.array) if is_device_array(shard.array) else shard.array),
         )
-        mine[key] = array
-        what = {"name": shard.name, "shape": list(shard.shape), "dtype": str(array.dtype), "checksum": _checksum(array)}
+        what: dict[str, Any] = {
+            "name": shard.name,
+            "shape": list(shard.shape),
+            "dtype": str(array.dtype),
+            "checksum": _checksum(array),
+        }
+        if shard.sparse:
+            mine[f"{key}.mask"], array = _compact(array)
+            what["kept"] = array.size
+        if not shard.sparse or array.size:
+            mine[key] = array
         listed.append({**what, **shard.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
     # A rank whose values are all written by others writes an empty list only.
     content = pack(mine) if mine else b""
@@ -173,6 +184,28 @@ def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], st
         storage.write(folder / f"rank-{rank:04d}.safetensors", content)
     record = {"save": folder.name, "pieces": listed, "bytes": len(content)}
     storage.write(folder / f"rank-{rank:04d}.json", json.dumps(record).encode())
+
+
+def _compact(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a bit for each element that is not zero, eight in a byte, and these elements; of bools none is needed.
+
+    A zero is one whose bits are all zero: -0.0 is kept.
+    """
+    flat = array.reshape(-1)
+    mask = flat.view(f"u{flat.dtype.itemsize}") != 0
+    return np.packbits(mask), flat[mask] if flat.dtype != bool else flat[:0]
+
+
+def _expanded(bits: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
+    """Return the elements of which `_compact` made bits and values; ValueError when these do not fit."""
+    mask = np.unpackbits(bits, count=size).astype(bool) if bits.shape == (-(-size // 8),) else np.zeros(0, bool)
+    if values.dtype == bool and mask.size == size:
+        return mask
+    if mask.size != size or np.count_nonzero(mask) != values.size:
+        raise ValueError(f"{bits.size} B of bits and {values.size} values for {size} elements")
+    result = np.zeros(size, values.dtype)
+    result[mask] = values
+    return result
 
 
 def _complete(ranks: int, folder: Path, step: int, state: dict[str, Any], storage: Storage) -> None:
@@ -317,6 +350,16 @@ class _Piece(BaseModel):
     checksum: str
     range: Pair | None = None
     box: list[Pair] | None = None
+    kept: Count | None = None  # values that are stored, beside a bit for each element; None: all of them
+
+    def stored_bytes(self, shape: Sequence[int], itemsize: int) -> int:
+        """Return the bytes of the shard in its file."""
+        size = self.size(shape)
+        if self.kept is None:
+            return size * itemsize
+        if self.kept > size:
+            raise ValueError(f"a shard of {size} elements that keeps {self.kept}")
+        return self.kept * itemsize + -(-size // 8)
 
     def size(self, shape: Sequence[int]) -> int:
         """Return the number of its elements; ValueError when it does not fit into a tensor of `shape`."""
@@ -354,9 +397,8 @@ class _Metadata(BaseModel):
         for name, entry in self.tensors.items():
             itemsize, covered = named_dtype(entry.dtype).itemsize, 0
             for piece in entry.pieces:
-                size = piece.size(entry.shape)
-                covered += size
-                stored[piece.file] += size * itemsize
+                covered += piece.size(entry.shape)
+                stored[piece.file] += piece.stored_bytes(entry.shape, itemsize)
             if covered != prod(entry.shape):
                 raise ValueError(f"tensor {name[:80]!r} has {prod(entry.shape)} elements and its shards {covered}")
 
@@ -507,7 +549,13 @@ class Checkpoint:
         where = f"checkpoint {quoted(str(self.path))}: file {quoted(piece['file'])}, which holds tensor {quoted(name)},"
         try:
             with safe_open(self.path / piece["file"], framework="numpy") as file:
-                array = file.get_tensor(piece["key"])
+                kept, array = piece.get("kept"), np.zeros(0, named_dtype(self.tensors[name]["dtype"]))
+                if kept != 0:
+                    array = file.get_tensor(piece["key"])
+                if kept is not None and array.size != kept:
+                    raise ValueError(f"it has {array.size} values and not {kept}")
+                if kept is not None:
+                    array = _expanded(file.get_tensor(f"{piece['key']}.mask"), array, size)
         except (SafetensorError, OSError, ValueError) as error:
             raise UsageError(f"{where} is damaged ({error}); {self.remedy}") from None
         if array.size != size or str(array.dtype) != self.tensors[name]["dtype"]:
@@ -517,4 +565,4 @@ class Checkpoint:
             )
         if _checksum(array) != piece["checksum"]:
             raise UsageError(f"{where} is damaged: the tensor's checksum differs; {self.remedy}")
-        return array.reshape(-1)  # type: ignore[no-any-return]
+        return array.reshape(-1)

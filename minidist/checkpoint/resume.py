@@ -240,7 +240,10 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
         tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
-        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
+        masks = axis.masks()
+        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in masks]
+        # Of pruned weights the kept ones are stored, and bits in place of masks.
+        sparse = {f"{kind}/{shard.parameter.name}" for shard in masks for kind in ("weights", "masks")}
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
                 name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
@@ -251,7 +254,8 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
                 other = strategy.replica_of(axis, shard.parameter)
                 # Replicas on the data axis times those on the other axes.
                 both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
-                result += checkpoint_shards(name, shard, strategy.axes, both)
+                shards = checkpoint_shards(name, shard, strategy.axes, both)
+                result += [replace(part, sparse=name in sparse) for part in shards]
     return result
 
 

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.checkpoint import Checkpoint, CheckpointShard, ReplicaId, Storage, save
-from minidist.checkpoint.directory import save_bytes
+from minidist.checkpoint.directory import _digest, save_bytes
 from minidist.comm import SimWorld
 
 SHAPES = {"a": (7, 3), "b": (5,), "c": (2, 2, 2)}
@@ -65,6 +67,46 @@ def test_boxes_of_a_two_dimensional_split(tmp_path):
     SimWorld(2).run(main)
     assert np.array_equal(Checkpoint(tmp_path).tensor("w"), np.arange(24.0).reshape(4, 6))
     assert np.array_equal(Checkpoint(tmp_path).read("w", 2, 9), np.arange(2.0, 9.0))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "bool"])
+@pytest.mark.parametrize("kept", [0.0, 0.2, 1.0])
+def test_sparse_shards_store_what_is_not_zero_and_a_bit_for_each_element(dtype, kept, tmp_path):
+    draws = np.random.default_rng(0)
+    whole = (draws.random(1001) < kept) * draws.uniform(1, 2, 1001)
+    if 0 < kept < 1:
+        whole[:3] = -0.0, np.nan, np.inf  # a zero with a sign is kept
+    whole = whole.astype(named_dtype(dtype))
+
+    def main(comm):
+        start, stop = offsets(chunk_sizes(1001, comm.size))[comm.rank : comm.rank + 2]
+        save(comm, tmp_path, 1, [CheckpointShard("w", (7, 143), whole[start:stop], start, stop, sparse=True)], {})
+
+    SimWorld(3).run(main)
+    checkpoint = Checkpoint(tmp_path)
+    assert checkpoint.tensor("w").tobytes() == whole.tobytes()
+    assert checkpoint.read("w", 300, 700).tobytes() == whole[300:700].tobytes()
+
+    # In the files: the values, and an eighth of a byte for each element.
+    found = np.count_nonzero(whole.view(f"u{whole.itemsize}"))
+    expected = 3 * 42 + (0 if dtype == "bool" else found * whole.itemsize)
+    files = [load_file(path) for path in sorted(checkpoint.path.glob("*.safetensors"))]
+    assert sum(array.nbytes for file in files for array in file.values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("kept", "why"), [(5, "has 3 values and not 5"), (1, "has 3 values and not 1"), (10**6, "that keeps")]
+)
+def test_a_sparse_shard_that_does_not_fit_its_metadata_is_refused(kept, why, tmp_path):
+    array = np.array([0, 1, 0, 2, 3], np.float32)
+    SimWorld(1).run(lambda comm: save(comm, tmp_path, 1, [CheckpointShard("w", (5,), array, sparse=True)], {}))
+    path = tmp_path / "step-00000001" / "metadata.json"
+    record = json.loads(path.read_text())
+    record["tensors"]["w"]["pieces"][0]["kept"] = kept
+    del record["checksum"]
+    path.write_text(json.dumps({**record, "checksum": _digest(json.dumps(record).encode())}))
+    with pytest.raises(UsageError, match=why):
+        Checkpoint(tmp_path).tensor("w")
 
 
 def test_replicas_are_written_once_and_by_turns(tmp_path):

@@ -117,6 +117,11 @@ def test_saved_weights_are_zero_where_their_masks_are(layout, tmp_path):
         zeros += int((~mask).sum())
         if config.sparsity_pattern:  # along the inputs, the first dim of a Conv1D
             assert (mask.T.reshape(-1, 4).sum(axis=1) == 2).all()
+    stored = {
+        name: sum(piece.get("kept", -1) for piece in entry["pieces"]) for name, entry in checkpoint.tensors.items()
+    }
+    assert {stored[f"masks/{name}"] for name in masks} == {0}  # bits alone
+    assert all(stored[f"weights/{name}"] == mask.sum() for name, mask in masks.items())
     assert result.sparsity == {"pruned": zeros, "of": sum(mask.size for mask in masks.values())}
     assert zeros / result.sparsity["of"] == pytest.approx(config.sparsity or 0.5, abs=1e-3)
 
