@@ -44,7 +44,7 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
     checkpoint = Checkpoint(directory, step=step)
     config = saved_config(checkpoint)
     if not config.is_language_model:
-        kind = "a classifier" if config.model == "mlp" else "a model of your own"
+        kind = "a classifier" if config.is_classifier else "a model of your own"
         raise UsageError(
             f"the checkpoint {quoted(str(checkpoint.path))} holds {kind} (--model {config.model}), which generates"
             " no text"

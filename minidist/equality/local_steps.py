@@ -68,3 +68,9 @@ def _average(devices: Sequence[OneDevice]) -> None:
     for device in devices:
         device.flat.data[...] = total / total.dtype.type(len(devices))
         device.flat.updated()
+
+    # The running statistics of batch norms, which the averages of weights are evaluated with.
+    buffers = [dict(device.job.model.named_buffers()) for device in devices]
+    means = {name: sum(each[name] for each in buffers) / len(devices) for name in buffers[0]}
+    for device in devices:
+        device.job.model.load_state_dict(means, strict=False)

@@ -8,6 +8,7 @@ import pytest
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint
+from minidist.commands.generation import load_model
 from minidist.commands.runner import run_comparison, run_training
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
@@ -29,6 +30,7 @@ def job(**settings):
         {"dp": 2, "accumulation": 2, "zero": 2, "recompute": "budget:300000"},
         {"dp": 4, "zero": 3, "dp_replicate": 2, "recompute": "full"},
         {"dp": 2, "precision": "bf16", "zero": 1, "recompute": "sqrt"},
+        {"dp": 2, "local_steps": 2},
         {"dp": 2, "batch_norm": "none", "offload": "activations"},
         {**PIPELINE, "dp": 2, "zero": 2, "schedule": "zb-h1", "clip": 1.0},
         {**PIPELINE, "accumulation": 4, "schedule": "dualpipe"},
@@ -143,6 +145,12 @@ def test_without_norms_there_are_none_and_the_convolutions_have_a_bias():
     assert sum(isinstance(module, BatchNorm) for module in with_norms.modules()) == 5
     assert not any(isinstance(module, BatchNorm) for module in without.modules())
     assert (with_norms.stem.first.conv.bias is None, without.stem.first.conv.bias is None) == (True, False)
+
+
+def test_a_classifier_of_images_generates_no_text(tmp_path):
+    run_training(job(steps=1, layers=1, save=str(tmp_path), evaluate_every=None), None, 60, None)
+    with pytest.raises(UsageError, match=r"holds a classifier \(--model cnn\), which generates no text"):
+        load_model(tmp_path)
 
 
 def test_a_comparison_in_bits_of_synchronised_norms_is_refused():
