@@ -59,7 +59,7 @@ class TrainConfig(BaseModel):
         "",
         description=(
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, text:FILE, tokens:FILE, idx:DIR,"
-            " npz:FILE"
+            " cifar:DIR, npz:FILE"
         ),
     )
     prefetch_batches: int = Field(

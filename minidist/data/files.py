@@ -1,4 +1,4 @@
-"""The user's own data: a text, a file of tokens, the MNIST files, a NumPy archive. Every defect is one sentence.
+"""The user's own data: text, tokens, MNIST's and CIFAR's files, a NumPy archive. Every defect is one sentence.
 
 Texts and tokens are memory-mapped, so a file may be larger than the memory.
 
@@ -21,6 +21,7 @@ from minidist.data.datasets import SampleDataset, TokenDataset
 TOKEN_DTYPES = {".u8": "<u1", ".u16": "<u2", ".u32": "<u4", ".i32": "<i4", ".i64": "<i8", ".bin": "<u2"}
 MAX_TOKEN = 2**31 - 1  # a token or a class; each is a row of a matrix
 MAX_DIMS = 8  # of an idx file
+CIFAR_PIXELS = 3 * 32 * 32
 MIN_UNPACKED, MAX_RATIO = 64_000_000, 200  # bytes, and times the packed size, that a packed file may have
 _IDX_DTYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
@@ -157,6 +158,38 @@ def _parse_idx(file: Path, content: bytes) -> np.ndarray:
     if len(content) != expected:
         raise UsageError(f"--data file {file} has {len(content)} bytes, its header says {expected}; fetch it again")
     return np.frombuffer(content, dtype, offset=4 + 4 * dims).reshape(shape)
+
+
+def cifar_folder(path: str) -> SampleDataset:
+    """Return the training images of CIFAR-10 or CIFAR-100, (n, 3, 32, 32), from the folder of its *binary* version.
+
+    The format (A. Krizhevsky, "The CIFAR-10 dataset"): data_batch_1.bin to data_batch_5.bin, per image a label and
+    3,072 pixels; of CIFAR-100 train.bin, per image a coarse label, the label and the pixels. All red pixels come
+    first, then the green and the blue ones.
+    """
+    folder = _expanded("cifar", path)
+    shown = quoted(path, marks=False)
+    if not folder.is_dir():
+        raise UsageError(f"--data cifar:{shown} is not a folder; name the one with data_batch_1.bin in it")
+    files = sorted(folder.glob("data_batch_*.bin")) or sorted(folder.glob("train.bin"))
+    if not files:
+        raise UsageError(f"--data cifar:{shown} has no data_batch_1.bin and no train.bin; unpack the binary version")
+
+    # Rows of labels and pixels; the last label is the one that is learned.
+    labels, parts = 2 if files[0].name == "train.bin" else 1, []
+    for file in files:
+        try:
+            content = np.fromfile(file, np.uint8)
+        except OSError as error:
+            raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+        if content.size == 0 or content.size % (labels + CIFAR_PIXELS):
+            raise UsageError(
+                f"--data file {file} has {content.size} bytes, not a multiple of the {labels + CIFAR_PIXELS} of an"
+                " image; fetch it again"
+            )
+        parts.append(content.reshape(-1, labels + CIFAR_PIXELS))
+    rows = np.concatenate(parts)
+    return _samples(f"cifar:{path}", rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1])
 
 
 def npz_file(path: str) -> SampleDataset:

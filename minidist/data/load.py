@@ -8,7 +8,7 @@ from functools import cache
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.data.datasets import Dataset, TokenDataset
-from minidist.data.files import idx_folder, npz_file, text_file, token_file
+from minidist.data.files import cifar_folder, idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text
 
 GENERATED: dict[str, Callable[[], Dataset]] = {"pydoc": pydoc_text, "glyphs": glyphs, "markov": markov}
@@ -16,12 +16,14 @@ FILES: dict[str, Callable[[str], Dataset]] = {
     "text": text_file,
     "tokens": token_file,
     "idx": idx_folder,
+    "cifar": cifar_folder,
     "npz": npz_file,
 }
 
 
 def load_dataset(spec: str) -> Dataset:
-    """Return the dataset `pydoc`, `glyphs`, `markov`, `text:FILE`, `tokens:FILE`, `idx:DIR` or `npz:FILE`.
+    """Return the dataset `pydoc`, `glyphs`, `markov`, `text:FILE`, `tokens:FILE`, `idx:DIR`, `cifar:DIR` or
+    `npz:FILE`.
 
     Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
     """
@@ -31,16 +33,19 @@ def load_dataset(spec: str) -> Dataset:
         return _generated(spec)
     if kind in FILES:
         if not path:
-            raise UsageError(
-                f"--data {quoted(spec, marks=False)} names no file; write {kind}:{'DIR' if kind == 'idx' else 'FILE'}"
-            )
+            raise UsageError(f"--data {quoted(spec, marks=False)} names no file; write {kind}:{_place(kind)}")
         return FILES[kind](path)
     # Neither: name the nearest choice.
-    choices = [*GENERATED, *(f"{name}:{'DIR' if name == 'idx' else 'FILE'}" for name in FILES)]
+    choices = [*GENERATED, *(f"{name}:{_place(name)}" for name in FILES)]
     raise UsageError(
         f"--data {quoted(spec, marks=False)}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of"
         f" {', '.join(choices)}"
     )
+
+
+def _place(kind: str) -> str:
+    """Return what follows the colon, as help and sentences write it."""
+    return "DIR" if kind in ("idx", "cifar") else "FILE"
 
 
 @cache

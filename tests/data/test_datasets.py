@@ -109,6 +109,18 @@ def test_idx_files(tmp_path, packed):
     assert targets.tolist() == [1]
 
 
+@pytest.mark.parametrize(("labels", "names"), [(1, ["data_batch_1.bin", "data_batch_2.bin"]), (2, ["train.bin"])])
+def test_cifar_files(tmp_path, labels, names):
+    rows = np.random.default_rng(0).integers(0, 10, (2 * len(names), labels + 3072), dtype=np.uint8)
+    for name, part in zip(names, np.split(rows, len(names)), strict=True):
+        part.tofile(tmp_path / name)
+    data = load_dataset(f"cifar:{tmp_path}")
+    assert (data.image, data.channels_last) == ((3, 32, 32), False)
+    inputs, targets = data.rows(np.array([1, 0]))
+    np.testing.assert_array_equal(inputs, rows[[1, 0], labels:].astype(np.float32) / np.float32(255))
+    assert targets.tolist() == rows[[1, 0], labels - 1].tolist()
+
+
 @pytest.mark.parametrize("names", [("x", "y"), ("x_train", "y_train")])
 def test_npz_archives(tmp_path, names):
     np.savez(tmp_path / "data.npz", **{names[0]: np.full((3, 2), 0.5), names[1]: np.array([0, 2, 1])})
@@ -127,6 +139,8 @@ def write(folder):
     (folder / "bad.npy").write_bytes(b"no header")
     np.save(folder / "float.npy", np.zeros(3))
     np.array([-1], "<i4").tofile(folder / "negative.i32")
+    (folder / "part").mkdir()
+    (folder / "part" / "data_batch_1.bin").write_bytes(bytes(3072))
     (folder / "bad.npz").write_bytes(b"no archive")
     np.savez(folder / "names.npz", a=np.zeros(2), b=np.zeros(2))
     np.savez(folder / "shapes.npz", x=np.zeros((3, 2)), y=np.zeros(2, int))
@@ -161,6 +175,10 @@ def write(folder):
         ("idx:{0}/cut", "has 15 bytes, its header says 16; fetch it again"),
         ("idx:{0}/other", "does not begin like an idx file"),
         ("idx:{0}/zip", "cannot be read: .*; fetch it again"),
+        ("cifar", "names no file; write cifar:DIR"),
+        ("cifar:{0}/nowhere", "is not a folder; name the one with data_batch_1.bin"),
+        ("cifar:{0}", "has no data_batch_1.bin and no train.bin; unpack the binary version"),
+        ("cifar:{0}/part", "has 3072 bytes, not a multiple of the 3073 of an image; fetch it again"),
         ("npz:{0}/bad.npz", "is not a NumPy archive; write it with numpy.savez"),
         ("npz:{0}/names.npz", "holds a, b; it needs x and y, or x_train and y_train"),
         ("npz:{0}/shapes.npz", r"has inputs \(3, 2\) and labels \(2,\); it needs"),
