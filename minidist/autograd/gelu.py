@@ -22,7 +22,7 @@ def gelu_with_derivative(x: xp.Array) -> tuple[xp.Array, xp.Array]:
     x_flat = x.reshape(-1)
     value, derivative = xp.empty(x.shape, x.dtype, x), xp.empty(x.shape, x.dtype, x)
     v_flat, d_flat = value.reshape(-1), derivative.reshape(-1)
-    for start in range(0, x_flat.size, _BLOCK):
+    for start in xp.block_starts(x_flat, _BLOCK):
         part = x_flat[start : start + _BLOCK]
         t, d = v_flat[start : start + _BLOCK], d_flat[start : start + _BLOCK]
         square = part * part

@@ -2,7 +2,7 @@
 
 arrays.py         array functions for NumPy and CuPy alike
 half.py           float16 and bfloat16
-phantom.py        arrays with a shape and no data
+meta.py           arrays with a shape and no data
 layout.py         where the pieces of a global array are
 random.py         random numbers that depend on what they are for
 fingerprint.py    a few bytes that stand for many

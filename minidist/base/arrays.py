@@ -66,7 +66,9 @@ from numpy import (
     zeros_like,
 )
 
-# What annotations check is NumPy's interface; CuPy arrays and `phantom` arrays have the part of it that is used.
+from minidist.base.meta import MetaArray, creates_meta
+
+# What annotations check is NumPy's interface; CuPy arrays and `MetaArray`s have the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "as_array",
     "as_rows",
     "bincount",
+    "block_starts",
     "broadcast_shapes",
     "broadcast_to",
     "channels_last_rows",
@@ -168,13 +171,22 @@ def channels_last_rows(images: Array) -> Array:
     return rows.astype(rows.dtype, order="C", copy=False).reshape(-1, images.shape[1])
 
 
+def _new_meta(shape: Any, dtype: Any) -> Array:
+    """An array of a dry run: floats have no data, and indices have, because they are computed with."""
+    return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)  # type: ignore[return-value]
+
+
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
+    if like is None and creates_meta.get():
+        return _new_meta(shape, dtype)
     return np.empty(shape, dtype) if like is None or type(like) is ndarray else np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of zeros on the device of `like`."""
+    if like is None and creates_meta.get():
+        return _new_meta(shape, dtype)
     return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
 
 
@@ -190,6 +202,11 @@ def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array
     result = empty(shape, dtype, like)
     result.fill(value)
     return result
+
+
+def block_starts(value: Array, block: int) -> range:
+    """Where the blocks of a loop over a 1-D array begin; of a meta array the first, which has the memory of any."""
+    return range(0, min(value.size, 1) if isinstance(value, MetaArray) else value.size, block)
 
 
 def owner(value: Array) -> Array:

@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.memory import track
+from minidist.base.meta import MetaArray
 
 _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
 
@@ -45,8 +46,11 @@ def downcast(array: xp.Array, dtype: Any) -> xp.Array:
     """
     if array.dtype is dtype or array.dtype == dtype:
         return array
-    if dtype == np.float16 and type(array) is np.ndarray and array.dtype == np.float32:
-        return _to_float16(np.asarray(array, order="C"))
+    if dtype == np.float16 and array.dtype == np.float32:
+        if type(array) is np.ndarray:
+            return _to_float16(np.asarray(array, order="C"))
+        if isinstance(array, MetaArray):
+            return MetaArray(array.shape, dtype).view()  # a view in C order, as `_to_float16` returns
     with xp.quiet_overflow():
         return array.astype(dtype)
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
+from minidist.base.meta import creates_meta
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
     `law` is "normal" (standard deviation `scale`), "uniform" (in [-scale, scale)) or "constant" (all `scale`). A rank
     that holds a slice draws the whole and cuts.
     """
+    if creates_meta.get():
+        return xp.empty(shape, np.float64)
     key = Key(seed, "weight", name=name + repr(tuple(shape)))
     if law == "normal":
         return normal(key, shape) * scale

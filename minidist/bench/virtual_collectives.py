@@ -1,6 +1,6 @@
 """Which algorithm is best where: virtual seconds of every algorithm at every size, and what "auto" chooses.
 
-Phantom buffers (a shape and no data), so 64 MiB on each of 64 ranks cost no memory; the virtual clock is exact, so
+Meta arrays (a shape and no data), so 64 MiB on each of 64 ranks cost no memory; the virtual clock is exact, so
 nothing is repeated. Where two lines of the picture cross, the best choice changes: that is the crossover.
 
 Proved by: tests/bench/test_collectives.py

@@ -8,7 +8,7 @@ per byte), and where the two meet depends on the network:
                                trees                    segmented ring; two levels, where links differ
 
 Where all links of the communicator are alike, the cost is the formula that each algorithm is registered with. Where
-they differ (fast inside a node, slow across) there is no formula for all: each algorithm is run on phantom arrays and a
+they differ (fast inside a node, slow across) there is no formula for all: each algorithm is run on meta arrays and a
 clock of its own, once for each size. On more than 64 such ranks that takes too long, and the slowest link's formulas
 decide. A world that does not know its links (MPI) is taken for the default `LinkModel`. All ranks choose alike, because
 they choose from what all know. An algorithm that was registered without the formula of its seconds is never chosen.
@@ -26,7 +26,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, text_of
 from minidist.base.layout import chunk_sizes
-from minidist.base.phantom import Phantom
+from minidist.base.meta import MetaArray
 from minidist.collectives.registry import ALGORITHMS, at_registration
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import PointToPoint
@@ -96,14 +96,14 @@ def virtual_seconds(
 ) -> float:
     """Return the seconds until the last rank is done with one call on `nbytes` in all.
 
-    Runs the algorithm on phantom arrays: nothing is allocated and nothing added. algorithm: "auto", too.
+    Runs the algorithm on meta arrays: nothing is allocated and nothing added. algorithm: "auto", too.
     """
     world = SimWorld(ranks, checks=False, record=False, timeout=0, links=links)
     own = algorithm != "auto" and ALGORITHMS[operation][algorithm].is_users
     try:
-        world.run(_run_on_phantoms, operation, algorithm, nbytes, nodes)
+        world.run(_run_on_shapes, operation, algorithm, nbytes, nodes)
     except Exception as error:
-        # A user's algorithm may look at the elements, which a phantom array does not have.
+        # A user's algorithm may look at the elements, which a meta array does not have.
         if not own:
             raise
         if ranks * nbytes > MAX_REAL_BYTES:
@@ -111,17 +111,17 @@ def virtual_seconds(
                 f"{operation}/{algorithm} does not run on arrays without elements ({text_of(error)}), and {ranks} ranks"
                 f" with {nbytes:,} B each are more than {MAX_REAL_BYTES:,} B; take smaller sizes"
             ) from error
-        world.run(_run_on_phantoms, operation, algorithm, nbytes, nodes, np.zeros)
+        world.run(_run_on_shapes, operation, algorithm, nbytes, nodes, np.zeros)
     return world.end_time
 
 
-def _run_on_phantoms(
+def _run_on_shapes(
     comm: Comm,
     operation: str,
     algorithm: str,
     nbytes: int,
     nodes: tuple[tuple[int, ...], ...] | None,
-    make: Callable[..., Any] = Phantom,
+    make: Callable[..., Any] = MetaArray,
 ) -> None:
     """Make one rank's call, with the arguments that calls.py would pass on to the algorithm."""
 

@@ -165,6 +165,7 @@ class Outcome:
     local: list[Any]  # results of the ranks in this process
     results: list[Any]
     traces: list[Trace]
+    end_time: float | None = None  # virtual seconds until the last rank is done; None under MPI
 
     @property
     def is_root(self) -> bool:
@@ -231,7 +232,7 @@ def execute(
                     trace, world.traces, world="simulated", incomplete=f"the run ended with {type(error).__name__}"
                 )
             raise
-        outcome = Outcome("simulated", world.size, results, results, world.traces)
+        outcome = Outcome("simulated", world.size, results, results, world.traces, world.end_time)
     else:
         outcome = _execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
     if trace and outcome.is_root:

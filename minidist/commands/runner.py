@@ -85,20 +85,23 @@ class Summary:
         """Return whether every purpose's measured volume equals its closed form."""
         return all(volume["measured"] == volume["closed_form"] for volume in self.bytes_by_purpose.values())
 
+    def volume_lines(self) -> list[str]:
+        """Format the bytes by purpose beside the closed form."""
+        if not self.bytes_by_purpose:
+            return ["nothing was sent: there is one rank"]
+        lines = [f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}"]
+        for name, volume in self.bytes_by_purpose.items():
+            mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
+            lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
+        return lines
+
     def table(self) -> str:
         """Format the bytes by purpose beside the closed form, the peaks, and the optional measurements."""
         lines = [
             f"{_count(self.ranks, 'rank')} ({self.world}), {_count(len(self.losses), 'step')} in {self.seconds:.2f} s, "
             f"loss {self.losses[0]:.4f} -> {self.losses[-1]:.4f}"
         ]
-        if self.bytes_by_purpose:
-            lines.append(f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}")
-        else:
-            lines.append("nothing was sent: there is one rank")
-
-        for name, volume in self.bytes_by_purpose.items():
-            mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
-            lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
+        lines += self.volume_lines()
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
 
         # What was asked for by flags of its own.
@@ -147,8 +150,11 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
-    """Return the ranks of the job, whose rules it keeps: from mpiexec, --ranks, or the product of the degrees."""
+def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = True) -> int:
+    """Return the ranks of the job, whose rules it keeps: from mpiexec, --ranks, or the product of the degrees.
+
+    has_values: False in a dry run, which may be larger than this machine.
+    """
     size = launched_size()
 
     # mpiexec decides the number of ranks, where it started this process.
@@ -165,7 +171,7 @@ def number_of_ranks(config: TrainConfig, ranks: int | None) -> int:
     # All errors of the settings are reported before any rank starts.
     batches = resolve_batches(config, result)
     # Simulated ranks share the memory of this process; processes of mpiexec have their own.
-    check_rules(config, batches, 1 if size else result)
+    check_rules(config, batches, (1 if size else result) if has_values else 0)
     check_saving(config)
     initial_checkpoint(config)
     teacher_checkpoint(config, load_dataset(config.data))

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.errors import UsageError, quoted
 from minidist.commands.options import (
     DeepSpeed,
     EagerBytes,
@@ -36,6 +37,12 @@ def train(
         Path | None, typer.Option(help="a file of JSON lines, one per step; steps are numbered from 0")
     ] = None,
     deepspeed: DeepSpeed = None,
+    dry: Annotated[
+        bool, typer.Option("--dry-run", help="run on arrays without data: bytes, peaks of memory and virtual time")
+    ] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="with --dry-run: whose speeds the clock has, such as h100 (see minidist plan)")
+    ] = None,
     memory_budget: Annotated[
         float | None,
         typer.Option(
@@ -54,6 +61,14 @@ def train(
         say(line)
     # A long run keeps no events: its memory would grow with every message.
     path = None if trace == Path("none") else trace or Path("runs/train.jsonl")
+
+    if gpu is not None and not dry:
+        raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
+    if dry:
+        from minidist.commands.dry_run import check_dry_run, dry_run
+
+        check_dry_run(config, metrics)
+        return dry_run(config, ranks, timeout, path, eager_bytes, command_line(), gpu)
 
     # Under mpiexec only rank 0 has a summary to print.
     summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)

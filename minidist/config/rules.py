@@ -1240,7 +1240,7 @@ RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
 def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
     """Raise UsageError with the sentence of the first rule that the job breaks.
 
-    processes_here: ranks that share this process's memory.
+    processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
     job = ResolvedJob(config, batches, processes_here)
     for rule in rules:

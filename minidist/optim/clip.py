@@ -42,7 +42,7 @@ def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
     size = array.size
     sums = xp.empty(-(-size // NORM_BLOCK), xp.float64, array)
     squares = xp.empty(min(_CHUNK, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
-    for start in range(0, size, _CHUNK):
+    for start in xp.block_starts(array, _CHUNK):
         # Convert one piece to float64 and square it there.
         piece = array[start : start + _CHUNK]
         blocks = -(-piece.size // NORM_BLOCK)

@@ -211,7 +211,7 @@ class Optimizer:
         decay, half = self._decay_of(run), is_half(data.dtype)
 
         # Block by block, so that all arithmetic finds its data in the cache.
-        for start in range(0, data.size, BLOCK):
+        for start in xp.block_starts(data, BLOCK):
             block = slice(start, min(start + BLOCK, data.size))
             parts = {name: array[block] for name, array in state.items()}
             # What is updated: the float32 master in half precision, else the parameter itself.

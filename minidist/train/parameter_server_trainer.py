@@ -192,5 +192,5 @@ def _digest(weights: Mapping[str, Array]) -> str:
     """Return a fingerprint of the final weights, which every rank has."""
     result = hashlib.sha256()
     for name in sorted(weights):
-        result.update(np.ascontiguousarray(weights[name]).tobytes())
+        result.update(weights[name].tobytes())
     return result.hexdigest()

@@ -189,10 +189,10 @@ def digest(strategy: Strategy) -> str:
     """Return a fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
     result = hashlib.sha256()
     for array in strategy.local_arrays():
-        result.update(np.ascontiguousarray(array).tobytes())
+        result.update(array.tobytes())
     for name, arrays in sorted(strategy.optimizer_state().items()):
         for key, array in sorted(arrays.items()):
-            result.update(f"{name}.{key}".encode() + np.ascontiguousarray(array).tobytes())
+            result.update(f"{name}.{key}".encode() + array.tobytes())
     return result.hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""algorithm="auto" is within 5 % of the best fixed choice, measured on the virtual clock with phantom buffers."""
+"""algorithm="auto" is within 5 % of the best fixed choice, measured on the virtual clock with meta arrays."""
 
 from types import SimpleNamespace
 
@@ -11,7 +11,7 @@ from minidist.collectives import ALGORITHMS, TwoLevel
 from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
 from minidist.comm import LinkModel, SimWorld
 from tests.collectives.cases import ALL, Case
-from tests.collectives.phantoms import seconds
+from tests.collectives.virtual_time import seconds
 
 SIZES = [1, 2**8, 2**12, 2**15, 2**18, 2**20, 2**23, 2**26]
 ETHERNET = LinkModel(alpha=5e-5, beta=8e-9)
@@ -56,7 +56,7 @@ def test_it_matters_and_no_algorithm_is_always_best():
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
-def test_phantoms_take_the_time_of_real_arrays(operation, algorithm):
+def test_meta_arrays_take_the_time_of_real_arrays(operation, algorithm):
     """The same code on data: the same seconds."""
     ranks = 5
     case = Case(operation, algorithm, ranks, 40)

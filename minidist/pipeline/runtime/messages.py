@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.base.watchers import watchers
@@ -103,7 +104,7 @@ class Messages:
             requests = self.posted[message] = []
             with purpose(PURPOSES[direction]):
                 for shape, dtype in self.tensors[like]:
-                    buffer = np.empty(shape, dtype)
+                    buffer = xp.empty(shape, dtype)
                     for watcher in watchers.get():
                         watcher.allocated(buffer, "communication")
                     requests.append(comm.irecv(buffer, rank, tag + len(requests)))
@@ -139,7 +140,7 @@ class Messages:
         message = direction, stage, target, i
         ready = self.ready[message] = []
         for array in arrays:
-            ready.append(np.ascontiguousarray(array))
+            ready.append(array if array.flags.c_contiguous else array.copy())
         if abs(target - stage) > 1 and (direction, stage, target, i % self.period) in self.routes:
             self.send(direction, stage, target, i)
 

@@ -1,4 +1,4 @@
-"""A collective on `nbytes` phantom bytes in all, and how long it takes on the virtual clock: the benchmark's own
+"""A collective on `nbytes` bytes of meta arrays in all, and how long it takes on the virtual clock: the benchmark's own
 measure.
 """
 

@@ -1,0 +1,526 @@
+"""Arrays with a shape, a dtype and a memory layout, and no data: the meta arrays of a dry run.
+
+What a training program allocates, sends and waits for depends on shapes, not on values. So the very program that trains
+(model, tape, strategies, pipeline, optimizer) runs on `MetaArray`s: bytes, messages, peaks of memory and virtual time
+come out as in the real run, and nothing is computed. PyTorch's meta device is the same idea.
+
+    with creating_meta():            # arrays.empty, zeros, ... and initial weights make meta arrays
+        model = GPT(...)
+
+A value that a program must know is 1 (a norm, a scale) or true (every element is finite, replicas are equal).
+
+Views need no data either: NumPy makes them, from an array with the wanted strides over one element that is never read.
+
+Proved by: tests/base/test_meta.py, tests/train/test_dry_run.py
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.lib.stride_tricks import as_strided
+
+from minidist.base.errors import UsageError
+
+MAX_VALUES = 100_000  # of a meta array that becomes one of NumPy's
+# Whether new arrays are meta arrays.
+creates_meta: ContextVar[bool] = ContextVar("minidist_creates_meta", default=False)
+_ONE: dict[np.dtype[Any], np.ndarray] = {}
+
+
+@contextmanager
+def creating_meta() -> Iterator[None]:
+    """In the block, arrays that are created without another one to be like are meta arrays."""
+    token = creates_meta.set(True)
+    try:
+        yield
+    finally:
+        creates_meta.reset(token)
+
+
+def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] | None = None) -> np.ndarray:
+    """Return an array that has this shape and must never be read. order: its axes from the slowest to the fastest."""
+    one = _ONE.get(dtype)
+    if one is None:
+        one = _ONE[dtype] = np.zeros(1, dtype)
+    strides, step = [0] * len(shape), dtype.itemsize
+    for axis in reversed(range(len(shape)) if order is None else order):
+        strides[axis] = step
+        step *= max(shape[axis], 1)
+    return as_strided(one, shape, strides)
+
+
+def _keep_order(inputs: Sequence[Any], shape: tuple[int, ...]) -> Sequence[int] | None:
+    """Return the order of a result's axes in memory: that of the inputs, as NumPy's order "K"; None: C order."""
+    for value in inputs:
+        if isinstance(value, (MetaArray, np.ndarray)) and value.shape == shape and not value.flags.c_contiguous:
+            strides = value.strides
+            return sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
+    return None
+
+
+def _result(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] | None = None) -> Any:
+    """Return what an operation gives: a new array, or where there is one value a NumPy scalar, as NumPy does."""
+    return dtype.type(1) if shape == () else MetaArray._of(_layout(shape, dtype, order))
+
+
+class MetaArray(NDArrayOperatorsMixin):
+    """An array without data; see the module. `base` is the array whose memory it is a view of, or None."""
+
+    __slots__ = ("__weakref__", "_layout", "base")
+
+    def __init__(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> None:
+        wanted = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(length) for length in shape)
+        self._layout = _layout(wanted, np.dtype(dtype))
+        self.base: MetaArray | None = None
+
+    @classmethod
+    def _of(cls, layout: np.ndarray, base: "MetaArray | None" = None) -> "MetaArray":
+        """Return an array of a layout: a view of `base`, or one with memory of its own."""
+        result = cls.__new__(cls)
+        result._layout, result.base = layout, base
+        return result
+
+    def _view(self, layout: np.ndarray) -> "MetaArray":
+        return MetaArray._of(layout, self if self.base is None else self.base)
+
+    # what it is -------------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._layout.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._layout.dtype
+
+    @property
+    def size(self) -> int:
+        return self._layout.size
+
+    @property
+    def ndim(self) -> int:
+        return self._layout.ndim
+
+    @property
+    def itemsize(self) -> int:
+        return self._layout.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self._layout.size * self._layout.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self._layout.strides
+
+    @property
+    def flags(self) -> Any:
+        return self._layout.flags
+
+    def __repr__(self) -> str:
+        return f"MetaArray({self.shape}, {self.dtype})"
+
+    def __len__(self) -> int:
+        return len(self._layout)
+
+    # values: there are none -------------------------------------------------------------------------------------------
+
+    def item(self) -> Any:
+        """Return 1 or true: a value that a program decides by."""
+        if self.size != 1:
+            raise ValueError(f"can only convert an array of size 1 to a Python scalar, not one of shape {self.shape}")
+        return self.dtype.type(1).item()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Return ones: a table of few numbers that a program decides by. Errors: UsageError for a large array."""
+        if self.size > MAX_VALUES:
+            raise UsageError(
+                f"a meta array of shape {self.shape} has no values; NumPy may look at {MAX_VALUES:,} of them at most"
+            )
+        return np.ones(self.shape, dtype or self.dtype)
+
+    def tolist(self) -> Any:
+        """Return a list of ones of the array's shape."""
+        return np.ones(self.shape, self.dtype).tolist()
+
+    # views ------------------------------------------------------------------------------------------------------------
+
+    def reshape(self, *shape: Any, order: str = "C") -> "MetaArray":
+        """Return the same elements in another shape: a view where NumPy gives one, and a copy elsewhere."""
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
+        wanted = tuple(wanted)
+        known = math.prod(length for length in wanted if length != -1)
+        exact = tuple(self.size // max(known, 1) if length == -1 else int(length) for length in wanted)
+        if math.prod(exact) != self.size:
+            raise ValueError(f"cannot reshape array of size {self.size} into shape {wanted}")
+        try:
+            layout = self._layout.reshape(exact, copy=False)
+        except ValueError:  # a copy would be needed
+            copied = MetaArray(exact, self.dtype)
+            return copied._view(copied._layout)  # as NumPy, whose result is a view of the copy
+        return self._view(layout)
+
+    def ravel(self) -> "MetaArray":
+        return self.reshape(-1)
+
+    def transpose(self, *axes: Any) -> "MetaArray":
+        return self._view(self._layout.transpose(*axes))
+
+    def swapaxes(self, first: int, second: int) -> "MetaArray":
+        return self._view(self._layout.swapaxes(first, second))
+
+    def squeeze(self, axis: Any = None) -> "MetaArray":
+        return self._view(self._layout.squeeze(axis))
+
+    @property
+    def T(self) -> "MetaArray":
+        return self.transpose()
+
+    def view(self, dtype: Any = None) -> "MetaArray":
+        return self._view(self._layout.view() if dtype is None else self._layout.view(dtype))
+
+    def __getitem__(self, index: Any) -> Any:
+        shape = _indexed_shape(self, index)
+        if shape is not None:
+            return _result(shape, self.dtype)
+        # One element is a scalar; NumPy must not read it, so its place is made a view.
+        parts = index if isinstance(index, tuple) else (index,)
+        if len(parts) == self.ndim and all(isinstance(part, (int, np.integer)) for part in parts):
+            return self.dtype.type(1)
+        return self._view(self._layout[index])
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        shape = _indexed_shape(self, index)
+        target = self._layout[index].shape if shape is None else shape
+        if np.broadcast_shapes(target, np.shape(value)) != target:
+            raise ValueError(f"could not broadcast input array from shape {np.shape(value)} into shape {target}")
+
+    # copies and reductions --------------------------------------------------------------------------------------------
+
+    def copy(self, order: str = "C") -> "MetaArray":
+        return MetaArray(self.shape, self.dtype)
+
+    def astype(self, dtype: Any, copy: bool = True, **_: Any) -> "MetaArray":
+        if not copy and np.dtype(dtype) == self.dtype:
+            return self
+        order = _keep_order([self], self.shape)
+        return MetaArray._of(_layout(self.shape, np.dtype(dtype), order))
+
+    def round(self, decimals: int = 0, out: Any = None) -> Any:
+        return MetaArray(self.shape, self.dtype) if out is None else out
+
+    def clip(self, least: Any = None, most: Any = None, out: Any = None) -> Any:
+        return MetaArray(self.shape, self.dtype) if out is None else out
+
+    def cumsum(self, axis: Any = None, **_: Any) -> "MetaArray":
+        return MetaArray(self.shape if axis is not None else self.size, self.dtype)
+
+    def fill(self, value: Any) -> None:
+        """Change nothing: there is no data."""
+
+    def tobytes(self) -> bytes:
+        """Return nothing: fingerprints of a dry run are those of no bytes."""
+        return b""
+
+    def _reduced(self, dtype: Any, axis: Any = None, out: Any = None, keepdims: bool = False, **_: Any) -> Any:
+        if out is not None:
+            return out
+        axes = range(self.ndim) if axis is None else [a % self.ndim for a in np.atleast_1d(axis)]
+        if keepdims:
+            shape = tuple(1 if a in axes else length for a, length in enumerate(self.shape))
+        else:
+            shape = tuple(length for a, length in enumerate(self.shape) if a not in axes)
+        return _result(shape, np.dtype(dtype))
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        kind = self.dtype if self.dtype.kind == "f" else np.dtype(np.int64)
+        return self._reduced(dtype or kind, axis, out, keepdims)
+
+    def max(self, axis: Any = None, out: Any = None, keepdims: bool = False, **more: Any) -> Any:
+        return self._reduced(self.dtype, axis, out, keepdims)
+
+    min = max
+
+    def mean(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return self._reduced(dtype or self.dtype, axis, out, keepdims)
+
+    def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        return self._reduced(bool, axis, out, keepdims)
+
+    any = all
+
+    def argmax(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Return indices in turn, 0, 1, 2, ...: tokens that choose experts in a dry run choose all equally often."""
+        shape = self._reduced(np.int64, axis, None, keepdims).shape
+        lengths = self.size if axis is None else self.shape[axis]
+        return (np.arange(math.prod(shape)) % lengths).reshape(shape)
+
+    def argsort(self, axis: int = -1, **_: Any) -> "MetaArray":
+        return MetaArray(self.shape, np.int64)
+
+    def dot(self, other: Any) -> Any:
+        return np.dot(self, other)
+
+    # NumPy's protocols ------------------------------------------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **more: Any) -> Any:
+        if method == "at":
+            return None
+        if method in ("reduce", "accumulate", "reduceat"):
+            return _reduce(ufunc, method, inputs, out, more)
+        if method != "__call__":
+            return NotImplemented
+        if ufunc is np.matmul or ufunc is np.vecdot:
+            shape = _product_shape(ufunc, *inputs)
+        else:
+            where = more.get("where", True)
+            shape = np.broadcast_shapes(*(np.shape(value) for value in (*inputs, where)))
+        targets = (out if isinstance(out, tuple) else (out,)) if out is not None else (None,) * ufunc.nout
+        dtypes = _dtypes(ufunc, inputs, more.get("dtype"))
+        results = []
+        for target, dtype in zip(targets, dtypes, strict=True):
+            if target is None:
+                target = _result(shape, dtype, _keep_order(inputs, shape))
+            elif target.shape != shape and np.broadcast_shapes(shape, target.shape) != target.shape:
+                raise ValueError(f"{ufunc.__name__}: result of shape {shape} into an array of shape {target.shape}")
+            results.append(target)
+        return results[0] if ufunc.nout == 1 else tuple(results)
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, keywords: Any) -> Any:
+        rule = _FUNCTIONS.get(function)
+        if rule is None:
+            raise UsageError(f"numpy.{function.__name__} has no rule for meta arrays; add one to minidist/base/meta.py")
+        return rule(*arguments, **keywords)
+
+
+def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
+    """Return the shape of a copy that indexing makes, or None where it makes a view."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not any(isinstance(part, (np.ndarray, MetaArray, list)) for part in parts):
+        return None
+    # How many elements a mask selects is known of a real one; a meta mask selects all.
+    if len(parts) == 1 and getattr(parts[0], "dtype", None) == np.bool_:
+        mask = parts[0]
+        count = math.prod(mask.shape) if isinstance(mask, MetaArray) else int(np.count_nonzero(mask))
+        return (count, *array.shape[mask.ndim :])
+    # Index arrays as zeros, over an array of no bytes per element.
+    stand_ins = tuple(
+        np.zeros(np.shape(part), np.intp) if isinstance(part, (np.ndarray, MetaArray, list)) else part for part in parts
+    )
+    wide = as_strided(np.zeros(1, np.bool_), array.shape, (0,) * array.ndim)
+    return wide[stand_ins].shape
+
+
+def _product_shape(ufunc: np.ufunc, a: Any, b: Any) -> tuple[int, ...]:
+    """Return the shape of a matrix product, or of a vecdot."""
+    first, second = np.shape(a), np.shape(b)
+    if ufunc is np.vecdot:
+        if first[-1] != second[-1]:
+            raise ValueError(f"vecdot of shapes {first} and {second}")
+        return np.broadcast_shapes(first[:-1], second[:-1])
+    if first[-1] != second[-2 if len(second) > 1 else 0]:
+        raise ValueError(f"matmul of shapes {first} and {second}")
+    rows = first[-2:-1]
+    columns = second[-1:] if len(second) > 1 else ()
+    return (*np.broadcast_shapes(first[:-2], second[:-2]), *rows, *columns)
+
+
+def _dtypes(ufunc: np.ufunc, inputs: Sequence[Any], dtype: Any) -> list[np.dtype[Any]]:
+    """Return the dtypes of a ufunc's results, by NumPy's own rules (NEP 50: Python scalars are weak)."""
+    if dtype is not None:
+        return [np.dtype(dtype)] * ufunc.nout
+    known: list[Any] = [
+        type(value) if type(value) in (int, float, complex) else np.bool_ if type(value) is bool else value.dtype
+        for value in inputs
+    ]
+    resolved = ufunc.resolve_dtypes((*known, *(None,) * ufunc.nout))
+    return list(resolved[ufunc.nin :])
+
+
+def _reduce(ufunc: np.ufunc, method: str, inputs: Sequence[Any], out: Any, more: dict[str, Any]) -> Any:
+    """Return the result of ufunc.reduce, accumulate or reduceat."""
+    if out is not None:
+        return out[0] if isinstance(out, tuple) else out
+    array = inputs[0]
+    dtype = more.get("dtype") or (np.int64 if ufunc is np.add and array.dtype.kind in "bi" else array.dtype)
+    if method == "reduce":
+        return array._reduced(dtype, more.get("axis", 0), None, more.get("keepdims", False))
+    if method == "accumulate":
+        return MetaArray(array.shape, dtype)
+    shape = list(array.shape)
+    shape[more.get("axis", 0)] = len(inputs[1])
+    return MetaArray(tuple(shape), dtype)
+
+
+# NumPy's functions that are no ufuncs: what each one gives, without values -------------------------------------------
+
+
+def _like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **_: Any) -> Any:
+    if shape is not None:
+        return MetaArray(shape, dtype or prototype.dtype)
+    axes = _keep_order([prototype], prototype.shape)
+    return MetaArray._of(_layout(prototype.shape, np.dtype(dtype or prototype.dtype), axes))
+
+
+def _full_like(prototype: Any, value: Any, dtype: Any = None, **more: Any) -> Any:
+    return _like(prototype, dtype, **more)
+
+
+def _new(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
+    """Return a new array; integers are real, because programs compute indices from them."""
+    return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)
+
+
+def _concatenate(arrays: Sequence[Any], axis: int = 0, out: Any = None, dtype: Any = None, **_: Any) -> Any:
+    if out is not None:
+        return out
+    shape = list(arrays[0].shape)
+    shape[axis] = sum(array.shape[axis] for array in arrays)
+    return MetaArray(tuple(shape), dtype or np.result_type(*(array.dtype for array in arrays)))
+
+
+def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **_: Any) -> Any:
+    shape = list(arrays[0].shape)
+    shape.insert(axis % (len(shape) + 1), len(arrays))
+    return MetaArray(tuple(shape), arrays[0].dtype) if out is None else out
+
+
+def _take(array: Any, indices: Any, axis: Any = None, out: Any = None, **_: Any) -> Any:
+    if out is not None:
+        return out
+    shape = np.shape(indices) if axis is None else (*array.shape[:axis], *np.shape(indices), *array.shape[axis + 1 :])
+    return MetaArray(shape, array.dtype)
+
+
+def _where(condition: Any, *values: Any) -> Any:
+    if not values:
+        raise UsageError("where(mask) has a size that depends on values, which a meta array does not have")
+    shape = np.broadcast_shapes(*(np.shape(value) for value in (condition, *values)))
+    dtypes = [value.dtype if hasattr(value, "dtype") else value for value in values]
+    return MetaArray(shape, np.result_type(*dtypes))
+
+
+def _copyto(target: Any, source: Any, **_: Any) -> None:
+    if np.broadcast_shapes(np.shape(target), np.shape(source)) != np.shape(target):
+        raise ValueError(f"could not broadcast shape {np.shape(source)} into shape {np.shape(target)}")
+
+
+def _broadcast_to(array: Any, shape: Any, **_: Any) -> Any:
+    return array._view(np.broadcast_to(array._layout, shape))
+
+
+def _contiguous(array: Any, dtype: Any = None, **_: Any) -> Any:
+    wanted = np.dtype(dtype or array.dtype)
+    return array if array.flags.c_contiguous and wanted == array.dtype else MetaArray(array.shape, wanted)
+
+
+def _split(array: Any, parts: Any, axis: int = 0) -> list[Any]:
+    return [array._view(layout) for layout in np.split(array._layout, parts, axis)]
+
+
+def _einsum(subscripts: str, *operands: Any, out: Any = None, **_: Any) -> Any:
+    if out is not None:
+        return out
+    inputs, _arrow, result = subscripts.replace(" ", "").partition("->")
+    lengths = {
+        letter: length
+        for letters, operand in zip(inputs.split(","), operands, strict=True)
+        for letter, length in zip(letters, operand.shape, strict=True)
+    }
+    return MetaArray(tuple(lengths[letter] for letter in result), np.result_type(*(o.dtype for o in operands)))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def call(array: Any, *arguments: Any, **keywords: Any) -> Any:
+        return getattr(array, name)(*arguments, **keywords)
+
+    return call
+
+
+def _viewing(function: Any) -> Callable[..., Any]:
+    """Return the rule of a function that always gives a view."""
+
+    def call(array: Any, *arguments: Any, **keywords: Any) -> Any:
+        return array._view(function(array._layout, *arguments, **keywords))
+
+    return call
+
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    np.shape: lambda array: array.shape,
+    np.ndim: lambda array: array.ndim,
+    np.size: lambda array: array.size,
+    np.empty: _new,
+    np.zeros: _new,
+    np.ones: _new,
+    np.full: lambda shape, value, dtype=None, **_: MetaArray(shape, dtype or np.asarray(value).dtype),
+    np.empty_like: _like,
+    np.zeros_like: _like,
+    np.ones_like: _like,
+    np.full_like: _full_like,
+    np.array: lambda value, dtype=None, **_: value.astype(dtype or value.dtype),
+    np.asarray: lambda value, dtype=None, **_: value.astype(dtype or value.dtype, copy=False),
+    np.concatenate: _concatenate,
+    np.stack: _stack,
+    np.take: _take,
+    np.take_along_axis: lambda array, indices, axis=-1: MetaArray(np.shape(indices), array.dtype),
+    np.put_along_axis: lambda *_: None,
+    np.where: _where,
+    np.copyto: _copyto,
+    np.broadcast_to: _broadcast_to,
+    np.ascontiguousarray: _contiguous,
+    np.array_equal: lambda a, b, **_: np.shape(a) == np.shape(b),
+    np.array_split: lambda array, parts, axis=0: [
+        array._view(layout) for layout in np.array_split(array._layout, parts, axis)
+    ],
+    np.split: _split,
+    np.einsum: _einsum,
+    np.dot: lambda a, b, out=None: MetaArray((*a.shape[:-1], *b.shape[1:]), np.result_type(a.dtype, b.dtype)),
+    np.vdot: lambda a, b: MetaArray((), np.result_type(a.dtype, b.dtype)),
+    np.argsort: lambda array, *_, **__: MetaArray(array.shape, np.int64),
+    np.sort: lambda array, *_, **__: MetaArray(array.shape, array.dtype),
+    np.argmax: _method("argmax"),
+    np.sum: _method("sum"),
+    np.max: _method("max"),
+    np.min: _method("min"),
+    np.mean: _method("mean"),
+    np.all: _method("all"),
+    np.any: _method("any"),
+    np.cumsum: lambda array, *_, **__: MetaArray(array.shape, array.dtype),
+    np.bincount: lambda array, weights=None, minlength=0: MetaArray((minlength,), np.int64),
+    np.transpose: _method("transpose"),
+    np.swapaxes: _method("swapaxes"),
+    np.reshape: _method("reshape"),
+    np.ravel: _method("ravel"),
+    np.squeeze: _method("squeeze"),
+    np.moveaxis: _viewing(np.moveaxis),
+    np.expand_dims: _viewing(np.expand_dims),
+    np.copy: _method("copy"),
+    np.may_share_memory: lambda a, b, **_: _owner(a) is _owner(b),
+    np.shares_memory: lambda a, b, **_: _owner(a) is _owner(b),
+    np.result_type: lambda *values: np.result_type(*(getattr(v, "dtype", v) for v in values)),
+    np.tril: lambda array, k=0: MetaArray(array.shape, array.dtype),
+    np.triu: lambda array, k=0: MetaArray(array.shape, array.dtype),
+    np.linalg.norm: lambda array, *_, **__: MetaArray((), array.dtype),
+}
+
+
+def _owner(array: Any) -> Any:
+    return array if getattr(array, "base", None) is None else array.base

@@ -1,0 +1,193 @@
+"""`minidist train --dry-run`: the whole training program on arrays without data.
+
+Every rank builds its part of the model, runs the steps and sends its messages, on meta arrays (base/meta.py). Nothing
+is computed and nothing is learned; bytes, messages, peaks of memory and virtual time are those of the real run.
+
+Proved by: tests/train/test_dry_run.py
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.meta import creating_meta
+from minidist.comm import Comm
+from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
+from minidist.comm.sim.clock import LinkModel
+from minidist.commands.output import Result
+from minidist.commands.runner import Summary, number_of_ranks, say_notices, summarize
+from minidist.config.models import llama_inner
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.data import load_dataset
+from minidist.planning.architecture import Architecture
+from minidist.train.state import TrainResult
+from minidist.train.trainer import train
+
+if TYPE_CHECKING:
+    from minidist.planning.cluster.gpus import Machine
+
+
+@dataclass
+class DryRun:
+    """What a dry run found. seconds: virtual, of the whole run; computing: of each rank, None without a trace."""
+
+    summary: Summary
+    steps: int
+    seconds: float
+    peaks: list[Mapping[str, int]]
+    computing: list[float] | None
+    mfu: float | None
+
+    @property
+    def bubble(self) -> float | None:
+        """Return the share of the time in which a rank does not compute, the mean of all ranks."""
+        if self.computing is None or not self.seconds:
+            return None
+        return 1 - sum(self.computing) / len(self.computing) / self.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what --json prints: that of `train` without losses and digest, and what only a dry run has."""
+        result = self.summary.as_dict()
+        del result["losses"], result["digest"]
+        return {
+            **result,
+            "dry_run": True,
+            "peak_by_purpose": self.peaks,
+            "virtual_seconds": self.seconds,
+            "step_seconds": self.seconds / self.steps,
+            "bubble": self.bubble,
+            "mfu": self.mfu,
+        }
+
+    def table(self) -> str:
+        """Format the time, the bytes by purpose, and the memory of the fullest rank."""
+        ranks = self.summary.ranks
+        lines = [
+            f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}:"
+            f" {self.seconds / self.steps:.4g} virtual seconds per step"
+            + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
+            + (f", MFU {self.mfu:.1%}" if self.mfu is not None else "")
+        ]
+        lines += self.summary.volume_lines()
+        fullest = max(range(ranks), key=lambda rank: self.summary.peak_bytes[rank])
+        lines.append(f"peak of rank {fullest}, the fullest, in bytes: {self.summary.peak_bytes[fullest]:,}")
+        for purpose, nbytes in sorted(self.peaks[fullest].items(), key=lambda pair: -pair[1]):
+            if nbytes:
+                lines.append(f"  {purpose:22}{nbytes:16,}")
+        return "\n".join(lines)
+
+
+def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
+    """Raise UsageError for settings that need values, which a dry run does not have."""
+    if under_mpiexec():
+        raise UsageError("--dry-run simulates its ranks in one process; run it without mpiexec")
+    needs = {
+        "--save": config.save,
+        "--init-from": config.init_from,
+        "--metrics": metrics,
+        "--sparsity": config.prunes or None,
+        "--evaluate-every": config.evaluate_every or None,
+    }
+    for flag, value in needs.items():
+        if value is not None:
+            raise UsageError(f"{flag} {quoted(str(value))} needs values, and a dry run has none; leave it out")
+
+
+def dry_run(
+    config: TrainConfig,
+    ranks: int | None,
+    timeout: float,
+    trace: Path | None,
+    eager_bytes: int,
+    command: str,
+    gpu: str | None,
+) -> Result:
+    """Run the job on meta arrays and return what it would cost. gpu: whose links and speeds the clock has."""
+    with creating_meta():  # the rules may build the model
+        size = number_of_ranks(config, ranks, has_values=False)
+    say_notices(config, size)
+    if trace is not None:
+        writable(trace)
+    links = LinkModel()
+    if gpu is not None:
+        from minidist.planning.cluster.gpus import machine_of
+
+        links = links_of(machine_of(gpu), config.precision)
+
+    def main(comm: Comm) -> TrainResult:
+        with creating_meta():
+            result = train(comm, config, timeline=trace is not None)
+        # What it computed has no meaning.
+        return replace(result, losses=[], digest="")
+
+    outcome = execute(
+        main,
+        ranks=size,
+        timeout=timeout,
+        eager_bytes=eager_bytes,
+        record="totals" if trace is None else True,
+        links=links,
+        checks=False,
+    )
+    return _result(config, outcome, trace, command, links)
+
+
+def links_of(machine: "Machine", precision: str) -> LinkModel:
+    """Return the clock of a machine: its peaks, and links that are slower between nodes."""
+
+    def link(source: int, destination: int) -> tuple[float, float]:
+        near = source // machine.gpus_per_node == destination // machine.gpus_per_node
+        return 5e-6, 1 / (machine.link if near else machine.network)
+
+    peak = machine.fp16 if precision in ("fp16", "bf16") else machine.fp16 / 2
+    return LinkModel(flops=peak, memory_bandwidth=machine.memory_bandwidth, link=link)
+
+
+def _result(config: TrainConfig, outcome: Outcome, trace: Path | None, command: str, links: LinkModel) -> Result:
+    """Put together what the ranks report."""
+    seconds = outcome.end_time or 0.0
+    summary = summarize(config, outcome, trace, 0.0, command)
+    results: list[TrainResult] = outcome.results
+    computing = None
+    if trace is not None:
+        computing = [
+            sum(span.end - span.start for span in one.spans if span.lane == "main" and span.category == "compute")
+            for one in outcome.traces
+        ]
+    run = DryRun(
+        summary,
+        config.steps,
+        seconds,
+        [result.peak_by_purpose for result in results],
+        computing,
+        _mfu(config, seconds, outcome.size, links),
+    )
+    return Result(run.as_dict(), partial(_show, run))
+
+
+def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> float | None:
+    """Return model FLOPs per second as a share of the ranks' peak; None for a model that is no GPT and no LLaMA."""
+    if config.model not in ("gpt", "llama") or not seconds:
+        return None
+    gated = config.model == "llama"
+    model = Architecture(
+        config.layers,
+        config.width,
+        config.heads,
+        getattr(load_dataset(config.data), "vocab_size", 0),
+        config.context,
+        llama_inner(config) if gated else 4 * config.width,
+        gated=gated,
+        kv_heads=config.kv_heads,
+        experts=config.experts,
+        top_k=config.top_k if config.experts else 0,
+    )
+    batch = resolve_batches(config, ranks).global_batch
+    return model.step_flops(batch, config.context) * config.steps / (seconds * ranks * links.flops)
+
+
+def _show(run: DryRun) -> None:
+    print(run.table())

@@ -1,0 +1,144 @@
+"""A dry run sends the bytes of the real run, holds its memory at every moment, and takes its virtual time, exactly."""
+
+import json
+from dataclasses import astuple
+from itertools import groupby
+
+import numpy as np
+import pytest
+
+from minidist.base.memory import MemoryAccount
+from minidist.base.meta import creating_meta
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.train.trainer import train
+
+SMALL = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 2, "global_batch": 8}
+
+
+def run(ranks, meta, settings, monkeypatch):
+    """Return (peaks, sizes, messages, every change of memory, virtual seconds) of a job."""
+    changes = {}
+    original = MemoryAccount._change
+
+    def recording(self, purpose, nbytes):
+        changes.setdefault(id(self), (self, []))[1].append((purpose, nbytes))
+        original(self, purpose, nbytes)
+
+    def program(comm):
+        if not meta:
+            return train(comm, config)
+        with creating_meta():
+            return train(comm, config)
+
+    config = TrainConfig.make(**{**SMALL, **settings})
+    world = SimWorld(ranks, checks=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryAccount, "_change", recording)
+        results = world.run(program)
+    messages = [[astuple(message) for message in trace.messages] for trace in world.traces]
+    return (
+        [result.peak_by_purpose for result in results],
+        [result.sizes for result in results],
+        messages,
+        sorted(ordered(events) for _, events in changes.values()),
+        world.end_time,
+    )
+
+
+def ordered(events):
+    """Return the changes of memory with arrays that are freed at one moment in the order of their sizes."""
+    groups = [list(group) for _, group in groupby(events, lambda event: event[1] < 0)]
+    return [event for group in groups for event in (sorted(group) if group[0][1] < 0 else group)]
+
+
+JOBS = [
+    (1, {}),
+    (2, {"dp": 2, "clip": 1.0, "dropout": 0.1}),
+    (2, {"dp": 2, "zero": 1, "accumulation": 2, "optimizer": "lamb"}),
+    (2, {"dp": 2, "zero": 2, "precision": "bf16", "offload": "optimizer"}),
+    (2, {"dp": 2, "zero": 3, "recompute": "full"}),
+    (2, {"dp": 2, "precision": "fp16", "recompute": "selective"}),
+    (2, {"dp": 2, "experts": 4, "ep": 2}),
+    (2, {"dp": 2, "compression": "topk:0.1"}),
+    (2, {"dp": 2, "local_steps": 2, "optimizer": "sgd", "momentum": 0.9}),
+    (2, {"dp": 2, "quantize": "int8"}),
+    (2, {"dp": 2, "model": "mlp", "data": "glyphs"}),
+    (2, {"dp": 2, "noise_scale": True}),
+    (2, {"tp": 2, "sequence_parallel": True, "offload": "activations", "recompute": "full"}),
+    (2, {"cp": 2, "model": "llama", "kv_heads": 1}),
+    (2, {"cp": 2, "attention": "ulysses"}),
+    (2, {"pp": 2, "microbatches": 4, "precision": "fp16", "clip": 1.0}),
+    (2, {"pp": 2, "microbatches": 4, "schedule": "zb-v"}),
+    (2, {"pp": 2, "microbatches": 4, "schedule": "pipedream"}),
+    (4, {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "interleaved", "zero": 1}),
+    (4, {"pp": 2, "dp": 2, "microbatches": 2, "zero": 3}),
+    (8, {"dp": 2, "pp": 2, "tp": 2, "microbatches": 2, "zero": 1, "precision": "bf16", "sequence_parallel": True}),
+    (3, {"strategy": "ps"}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
+def test_a_dry_run_equals_the_real_one(ranks, settings, monkeypatch):
+    real, dry = run(ranks, False, settings, monkeypatch), run(ranks, True, settings, monkeypatch)
+    for what, expected, found in zip(("peaks", "sizes", "messages", "memory", "seconds"), real, dry, strict=True):
+        assert found == expected, what
+
+
+def command(*arguments):
+    """Return the exit code of `minidist train`."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *arguments])
+    return ended.value.code
+
+
+def test_a_model_that_fits_no_laptop(capsys):
+    sizes = ["--model", "llama", "--layers", "2", "--width", "16384", "--heads", "128", "--kv-heads", "8"]
+    job = ["--dp", "2", "--pp", "2", "--microbatches", "2", "--steps", "1", "--context", "1024", "--data", "markov"]
+    assert command(*sizes, *job, "--dry-run", "--gpu", "h100", "--precision", "bf16", "--trace", "none", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["dry_run"]
+    assert all(volume["measured"] == volume["closed_form"] for volume in result["bytes_by_purpose"].values())
+    # Two layers of 3.1e9 parameters: 16 bytes for each on its stage.
+    assert min(result["peak_bytes"]) > 14 * 3e9
+    assert 0 < result["virtual_seconds"] < 60
+    assert 0 < result["mfu"] < 1
+    assert "losses" not in result
+
+
+def test_what_a_dry_run_prints(capsys, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    job = ["--dp", "2", "--pp", "2", "--microbatches", "4", "--layers", "4", "--data", "markov", "--steps", "2"]
+    assert command(*job, "--dry-run", "--trace", str(trace)) == 0
+    text = capsys.readouterr().out
+    assert "dry run of 4 ranks, 2 steps: " in text
+    assert "% of them without computing, MFU " in text
+    assert "DIFFERENT" not in text
+    assert "peak of rank 0, the fullest, in bytes: " in text
+    assert trace.exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--save", "runs/x"], "--save 'runs/x' needs values"),
+        (["--evaluate-every", "2", "--steps", "2"], "--evaluate-every '2' needs values"),
+        (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),
+    ],
+)
+def test_what_needs_values_is_refused(flags, sentence, capsys):
+    assert command("--dp", "2", "--dry-run", *flags) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_clock_without_a_dry_run_is_refused(capsys):
+    assert command("--dp", "2", "--gpu", "h100") == 2
+    assert "add --dry-run" in capsys.readouterr().err
+
+
+def test_the_comparison_finds_a_difference(monkeypatch):
+    real = run(2, False, {"dp": 2}, monkeypatch)
+    other = run(2, True, {"dp": 2, "width": 18}, monkeypatch)
+    assert all(expected != found for expected, found in zip(real, other, strict=True))
+    assert np.isfinite(real[-1])
