@@ -838,13 +838,6 @@ CONTEXT_PARALLEL = (
         "use a synchronous one, such as 1f1b",
     ),
     Rule(
-        "documents-with-a-teacher",
-        lambda j: j.document_separator is not None and j.distill_from is not None,
-        "--document-separator {document_separator} masks the student's attention, and the teacher of --distill-from"
-        " sees whole sequences",
-        "leave out one of the two",
-    ),
-    Rule(
         "ulysses-heads",
         lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
         "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",

@@ -45,7 +45,9 @@ from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.data import Dataset, TokenDataset, cached
 from minidist.data.cache import folder
 from minidist.parallel import fully_shard
+from minidist.parallel.context import document_ids, documents
 from minidist.parallel.fsdp_state import param_groups_of
+from minidist.parallel.model_parallel import mask_documents
 
 
 class SoftTargets:
@@ -116,6 +118,9 @@ class Teacher:
         found = teacher_checkpoint(config, dataset)
         assert found is not None
         self.checkpoint, self.config = found
+        self.separator = (
+            config.document_separator
+        )  # the teacher's attention stays inside documents as the student's does
         self.dataset, self.dtype = dataset, named_dtype(DTYPES[self.config.precision])
         # Of a sample's logits: (tokens, vocabulary), or (classes,).
         self.shape: tuple[int, ...] = (
@@ -133,6 +138,8 @@ class Teacher:
         """The whole model. It is read at its first use: of a pipeline, the ranks without a loss need none."""
         model = make_model(self.config, self.dataset)
         load_weights(self.checkpoint, model)
+        if self.separator is not None and self.config.is_language_model:
+            mask_documents(model, self.shape[0])
         for parameter in model.parameters():
             parameter.requires_grad = False
         model.eval()
@@ -191,14 +198,16 @@ class Teacher:
             return self._computed(step, sample).view(np.uint8)
 
         precision = self.config.precision
-        stored = cached(sample, "logits", make, self.cache, teacher=self.digest, precision=precision)
+        made_of: dict[str, Any] = {"teacher": self.digest, "precision": precision, "separator": self.separator}
+        stored = cached(sample, "logits", make, self.cache, **made_of)
         return np.array(stored).view(self.dtype)
 
     def _computed(self, step: int, inputs: Array) -> Array:
         """Return what the teacher computes; UsageError for other classes and numbers that are not finite."""
         self.computed += len(inputs)
         features = inputs.dtype.kind == "f"
-        with no_grad(), purpose("teacher", whole=True):
+        ids = None if self.separator is None else document_ids(inputs, self.separator)
+        with no_grad(), purpose("teacher", whole=True), documents(ids):
             result: Array = self.model(Tensor(xp.as_array(inputs, self.dtype)) if features else inputs).data
         if result.shape[1:] != self.shape:
             raise UsageError(

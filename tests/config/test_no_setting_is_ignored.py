@@ -170,6 +170,7 @@ PAIRS = [*((name, name) for name in VALUES), *itertools.combinations(VALUES, 2)]
 
 # (setting, its value, another setting, its value) that changes nothing although it is honoured; the reason.
 HONOURED = {
+    ("prefetch_batches", 1, "loader_workers", 1): "how many batches wait changes none of them",
     ("accumulation", 2, "microbatches", 2): "two names of one number",
     ("microbatches", 2, "accumulation", 2): "two names of one number",
     ("reduction", "ordered", "sparsity", 0.5): "two ranks add two numbers in either order",

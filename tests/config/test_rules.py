@@ -301,10 +301,6 @@ CASES = {
         {**PIPEDREAM, "document_separator": 1},
         "--document-separator 1 is masked per micro-batch of a step, .* use a synchronous one",
     ),
-    "documents-with-a-teacher": (
-        {"document_separator": 1, "distill_from": "teacher"},
-        "--document-separator 1 masks the student's attention, .* leave out one of the two",
-    ),
     "ulysses-heads": (
         {"cp": 3, "attention": "ulysses"},
         "the 4 .* heads of a rank cannot be divided among --cp 3 .* use --cp 2, 4, or --attention ring",

@@ -36,6 +36,7 @@ LAYOUTS = {
     "pipedream": {"pp": 2, "schedule": "pipedream-2bw", "model": "llama", "layers": 2},
     "local steps": {"dp": 2, "local_steps": 2},
     "mlp": {"dp": 3, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64},
+    "documents": {"dp": 2, "document_separator": 3, **ON_RANKS},
     "sharded": {"dp": 3, **SHARDED, "teacher_precision": "bf16", "accumulation": 2},
     "sharded, zero 3, bf16": {"dp": 2, "zero": 3, **SHARDED, "precision": "bf16"},
     "sharded mlp": {"dp": 2, "model": "mlp", "data": "glyphs", "heads": 4, "context": 64, **SHARDED},
@@ -185,6 +186,13 @@ def test_a_student_learns_from_the_teacher_and_is_evaluated_on_labels(saved):
     assert result.held_out[1] == pytest.approx(np.log(16), abs=0.1)
     assert not job.teacher.model.training
     assert not any(parameter.requires_grad for parameter in job.teacher.model.parameters())
+
+
+def test_a_teacher_sees_documents_as_the_student_does(saved):
+    job = build(config_of(saved, {"document_separator": 3}), resolve_batches(config_of(saved, {}), 1))
+    tokens = np.array([[1, 2, 3, 4, 5, 6], [9, 9, 3, 4, 5, 6]])
+    logits = job.teacher.logits(0, tokens)
+    assert np.abs(logits[0, 3:] - logits[1, 3:]).max() < 1e-6 < 1e-3 < np.abs(logits[0, 2] - logits[1, 2]).max()
 
 
 def logits_of(job, inputs):
