@@ -17,8 +17,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: .venv/demo.stamp
 	$(BIN)/minidist demo
 
+# Three at once on two cores: some tests wait for a timeout. tests/conftest.py puts the longest files first.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

@@ -6,6 +6,32 @@ import signal
 
 pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
+# By the clock; the first waits for timeouts most of the time.
+LONGEST = (
+    "comm/mpi/test_failures",
+    "lesson/test_lessons",
+    "pipeline/test_runtime",
+    "train/test_memory_over_steps",
+    "comm/mpi/test_start",
+    "comm/mpi/test_watchdog",
+    "test_mpi_examples",
+    "test_readme",
+    "pipeline/test_plans",
+    "equality/test_layout_sweep",
+    "test_mpi_runner",
+    "chaos/test_chaos",
+    "commands/test_cli",
+    "train/test_axes",
+    "parallel/test_zero",
+    "parallel/test_tensor",
+    "parallel/test_fully_shard",
+    "parallel/test_mixed_precision",
+    "pipeline/test_pipedream",
+    "museum/test_museum",
+    "comm/test_conformance",
+    "lesson/test_exercises",
+)
+
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
     from hypothesis import Phase, settings
 
@@ -16,6 +42,11 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
     settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk)
     settings.load_profile("ci")
+
+    def pytest_collection_modifyitems(items):
+        """Begin with the files that take longest, so that no worker is left with one of them at the end."""
+        place = {f"tests/{name}.py": number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
 
     def pytest_collection_finish():
         """Let the cycle collector pass over what is there to the end: modules and tests, 300,000 objects."""
