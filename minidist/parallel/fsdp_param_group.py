@@ -21,6 +21,7 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import downcast
+from minidist.base.layout import cut
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
@@ -127,6 +128,8 @@ class FSDPParamGroup:
         self.version = -1  # of the values that were gathered last
         self.differentiating = False  # backward has reached the module's output and not yet its input
         self.reduced = False  # in this backward pass
+        self.kept: xp.Array | None = None  # a bit for each element of the group, of a sparse model: is it reduced?
+        self.own: xp.Array | None = None  # of the reduction in flight, which elements of the shard it brings
         self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
@@ -289,6 +292,13 @@ class FSDPParamGroup:
 
     # --- reducing ---
 
+    def keep_only(self, mine: xp.Array) -> None:
+        """Reduce only some elements from now on; the others' gradients become zero. mine: which of the shard (bool).
+
+        Every rank needs the bits of all shards, to leave out what their owners do: an all-gather of 1/8 B per element.
+        """
+        self.kept = track(all_gather(self.shard.comm, np.packbits(mine)), "optimizer")
+
     def start_reduce(self, context: FSDPCommContext) -> None:
         """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
         # At most one reduction is in flight, so whole gradients of at most one group are in memory besides this one's.
@@ -303,9 +313,23 @@ class FSDPParamGroup:
 
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
+        counts, self.own = [shard.size] * shard.comm.size, None
+        if self.kept is not None:
+            kept = np.unpackbits(self.kept).astype(bool)
+            parts = cut(kept, counts)
+            self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
+            whole = track(whole[kept], "communication")
+            out = track(xp.empty(counts[shard.comm.rank], self.reduce_dtype, self.device), "communication")
         with purpose("gradient_reduce"):
             self.reduction = reduce_scatter(
-                shard.comm, whole, self.op, algorithm=self.algorithm, out=out, async_op=True, equal=self._equal(context)
+                shard.comm,
+                whole,
+                self.op,
+                counts=counts,
+                algorithm=self.algorithm,
+                out=out,
+                async_op=True,
+                equal=self._equal(context),
             )
         self.flat.release_grad()
         context.reducing, self.reduced = self, True
@@ -321,6 +345,11 @@ class FSDPParamGroup:
             with purpose("gradient_reduce"):
                 equal = f"{self._equal(context)}, {self.shard.checksum()}"
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm, equal=equal)
+
+        # What is pruned was not sent.
+        if self.own is not None:
+            sums, piece = piece, track(xp.zeros(self.shard.size, piece.dtype, piece), "communication")
+            piece[self.own] = sums
 
         # Shards in device memory: done. Otherwise the sum leaves for the host, in a stream of its own, after the one
         # before.

@@ -153,16 +153,22 @@ def _data_axes(
         reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
 
-        # What is pruned is not reduced; shards of weights compare their magnitudes when masks change.
-        if config.prunes and config.zero < 3:
+        # What is pruned is not reduced.
+        if config.prunes:
             zeros = reductions // steps * sum(_zeros(config, axis, first_step + step) for step in range(steps))
-            less = zero_volume(zeros, 0, n) if config.zero else ddp_volume(zeros, n)
+            if config.zero == 3:
+                less = fsdp_volume(zeros, n, copies=copies)
+            else:
+                less = zero_volume(zeros, 0, n) if config.zero else ddp_volume(zeros, n)
             total["gradient_reduce"] -= groups * less["gradient_reduce"] * itemsize
-        elif config.prunes and config.zero == 3:
+        # Shards of weights compare their magnitudes when masks change, and exchange masks, eight elements per byte.
+        if config.prunes and config.zero == 3:
             schedule, compared = pruning_of(config)[0], 1 if config.sparsity_scope == "global" else len(axis.prunable)
             times = sum(schedule.is_due(first_step + step + 1) for step in range(steps)) if axis.prunable else 0
             once = selection_bytes(len(axis.prunable), compared, itemsize, n // copies)
-            total["pruning"] += times * groups * copies * once
+            masks = fsdp_gather_volume(axis.masked // 8, n // copies)
+            # A resumed job exchanges the masks of its checkpoint, too.
+            total["pruning"] += groups * copies * (times * (once + masks) + (masks if first_step else 0))
         total["parameter_gather"] += gathers * groups * itemsize
     return total
 

@@ -44,10 +44,10 @@ class AxisSizes:
     parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
     reduction of compressed gradients, all ranks. resident: elements of units that stay whole (small parameters under
     ZeRO 3). quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be
-    pruned, whole. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
-    whose forward runs again in backward. teacher_units: elements of each unit of a sharded teacher. teacher_logits: of
-    the logits of a sample that another rank sends. orthogonalized: elements that all ranks of the axis together send in
-    a step of Muon.
+    pruned, whole. masked: elements of ZeRO 3's units that have such weights. norms: channels of each batch norm whose
+    statistics are combined over the axis. norms_again: of those whose forward runs again in backward. teacher_units:
+    elements of each unit of a sharded teacher. teacher_logits: of the logits of a sample that another rank sends.
+    orthogonalized: elements that all ranks of the axis together send in a step of Muon.
     """
 
     stage: int
@@ -60,6 +60,7 @@ class AxisSizes:
     resident: int = 0
     quantized: int = 0
     prunable: tuple[int, ...] = ()
+    masked: int = 0
     norms: tuple[int, ...] = ()
     norms_again: tuple[int, ...] = ()
     teacher_units: tuple[int, ...] = ()

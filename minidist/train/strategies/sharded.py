@@ -13,13 +13,16 @@ A unit of ZeRO 3 is a set of parameters that are gathered and released together,
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/train/test_offload.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
+from minidist.base.trace import purpose
 from minidist.checkpoint.directory import SINGLE, ReplicaId
 from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import Comm, init_device_mesh
@@ -28,6 +31,7 @@ from minidist.nn import Module
 from minidist.parallel import CPUOffloadPolicy, HostOptimizer, Shard, ZeroOptimizer, fully_shard, gather_tensors
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
+from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.fsdp_state import param_groups_of
 from minidist.train.job import Job, make_optimizer, optimizer_class
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Tensors
@@ -146,6 +150,7 @@ class FullySharded(Sharded):
             optimizer = HostOptimizer(optimizer, policy.pool)
 
         # Units of small parameters stay gathered between steps, so they are counted apart.
+        self.units = units
         self.resident = sum(unit.flat.padded_numel for unit in units if unit.persistent)
         super().__init__(
             [shard.flat for shard in shards],
@@ -158,6 +163,30 @@ class FullySharded(Sharded):
             state_replica=replica,
             pruner=job.pruner([name for shard in shards for name in shard.flat.names], shards[0].comm),
         )
+
+    def prune(self, done: int) -> None:
+        super().prune(done)
+        if self.pruner is not None and self.pruner.schedule.is_due(done):
+            self._share_masks()
+
+    def load_masks(self, masks: Sequence[LocalShard]) -> None:
+        super().load_masks(masks)
+        self._share_masks()
+
+    def _share_masks(self) -> None:
+        """Let every unit with weights that may be pruned reduce the kept ones alone: its ranks exchange their masks."""
+        for unit in self._prunable_units():
+            assert self.pruner is not None
+            mine = np.ones(unit.shard.size, bool)
+            for p, place, _, _ in unit.shard.ranges():
+                if p.name in self.pruner.masks:
+                    mine[place] = self.pruner.masks[p.name].values
+            with purpose("pruning"):
+                unit.keep_only(mine)
+
+    def _prunable_units(self) -> list[FSDPParamGroup]:
+        names = () if self.pruner is None else self.pruner.matrices
+        return [unit for unit in self.units if any(name in names for name in unit.flat.names)]
 
     def weights(self) -> list[LocalShard]:
         return [
@@ -175,7 +204,8 @@ class FullySharded(Sharded):
 
     def sizes(self) -> AxisSizes:
         sizes = super().sizes()
-        return replace(sizes, buckets=sizes.units, resident=self.resident)
+        masked = sum(unit.flat.padded_numel for unit in self._prunable_units())
+        return replace(sizes, buckets=sizes.units, resident=self.resident, masked=masked)
 
 
 def _copies(comm: Comm, copies: int) -> tuple[Comm | Mesh, ReplicaId]:
