@@ -297,6 +297,18 @@ check("18.two_versions", solution("18.two_versions"))
 #
 # The second one compares with a replay on one device, with the same delays.
 #
+# A job is a stream that runs step by step in memory that does not grow with it. It drains only where something needs the
+# weights of one moment: at a checkpoint, at an evaluation and at its end. So a checkpoint has no stashed version, any
+# layout can load it, and the resumed job has the bits of the undisturbed one with the same `--every`:
+#
+#     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 40 --every 10 --save runs/stream
+#     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 60 --every 10 --save runs/stream --resume
+#
+# PipeDream's optimizer decides how many machines share a stage, and the job takes its answer over:
+#
+#     minidist partition runs/profile.json --machines 3 --bandwidth 1e9 --json > runs/stages.json
+#     mpiexec -n 3 minidist train --pp 3 --layers 4 --schedule pipedream --partition runs/stages.json --steps 40
+#
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -16,7 +16,7 @@ from minidist.base.layout import chunk_sizes, offsets
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig, updates_of
 from minidist.data import load_dataset
-from minidist.pipeline.partition import by_cost, by_slowest, read_profile
+from minidist.pipeline.partition import by_cost, by_slowest, read_profile, read_stages
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import Plan, load_plan
 from minidist.pipeline.plan.load import check_sizes
@@ -101,9 +101,10 @@ def _validated(plan: Plan, again: bool) -> Plan:
 
 
 def replicas_of(config: TrainConfig) -> list[int] | None:
-    """Return the ranks of each stage, from --replicas; None when each has one."""
+    """Return the ranks of each stage, from --replicas or the file of --partition; None when each has one."""
     if config.replicas is None:
-        return None
+        stages = read_stages(config.partition) or []
+        return [stage.replicas for stage in stages] if any(stage.replicas > 1 for stage in stages) else None
     try:
         return [int(text) for text in config.replicas.split(",")]
     except ValueError:
@@ -129,6 +130,10 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
     if partition == "uniform":
         return None
 
+    # As `minidist partition` decided.
+    if (decided := read_stages(partition)) is not None:
+        return [stage.last - stage.first + 1 for stage in decided]
+
     # By cost: parameters of each block, or its measured milliseconds; or the sizes themselves.
     if partition == "parameters":
         # As many stages as blocks: one module per block.
@@ -149,7 +154,7 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
         except ValueError:
             raise UsageError(
                 f"--partition {quoted(partition)}; it must be uniform, parameters, the blocks of each stage such as"
-                " 3,1, or a FILE.json of minidist profile"
+                " 3,1, or a FILE.json of minidist profile or partition"
             ) from None
     return [stage.last - stage.first + 1 for stage in found]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.config.models import parameter_count
-from minidist.config.pipeline_plan import load_job_plan, make_plan
+from minidist.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
 from minidist.data import load_dataset
 from minidist.nn.recompute import budget_of
@@ -33,6 +33,13 @@ class ResolvedJob:
     def dp(self) -> int:
         """Data-parallel ranks, also where the config leaves them open."""
         return self.dims.dp
+
+    @property
+    def replicas(self) -> str | None:
+        """The ranks of each stage of a pipeline, also where the file of --partition has them."""
+        given: str | None = self.config.replicas
+        found = None if given is not None else replicas_of(self.config)
+        return given if found is None else ",".join(map(str, found))
 
     @property
     def data_ranks(self) -> int:

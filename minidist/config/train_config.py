@@ -164,7 +164,8 @@ class TrainConfig(BaseModel):
     replicas: str | None = Field(None, description="pipedream: ranks of each stage, --pp in total, such as 2,1")
     partition: str = Field(
         "uniform",
-        description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile",
+        description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile, or"
+        " of minidist partition, with the replicas of each stage",
     )
     cp: int = Field(1, ge=1, le=MAX_RANKS, description="context-parallel ranks: each has a part of each sequence")
     attention: Literal["ring", "ulysses", "all-gather", "ulysses-ring"] = Field(

@@ -90,6 +90,27 @@ def read_profile(source: str) -> list[Layer]:
     return [_layer(entry, number, source) for number, entry in enumerate(data)]
 
 
+def read_stages(path: str) -> list[Stage] | None:
+    """Return the stages of a file that `minidist partition --json` has written; None for a file of another kind."""
+    if not path.endswith(".json") or not Path(path).is_file():
+        return None
+    data = read_json(Path(path), "the partition", "give the JSON of minidist partition")
+    if not isinstance(data, dict) or not isinstance(data.get("stages"), list):
+        return None
+    stages: list[Stage] = []
+    for number, entry in enumerate(data["stages"]):
+        first = stages[-1].last + 1 if stages else 0
+        values = [entry.get(name) if isinstance(entry, dict) else None for name in ("first", "last", "replicas")]
+        start, last, replicas = (value if type(value) is int else -1 for value in values)
+        if start != first or not first <= last < MAX_PROBLEM or not 1 <= replicas < MAX_PROBLEM:
+            raise UsageError(
+                f"partition {quoted(path)}, stage {number} is {quoted(entry)}; it must have whole numbers first"
+                f" ({first}), last, which is not below it, and replicas, at least 1"
+            )
+        stages.append(Stage(start, last, replicas))
+    return stages
+
+
 def _layer(entry: Any, number: int, source: str) -> Layer:
     where = f"profile {quoted(source)}, layer {number}"
     if not isinstance(entry, dict):

@@ -16,7 +16,7 @@ from itertools import pairwise
 from math import lcm, prod
 
 from minidist.config.models import ITEMSIZE, activation_shape
-from minidist.config.pipeline_plan import blocks_of_stages, make_plan, period_of, streams
+from minidist.config.pipeline_plan import blocks_of_stages, make_plan, period_of, replicas_of, streams
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.data import load_dataset
 from minidist.optim import NORM_BLOCK
@@ -69,7 +69,7 @@ def pipeline_bytes(
     total["startup"] += crossed * dims.cp * dims.tp * WORDS * 8
 
     # Replicated stages: every rank tells every other which stage it holds.
-    if config.replicas is not None:
+    if max(replicas_of(config) or [1]) > 1:
         total["startup"] += p * (p - 1) * 2 * NUMBER
 
     # Gradients of parameters that several ranks of one pipeline have; with ZeRO 2 and 3 each rank sends its shard.

@@ -112,6 +112,35 @@ def test_a_profile_of_another_model_is_refused(tmp_path):
         stage_sizes(str(path), MLP([2, 2, 2]), 2)
 
 
+def test_a_job_takes_over_the_planners_stages_and_replicas(capsys, tmp_path):
+    """The first layer is so slow that the optimizer gives its stage two machines; the job equals its replay."""
+    path, decided = tmp_path / "p.json", tmp_path / "decided.json"
+    layers = [{"op": "x", "fwd_ms": ms, "bwd_ms": ms, "act_bytes": 8, "param_bytes": 8} for ms in (6, 1, 1, 1)]
+    path.write_text(json.dumps(layers))
+    with pytest.raises(SystemExit):
+        cli.main(["partition", str(path), "--machines", "3", "--bandwidth", "1e9", "--json"])
+    decided.write_text(capsys.readouterr().out)
+    assert [stage["replicas"] for stage in json.loads(decided.read_text())["stages"]] == [2, 1]
+
+    values = {"model": "mlp", "data": "glyphs", "layers": 3, "width": 8, "micro_batch": 2, "steps": 5, "pp": 3}
+    values |= {"partition": str(decided), "schedule": "pipedream", "reduction": "ordered"}
+    assert number_of_ranks(TrainConfig.make(**values), None) == 3
+    result = verdict(3, **values)
+    assert result.equal, result.first_difference
+    same = verdict(3, **{**values, "partition": "1,3", "replicas": "2,1"})
+    assert same.losses == result.losses
+
+    for change, sentence in (
+        ({"schedule": "1f1b"}, "--replicas 2,1 copies stages of --schedule pipedream, not of 1f1b"),
+        ({"pp": 2}, "replicas=.2, 1. make 3 ranks and there are 2"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            number_of_ranks(TrainConfig.make(**{**values, **change}), None)
+    decided.write_text('{"stages": [{"first": 1, "last": 3, "replicas": 1}]}')
+    with pytest.raises(UsageError, match=r"stage 0 is .*; it must have whole numbers first \(0\), last, which"):
+        number_of_ranks(TrainConfig.make(**values), None)
+
+
 def test_the_commands(capsys, monkeypatch, tmp_path):
     path = str(tmp_path / "p.json")
 
