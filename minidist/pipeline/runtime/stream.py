@@ -9,7 +9,9 @@ plan knows (ranks, tags, shapes) at i modulo the period, the number of different
 
 A step ends on a rank when its backward passes of the step's micro-batches are done and their gradients are sent. Then
 the rank makes the updates of the rounds that end here, and gets the losses from the last stage, which has had them for
-as long as the gradients took. Ahead of the step, the rank has run the forward passes that keep the pipeline full.
+as long as the gradients took. Ahead of the step, the rank has run the forward passes that keep the pipeline full, and a
+replica what it can of its round: replicas compute at the same time, as in the full plan. What a rank runs in a step
+waits for nothing that another runs in a later one, so ranks may communicate between two steps.
 
 Source: PipeDream's runtime drains at the end of an epoch; here a stream ends where its caller says.
 
@@ -17,8 +19,10 @@ Proved by: tests/pipeline/test_stream.py, tests/train/test_asynchronous.py
 """
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,10 +30,12 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm.point_to_point import Request
-from minidist.pipeline.plan import Action
-from minidist.pipeline.plan.action import COMPUTE
+from minidist.pipeline.plan import Action, Plan
+from minidist.pipeline.plan.action import COMPUTE, actions_of
+from minidist.pipeline.plan.action import Item as ItemOfPlan
 from minidist.pipeline.runtime.pipeline import Item, Pipeline, Step
 from minidist.pipeline.runtime.shapes import MicroBatches
+from minidist.pipeline.simulate import Dependencies, Simulation
 
 
 def plan_length(ranks: int, period: int) -> int:
@@ -50,7 +56,8 @@ class Stream:
         for _ in range(1000):
             losses = stream.advance()        # one step: its micro-batches, and the updates that they end
 
-    pipe: of a plan of at least `plan_length` micro-batches, with versions and a period. size: micro-batches of a step.
+    pipe: of a plan of at least `plan_length` micro-batches, with versions and a period. size: micro-batches of a step,
+    which divide the period.
     count, done: micro-batches of the stream, and those of the steps made. After the last step nothing is on its way,
     every rank has the latest weights, and `begin` may begin another stream.
 
@@ -68,10 +75,16 @@ class Stream:
                 f"plan {pipe.plan.name!r} has {pipe.plan.microbatches} micro-batches, too few to show how its order"
                 f" repeats; make it with at least {needed} (plan_length)"
             )
+        if pipe.messages.period % size:
+            raise UsageError(
+                f"a period of {pipe.messages.period} micro-batches does not divide into steps of {size}; give the"
+                f" Pipeline a period that is a multiple of {size}"
+            )
         self.pipe, self.versions, self.size, self.period = pipe, pipe.versions, size, pipe.messages.period
         self.comm = pipe.comm.dup()  # of losses
         self.warm_up: list[Item] = []
         self.repeated: list[Item] = []
+        self.ends: list[int] = []
         self.count = self.done = 0
         self.sends: deque[tuple[int, list[Request]]] = deque()  # (micro-batch, losses from it on that are on their way)
 
@@ -99,7 +112,9 @@ class Stream:
         # What is released when follows from the shapes, which are known from the first stream on.
         if not self.repeated:
             self.warm_up, self.repeated = self._parts()
-        self.count, self.done, self.backward = count, 0, self.turn
+            plan = self.pipe.plan.with_orders(tuple(tuple(order) for order in self.pipe.plan.orders))
+            self.ends = _ends_of_steps(plan, self.size, self.period)[self.pipe.comm.rank]
+        self.count, self.done = count, 0
         self.items = self._endless()
         self.following = next(self.items, None)
 
@@ -110,7 +125,7 @@ class Stream:
                 f"rank {self.comm.rank}: the stream has made all its {self.count} micro-batches; begin another one"
             )
         first, last = self.done, self.done + self.size - 1
-        self._run_through(last)
+        self._run_through(first // self.size)
         losses = self._send_losses(first, last)
 
         # The updates, and after the last step what is still on its way.
@@ -141,29 +156,41 @@ class Stream:
         assert [_later(item, self.period) for item in repeated] == items[b:c], "the order does not repeat"
         return items[:a], repeated
 
-    def _endless(self) -> Iterator[Item]:
-        """Yield this rank's items of the stream."""
-        yield from (item for item in self.warm_up if self._is_inside(item))
+    def _endless(self) -> Iterator[tuple[int, Item]]:
+        """Yield this rank's items of the stream, each with its place in the order of an endless one."""
+        at = 0
+        for item in self.warm_up:
+            if self._is_inside(item):
+                yield at, item
+            at += 1
         for number in itertools.count():
-            found = [_later(item, number * self.period) for item in self.repeated]
-            inside = [item for item in found if self._is_inside(item)]
+            inside = False
+            for item in self.repeated:
+                later = _later(item, number * self.period)
+                if self._is_inside(later):
+                    inside = True
+                    yield at, later
+                at += 1
             if not inside:
                 return
-            yield from inside
 
     def _is_inside(self, item: Item) -> bool:
         """Return whether an item's micro-batch belongs to the stream."""
         return all(i < self.count for _, _, i, _ in item[0])
 
-    def _run_through(self, last: int) -> None:
-        """Run the order up to this rank's last backward of micro-batches up to `last`, and the transfers behind it."""
-        while self.following is not None:
-            kind = self.following[0][0].kind
-            if self.backward > last and kind in COMPUTE:
-                return
-            self.pipe.execute([self.following])
-            if kind == "B":
-                self.backward += self.stride
+    def _end_of(self, step: int) -> float:
+        """Return the place in the endless order at which a step ends; the last one runs all that is left."""
+        if (step + 1) * self.size == self.count:
+            return math.inf
+        per_period = self.period // self.size
+        periods = max(0, -(-(step + 1 - len(self.ends)) // per_period))
+        return self.ends[step - periods * per_period] + periods * len(self.repeated)
+
+    def _run_through(self, step: int) -> None:
+        """Run the order up to the end of a step."""
+        end = self._end_of(step)
+        while self.following is not None and self.following[0] < end:
+            self.pipe.execute([self.following[1]])
             self.following = next(self.items, None)
 
     # --- the losses ---------------------------------------------------------------------------------------------------
@@ -186,6 +213,37 @@ class Stream:
     def _wait_for_losses(self, before: int) -> None:
         while self.sends and self.sends[0][0] < before:
             self.comm.waitall(self.sends.popleft()[1])
+
+
+@lru_cache(maxsize=4)
+def _ends_of_steps(plan: Plan, size: int, period: int) -> list[list[int]]:
+    """Return the places in each rank's order at which its steps end, of the steps until these repeat with the order.
+
+    A simulation runs each step as far as it goes: up to the update that the step's end makes, or to what another rank
+    runs in a later step. All ranks of a simulated world have the same plan, whose orders are tuples here.
+    """
+    # By rank and place: the first step in which the item may run, after the updates that its weights need.
+    replicas = {stage: len(ranks) for stage, ranks in plan.holders().items()}
+    gates: list[list[int]] = [[] for _ in plan.orders]
+    for order, row in zip(plan.orders, gates, strict=True):
+        finished = 0
+        for action in (actions_of(item)[0] for item in order):
+            row.append(finished * replicas[action.stage] // size if action.kind in COMPUTE else 0)
+            finished += action.kind == "B"
+
+    # A send does not stop a rank here, and follows what it sends.
+    needs = Dependencies(plan).needs
+    orders: list[list[ItemOfPlan]] = [[] for _ in plan.orders]
+    simulation = Simulation(orders, lambda action: [] if action.kind.startswith("SEND") else needs(action))
+    ends: list[list[int]] = [[] for _ in plan.orders]
+    for step in range((_cut(plan.ranks, period) + period) // size):
+        for rank, row in enumerate(gates):
+            stop = next((at for at, gate in enumerate(row) if gate > step), len(row))
+            orders[rank] += plan.orders[rank][len(orders[rank]) : stop]
+        simulation.run()
+        for rank, at in enumerate(simulation.position):
+            ends[rank].append(at)
+    return ends
 
 
 def _later(item: Item, by: int) -> Item:
