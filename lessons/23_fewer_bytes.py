@@ -28,14 +28,16 @@ from minidist.autograd import FlopCounter, Parameter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm import LinkModel, SimWorld
+from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs
+from minidist.equality.compare import compare_rank
 from minidist.lesson import check, expect, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import QSGD, Cast, Compressor, PowerSGD, Sign, TopK, compress
 from minidist.parallel.gradients import make_buckets
-from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -207,6 +209,31 @@ for every in (1, 4, 10):
     )
 
 # %% [markdown]
+# **DiLoCo** goes on from there: the way from the last common weights to the average is taken for a gradient, and an outer
+# optimizer steps by it, SGD with Nesterov's momentum. The same bytes; with AdamW inside, H may be in the hundreds. The job
+# equals its replay on one device, bit for bit:
+
+# %%
+print(inspect.getsource(OuterOptimizer.outer_step))
+job = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 16,
+    "micro_batch": 2,
+    "steps": 12,
+    "reduction": "ordered",
+    "lr": 0.01,
+}
+for outer in ("none", "nesterov"):
+    config = TrainConfig.make(**job, dp=4, local_steps=3, outer_optimizer=outer)
+    verdict = SimWorld(4).run(compare_rank, config)[0]
+    print(
+        f"outer optimizer {outer:9} loss {verdict.losses[-1]:.3f}; equal to its replay on one device: {verdict.equal}"
+    )
+    assert verdict.equal
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in which they agree a
@@ -267,6 +294,25 @@ print(inspect.getsource(solution("23.load_residual")))
 check("23.load_residual", solution("23.load_residual"))
 
 # %% [markdown]
+# And DiLoCo's outer step. All ranks began the round with the weights `common`; `weights` are yours after it. Return the
+# new common weights and the new momentum: with d the way from the average back to `common`, momentum = mu momentum + d, and
+# a step of `lr` by d + mu momentum.
+
+
+# %%
+def outer_step(comm, common, weights, momentum, lr, mu):
+    gradient = common - weights
+    momentum = mu * momentum + gradient
+    return common - lr * (gradient + mu * momentum), momentum
+
+
+check("23.outer_step", outer_step)
+
+# %%
+print(inspect.getsource(solution("23.outer_step")))
+check("23.outer_step", solution("23.outer_step"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is only late; without
@@ -279,6 +325,7 @@ check("23.load_residual", solution("23.load_residual"))
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --compression powersgd:2
 #     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
+#     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
 #
 # ## 10 What others call it
 #
@@ -289,6 +336,7 @@ check("23.load_residual", solution("23.load_residual"))
 # | `PowerSGD`, warm start | PyTorch `PowerSGDState(matrix_approximation_rank, warm_start, use_error_feedback)`, `powerSGD_hook` |
 # | `Sign` with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OnebitLamb` |
 # | `TopK` | Deep gradient compression (Lin et al. 2018), with warm-up and momentum correction on top |
-# | `PeriodicModelAverager(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)`; DiLoCo |
+# | `PeriodicModelAverager(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)` |
+# | `OuterOptimizer`, `--outer-optimizer nesterov` | DiLoCo (Douillard et al. 2023); torchft `DiLoCo`; with one rank, Lookahead |
 #
 # Back to the [index](README.md).

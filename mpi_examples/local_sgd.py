@@ -1,6 +1,7 @@
 """Fewer messages: every rank trains alone for H steps, then the weights are averaged (local SGD).
 
 mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
+mpiexec -n 4 python mpi_examples/local_sgd.py --every 10 --outer     and an outer Nesterov step after each (DiLoCo)
 python mpi_examples/local_sgd.py --ranks 4 --every 1
 """
 
@@ -13,22 +14,25 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
-from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
 
 STEPS, ROWS = 60, 480
 
 
-def main(comm, every):
+def main(comm, every, outer):
     images, labels = glyphs().rows(np.arange(ROWS))
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     model = MLP([images.shape[1], 64, 10], seed=comm.rank)  # rank 0's weights are sent to all ranks
     flat = FlatParameters(model.parameters())
     average, optimizer = PeriodicModelAverager(flat, comm, every), SGD(flat, lr=1.0)
+    if outer:
+        optimizer = OuterOptimizer(optimizer, flat, lr=0.7, momentum=0.6)
     for _ in range(STEPS):
         flat.zero_grad()
         cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=mine.stop - mine.start).backward()
         optimizer.step()
-        average.step()
+        if average.step() and outer:
+            optimizer.outer_step()
     if STEPS % every:
         average.average()
     sent = comm.trace.bytes_by_purpose().get("parameter_gather", 0)
@@ -43,5 +47,6 @@ def main(comm, every):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--every", type=int, default=10, help="steps between two averages")
+    parser.add_argument("--outer", action="store_true", help="DiLoCo's outer optimizer")
     flags, _ = parser.parse_known_args()
-    launch(main, flags.every)
+    launch(main, flags.every, flags.outer)

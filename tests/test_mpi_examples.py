@@ -312,6 +312,10 @@ def test_local_sgd(example):
         losses[every], sent[every] = re.search(r"loss ([\d.]+) .* sent ([\d,]+) bytes", output).groups()
         assert float(losses[every]) < 2.25
     assert int(sent["1"].replace(",", "")) == 10 * int(sent["10"].replace(",", ""))
+    # DiLoCo's outer step sends nothing more.
+    code, output = example("mpi", 2, "local_sgd", "--every", "10", "--outer")
+    loss, of_outer = re.search(r"loss ([\d.]+) .* sent ([\d,]+) bytes", output).groups()
+    assert (code, of_outer, loss != losses["10"]) == (0, sent["10"], True)
 
 
 @in_both_worlds(2)

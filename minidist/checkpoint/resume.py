@@ -39,7 +39,6 @@ from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
 from minidist.config.train_config import Batches, TrainConfig, flag
-from minidist.parallel import OffloadedOptimizer
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
 
@@ -78,6 +77,9 @@ FIXED = (
     "seed",
     "evaluate_every",
     "local_steps",
+    "outer_optimizer",
+    "outer_lr",
+    "outer_momentum",
     "distill_from",  # compared by the teacher's weights, where the checkpoint has that
     "temperature",
     "distill_weight",
@@ -301,7 +303,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         known = {name: arrays for name, arrays in state.items() if arrays}
         axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known})
         axis.updated()
-        if isinstance(axis.optimizer, OffloadedOptimizer):
+        if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer, perhaps inside another one
             axis.optimizer.refresh()
     load_error_feedback(checkpoint, strategy)
     load_buffers(checkpoint, job.model)

@@ -1107,6 +1107,9 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
         lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
         "--optimizer muon on ranks that step together",
     ),
+    ("outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
+    ("outer_lr", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_momentum", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
@@ -1164,7 +1167,8 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("bucket_cap_mb", lambda j: False),
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
-    ("local_steps", lambda j: False),
+    # One rank alone averages nothing, and its outer optimizer steps all the same.
+    ("local_steps", lambda j: j.outer_optimizer != "none"),
     ("weights", lambda j: False),
     ("batch_norm", lambda j: j.batch_norm != "sync"),
     # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.

@@ -210,6 +210,12 @@ class TrainConfig(BaseModel):
         le=MAX_COUNT,
         description="local SGD: replicas train alone for this many steps, then weights are averaged; 0: off",
     )
+    outer_optimizer: Literal["none", "nesterov"] = Field(
+        "none",
+        description="local steps: what follows an average; nesterov: DiLoCo's step from the last one to this one",
+    )
+    outer_lr: float = Field(0.7, gt=0, description="learning rate of the outer optimizer")
+    outer_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer optimizer")
     bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"

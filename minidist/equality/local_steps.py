@@ -1,7 +1,7 @@
 """The reference of local SGD (`--local-steps H`): replicas train alone for H steps, then their weights are averaged.
 
 One device equals it by training the replicas one after the other, each on its own rows with an optimizer of its own,
-and averaging their weights in rank order where the ranks do.
+and averaging their weights in rank order where the ranks do; with an outer optimizer each then makes its step.
 
 Proved by: tests/train/test_local_steps.py
 """
@@ -15,6 +15,7 @@ from minidist.config.train_config import Batches, TrainConfig
 from minidist.equality.gradient_order import add_in_order
 from minidist.equality.one_device import OneDevice, evaluate_devices
 from minidist.equality.snapshot import Snapshot, snapshot
+from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.train.job import build
 from minidist.train.loss import ordered_sum
 from minidist.train.state import Observer, StepState
@@ -68,6 +69,9 @@ def _average(devices: Sequence[OneDevice]) -> None:
     for device in devices:
         device.flat.data[...] = total / total.dtype.type(len(devices))
         device.flat.updated()
+        for axis in device.data_axes:
+            if isinstance(axis.optimizer, OuterOptimizer):
+                axis.optimizer.outer_step()
 
     # The running statistics of batch norms, which the averages of weights are evaluated with.
     buffers = [dict(device.job.model.named_buffers()) for device in devices]

@@ -7,19 +7,31 @@
 With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With
 larger H the ranks compute gradients at different weights, which is another algorithm; optimizer state stays local.
 
-Source: Stich, Local SGD converges fast and communicates little, ICLR 2019.
+DiLoCo takes the way from the last common weights to the average as a gradient, of an outer optimizer: SGD with
+Nesterov's momentum, which all ranks step alike, so that H may be in the hundreds. The ranks' own optimizers, AdamW as a
+rule, are the inner ones and keep their state.
+
+    common weights ── H inner steps on each rank ── average ── common -= outer lr (d + mu b),  d = common - average,
+                                                               b = mu b + d
+
+Sources: Stich, Local SGD converges fast and communicates little, ICLR 2019; Douillard et al., DiLoCo, arXiv:2311.08105,
+algorithm 1.
 Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.limits import check_whole
+from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
+from minidist.optim import SGD, OptimizerWrapper, flat_slices
 from minidist.parallel.axes_check import check_axes
 from minidist.parallel.gradients import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
@@ -77,3 +89,69 @@ class PeriodicModelAverager:
 
         # The values changed without an optimizer's step; whoever caches a copy of them must know.
         self.flat.updated()
+
+
+OUTER = "outer_momentum"  # the name of the outer momentum in the state of a parameter
+
+
+@dataclass
+class _Common:
+    """The weights with which all ranks began the round, and the outer gradient: what the outer optimizer steps."""
+
+    data: xp.Array
+    grad: xp.Array | None = None
+
+
+class OuterOptimizer(OptimizerWrapper):
+    """An inner optimizer of `flat` whose rounds end with an outer step: SGD with Nesterov's momentum (DiLoCo).
+
+        optimizer = OuterOptimizer(AdamW(flat, lr=3e-4), flat)
+        average = PeriodicModelAverager(flat, comm, every=100)
+        ...
+        optimizer.step()
+        if average.step():
+            optimizer.outer_step()
+
+    lr, momentum: of the outer optimizer. It sends nothing; every rank makes the same step of the averaged weights. It
+    holds the common weights and the momentum, which `state` has beside the inner optimizer's, as "outer_momentum".
+    """
+
+    def __init__(self, optimizer: Any, flat: FlatParameters, lr: float = 0.7, momentum: float = 0.9) -> None:
+        self.optimizer, self.flat = optimizer, flat
+        self.common = _Common(track(xp.array(flat.data), "optimizer"))
+        slices = flat_slices(flat, source=self.common)
+        self.outer = SGD(slices, lr, momentum=momentum, nesterov=momentum > 0)
+
+    def begin_round(self) -> None:
+        """Take the weights as they are for those of all ranks: after a broadcast, or a checkpoint."""
+        self.common.data[...] = self.flat.data
+
+    def outer_step(self) -> None:
+        """Step the common weights towards the average, which the weights are now, and begin the next round there."""
+        self.common.grad = self.common.data - self.flat.data
+        self.outer.step()
+        self.flat.data[...] = self.common.data
+        self.flat.updated()
+
+    @property
+    def state(self) -> dict[str, dict[str, xp.Array]]:
+        """The state of both optimizers, by parameter."""
+        result = {name: dict(arrays) for name, arrays in self.optimizer.state.items()}
+        for name, arrays in self.outer.state.items():
+            for array in arrays.values():  # without a momentum there is none
+                result.setdefault(name, {})[OUTER] = array
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return {"step": inner steps taken, "state": `state`}."""
+        return {"step": self.optimizer.step_count, "state": self.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Load a `state_dict`, and let the weights as they are be the common ones."""
+        inner = {name: {k: a for k, a in arrays.items() if k != OUTER} for name, arrays in saved["state"].items()}
+        outer = {name: {"momentum_buffer": arrays[OUTER]} for name, arrays in saved["state"].items() if OUTER in arrays}
+        self.optimizer.load_state_dict(
+            {"step": saved["step"], "state": {name: arrays for name, arrays in inner.items() if arrays}}
+        )
+        self.outer.load_state_dict({"step": 0, "state": outer})
+        self.begin_round()

@@ -52,6 +52,7 @@ from minidist.optim import (
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
 from minidist.parallel.context import document_ids, documents
+from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
@@ -297,8 +298,10 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
 def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
     """Make the job's optimizer for a FlatParameters or for slices; exchange: as for `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
-    optimizer: Optimizer = kind(parameters, **settings)
-    return optimizer
+    optimizer: Any = kind(parameters, **settings)
+    if job.config.outer_optimizer != "none":
+        optimizer = OuterOptimizer(optimizer, parameters, job.config.outer_lr, job.config.outer_momentum)
+    return optimizer  # type: ignore[no-any-return]
 
 
 def _scaler(config: TrainConfig) -> DynamicLossScaler | None:

@@ -26,6 +26,7 @@ BASE = {"layers": 2, "width": 8, "heads": 2, "context": 8, "data": "markov", "st
 FP16, SERVER, EXPERTS = {"precision": "fp16"}, {"strategy": "ps", "dp": 4, "consistency": "asp"}, {"experts": 2}
 SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1"}
 STUDENT = {"distill_from": "a teacher"}
+ROUNDS = {"local_steps": 1, "dp": 2}
 SHARDED, CUT = {"zero": 3, "dp": 2, "layers": 6}, {"pp": 2}
 
 # A value of each setting that is not its default, with the settings that it needs.
@@ -91,6 +92,9 @@ VALUES = {
     "reduction": {"reduction": "ordered", "dp": 2},
     "compression": {"compression": "sign", "dp": 2},
     "local_steps": {"local_steps": 2, "dp": 2},
+    "outer_optimizer": {"outer_optimizer": "nesterov", **ROUNDS},
+    "outer_lr": {"outer_lr": 0.5, "outer_optimizer": "nesterov", **ROUNDS},
+    "outer_momentum": {"outer_momentum": 0.5, "outer_optimizer": "nesterov", **ROUNDS},
     "bucket_cap_mb": {"bucket_cap_mb": 0.001, "dp": 2},
     "synchronize_each": {"synchronize_each": True, "dp": 2, "accumulation": 2},
     "reduce_bucket_size": {"reduce_bucket_size": 100, "zero": 1, "dp": 2},

@@ -313,6 +313,15 @@ CASES = {
         {"cp": 3, "attention": "ulysses-ring", "ulysses": 3},
         "the 4 .* heads of a rank cannot be divided among --ulysses 3; use one of 1, 2, 4",
     ),
+    "outer-optimizer-without-effect": (
+        {"outer_optimizer": "nesterov"},
+        "--outer-optimizer nesterov has no effect here, because it belongs to --local-steps",
+    ),
+    "outer-lr-without-effect": ({"outer_lr": 1.0}, "--outer-lr 1.0 has no effect .* --outer-optimizer nesterov"),
+    "outer-momentum-without-effect": (
+        {"outer_momentum": 0.5},
+        "--outer-momentum 0.5 has no effect .* --outer-optimizer nesterov",
+    ),
     "ulysses-without-effect": (
         {"ulysses": 4},
         "--ulysses 4 has no effect here, because it belongs to --attention ulysses-ring",

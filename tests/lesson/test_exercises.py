@@ -1374,6 +1374,25 @@ def contiguous_queries(tokens, separator, rank, ranks):
     return solution("22.visible")(tokens, separator, 0, 1)[start:stop]
 
 
+def by_its_own_way(comm, common, weights, momentum, lr, mu):
+    momentum = mu * momentum + common - weights
+    return common - lr * (common - weights + mu * momentum), momentum
+
+
+def away_from_the_average(comm, common, weights, momentum, lr, mu):
+    average = weights.copy()
+    all_reduce(comm, average, "avg")
+    momentum = mu * momentum + average - common
+    return common - lr * (average - common + mu * momentum), momentum
+
+
+def heavy_ball(comm, common, weights, momentum, lr, mu):
+    average = weights.copy()
+    all_reduce(comm, average, "avg")
+    momentum = mu * momentum + common - average
+    return common - lr * momentum, momentum
+
+
 def each_rank_its_own_ratio(comm, sizes, weights, update):
     layer_of, squares = squares_by_layer(sizes, weights, update)
     return step_by(squares, layer_of, weights, update)
@@ -1572,6 +1591,9 @@ WRONG = [
     ("22.visible", causal_only, "keys of other documents"),
     ("22.visible", counts_the_separator, "the document that it ends"),
     ("22.visible", contiguous_queries, "chunk 2P-1-r"),
+    ("23.outer_step", away_from_the_average, "against the gradient"),
+    ("23.outer_step", by_its_own_way, "average the weights first"),
+    ("23.outer_step", heavy_ball, "plus mu times the new momentum"),
     ("29.trust_ratio_step", each_rank_its_own_ratio, "several rates"),
     ("29.trust_ratio_step", one_ratio_for_the_model, "each layer has its own"),
     ("29.trust_ratio_step", zeros_never_move, "never move"),

@@ -28,6 +28,43 @@ def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
         assert verdict.tier == "ordered"
 
 
+DILOCO = {"outer_optimizer": "nesterov", "outer_lr": 0.5}
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(1, 2), (3, 2), (4, 3)])
+def test_diloco_equals_its_replay_on_one_device_bit_for_bit(ranks, every):
+    """Weights, gradients, the inner optimizers' state and the outer momentum, of every replica after every step."""
+    made = config(local_steps=every, optimizer="adamw", weight_decay=0.1, dropout=0.1, **DILOCO)
+    expected = local_sgd_reference(made, resolve_batches(made, ranks))
+    for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
+        assert verdict.equal, verdict.first_difference
+    last = expected[0][-1]["optimizer"]
+    assert {key.rsplit(".", 1)[-1] for key in last} == {"exp_avg", "exp_avg_sq", "outer_momentum", "step_count"}
+
+
+@pytest.mark.parametrize("outer", [{}, DILOCO], ids=["average", "diloco"])
+def test_an_offloaded_optimizer_goes_on_from_the_average(outer):
+    """Its copies on the host are refreshed; before, they brought back the weights from before the average."""
+    made = config(local_steps=2, offload="optimizer", **outer)
+    expected = local_sgd_reference(made, resolve_batches(made, 2))
+    for verdict in SimWorld(2).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
+        assert verdict.equal, verdict.first_difference
+
+
+def test_two_rounds_of_the_paper_by_hand():
+    """d = common - average; b = mu b + d; common -= lr (d + mu b); an outer rate of 1 without momentum is local SGD."""
+    name, plain = "transformer.h.0.mlp.c_fc.weight", {"optimizer": "sgd", "lr": 0.1, "precision": "fp64"}
+    start = states(2, local_steps=1, steps=1, **{**plain, "lr": 1e-12})[0, 0][name]
+    ran = states(2, local_steps=2, outer_momentum=0.8, **DILOCO, **plain)
+    free = states(2, local_steps=2, **plain)
+    average = free[0, 1][name]  # after the first round, from the same start
+    first = start - 0.5 * (start - average) * 1.8
+    assert np.allclose(ran[0, 1][name], first, rtol=0, atol=1e-9)
+    assert np.array_equal(ran[0, 1][name], ran[1, 1][name])
+    same = states(2, local_steps=2, outer_optimizer="nesterov", outer_lr=1.0, outer_momentum=0.0, **plain)
+    assert np.allclose(same[0, 3][name], free[0, 3][name], rtol=0, atol=1e-13)
+
+
 def test_in_the_float_tier_too():
     verdict = SimWorld(3).run(compare_rank, config(local_steps=2, precision="fp64", reduction="ring"))[0]
     assert verdict.equal, verdict.first_difference
@@ -85,9 +122,10 @@ def test_a_planted_bug_is_caught():
     assert "at step 1 " in verdict.first_difference
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_resumed_job_has_the_bits_of_the_undisturbed_one(optimizer, tmp_path):
-    made = {"local_steps": 2, "optimizer": optimizer, "momentum": 0.9 if optimizer == "sgd" else 0.0, "dropout": 0.1}
+@pytest.mark.parametrize(("optimizer", "outer"), [("adam", {}), ("sgd", {}), ("adamw", DILOCO), ("sgd", DILOCO)])
+def test_a_resumed_job_has_the_bits_of_the_undisturbed_one(optimizer, outer, tmp_path):
+    momentum = 0.9 if optimizer == "sgd" and not outer else 0.0
+    made = {"local_steps": 2, "optimizer": optimizer, "momentum": momentum, "dropout": 0.1, **outer}
     whole = SimWorld(3).run(train, config(**made, steps=7))
     SimWorld(3).run(train, config(**made, steps=6, save=str(tmp_path), every=2))
     for step in (2, None):  # the last checkpoint has 6 steps

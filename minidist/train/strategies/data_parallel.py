@@ -14,7 +14,7 @@ from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.data_parallel import check_same_model
-from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
 from minidist.parallel.sparsity import KeptEntries
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import DataAxis, Group
@@ -88,6 +88,8 @@ class LocalSteps(DataAxis):
         self.average = PeriodicModelAverager(
             flat, group.comm, job.config.local_steps, algorithm=group.reduction, module=group.module
         )
+        if isinstance(self.optimizer, OuterOptimizer):
+            self.optimizer.begin_round()
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
@@ -96,5 +98,13 @@ class LocalSteps(DataAxis):
 
         # The last step ends with an average too, where H does not divide the number of steps. A resumed job begins
         # after an average, and its optimizer has counted the steps before.
-        if not self.average.step() and self.optimizer.step_count == self.last:
+        averaged = self.average.step()
+        if not averaged and self.optimizer.step_count == self.last:
             self.average.average()
+            averaged = True
+        if averaged and isinstance(self.optimizer, OuterOptimizer):
+            self.optimizer.outer_step()
+
+        # An offloaded optimizer steps copies on the host, which must be the new weights, too.
+        if averaged and hasattr(self.optimizer, "refresh"):
+            self.optimizer.refresh()
