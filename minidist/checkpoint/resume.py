@@ -375,7 +375,8 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             continue
         # Older checkpoints have fewer settings.
         then = state.config.get(name, TrainConfig.model_fields[name].default)
-        # How often a job is evaluated changes no number; whether it is decides which data it trains on.
+        # How often a job is evaluated may differ: only asynchronous pipelines, which drain there, depend on it. Whether
+        # it is evaluated decides which data it trains on.
         if name == "evaluate_every" and (then is None) == (config.evaluate_every is None):
             continue
         if then != getattr(config, name):
