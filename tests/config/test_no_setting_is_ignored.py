@@ -152,6 +152,9 @@ VALUES = {
     "offload: saved tensors": {"offload": "activations"},
     "offload: parameters": {"offload": "parameters", **SHARDED},
     "compression: bf16": {"compression": "bf16", "dp": 2},
+    "compression: zero 1": {"compression": "sign", "zero": 1, "dp": 2},
+    "noise_scale: shards": {"noise_scale": True, "zero": 1, "dp": 2},
+    "ep: zero 3": {"ep": 2, "dp": 2, "zero": 3, **EXPERTS},
     "weights: alone": {"weights": "2"},
     "zero: alone": {"zero": 2},
     "reduction: alone": {"reduction": "ordered"},
@@ -179,6 +182,7 @@ HONOURED = {
     ("microbatches", 2, "accumulation", 2): "two names of one number",
     ("reduction", "ordered", "sparsity", 0.5): "two ranks add two numbers in either order",
     ("reduction", "ordered", "sparsity_pattern", "2:4"): "two ranks add two numbers in either order",
+    ("sparsity_scope", "global", "model", "cnn"): "a CNN has one linear layer, so all together are that one",
     ("reduction", "ordered", "pp", 2): "a stage with a tied weight is reduced in order in any case",
 }
 
