@@ -1,6 +1,6 @@
 """Two-dimensional convolution as one node: a product of the image's patches with the kernel, laid out as a matrix.
 
-    x (N, C, H, W)  ->  patches (N Ho Wo, C kh kw)  @  kernel (C kh kw, O)  ->  y (N, O, Ho, Wo)
+    x (N, C, H, W)  ->  patches (N Ho Wo, kh kw C)  @  kernel (kh kw C, O)  ->  y (N, O, Ho, Wo)
 
 The patches are kh kw times as large as the image, so they are not kept: the weight gradient makes them again.
 
@@ -41,29 +41,35 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     ]
     kept_x, kept_w = x.saved(), weight.saved()
 
+    # Channels last, in the kernel as in the patches: then a patch is made of whole rows of c numbers.
     def patches(values: xp.Array) -> xp.Array:
-        padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), values.dtype, values)
-        padded[:, :, padding : padding + h, padding : padding + w] = values
-        result = xp.empty((n, ho, wo, c, kh, kw), values.dtype, values)
+        padded = xp.zeros((n, h + 2 * padding, w + 2 * padding, c), values.dtype, values)
+        padded[:, padding : padding + h, padding : padding + w] = xp.moveaxis(values, 1, -1)
+        result = xp.empty((n, ho, wo, kh, kw, c), values.dtype, values)
         for i, j, rows, columns in windows:
-            result[..., i, j] = xp.moveaxis(padded[:, :, rows, columns], 1, -1)
-        return result.reshape(n * ho * wo, c * kh * kw)
+            result[:, :, :, i, j] = padded[:, rows, columns]
+        return result.reshape(n * ho * wo, kh * kw * c)
 
-    y = patches(x.data) @ weight.data.reshape(o, -1).T
+    y = patches(x.data) @ xp.channels_last_rows(weight.data).reshape(o, -1).T
     if bias is not None:
         y += bias.data
     y = x.save(xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1))).stored
 
     def grad_x(g: xp.Array) -> xp.Array:
-        back = (xp.channels_last_rows(g) @ kept_w.data.reshape(o, -1)).reshape(n, ho, wo, c, kh, kw)
-        padded = xp.zeros((n, c, h + 2 * padding, w + 2 * padding), g.dtype, g)
+        kernel = xp.channels_last_rows(kept_w.data).reshape(o, -1)
+        back = (xp.channels_last_rows(g) @ kernel).reshape(n, ho, wo, kh, kw, c)
+        padded = xp.zeros((n, h + 2 * padding, w + 2 * padding, c), g.dtype, g)
         for i, j, rows, columns in windows:
-            padded[:, :, rows, columns] += xp.moveaxis(back[..., i, j], -1, 1)
-        return xp.array(padded[:, :, padding : padding + h, padding : padding + w])
+            padded[:, rows, columns] += back[:, :, :, i, j]
+        return xp.array(xp.moveaxis(padded[:, padding : padding + h, padding : padding + w], -1, 1))
 
     def grad_w(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        matrix = None if out is None else out.reshape(o, -1)
-        return xp.matmul(xp.channels_last_rows(g).T, patches(kept_x.data), out=matrix).reshape(weight.shape)
+        rows = xp.channels_last_rows(g).T @ patches(kept_x.data)
+        found = xp.moveaxis(rows.reshape(o, kh, kw, c), -1, 1)
+        if out is None:
+            return xp.array(found)
+        xp.copyto(out, found)
+        return out
 
     weights = [(weight, grad_w)]
     if bias is not None:
