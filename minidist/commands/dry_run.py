@@ -88,6 +88,7 @@ def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
         "--save": config.save,
         "--init-from": config.init_from,
         "--metrics": metrics,
+        "--teacher-cache": config.teacher_cache,
         "--sparsity": config.prunes or None,
         "--evaluate-every": config.evaluate_every or None,
     }
