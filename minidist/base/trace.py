@@ -48,6 +48,7 @@ PURPOSES = (
     "tied",
     "dispatch",
     "loss_divisor",
+    "load_balance",
     "overflow",
     "quantization_range",
     "pruning",
@@ -141,6 +142,12 @@ class Trace:
     memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
     keeps_events: bool = True
+    computed: float = 0.0  # seconds between messages since `take_computed`
+
+    def take_computed(self) -> float:
+        """Return the seconds that this rank has computed since the last call, without those in which it waited."""
+        result, self.computed = self.computed, 0.0
+        return result
 
     def add_span(self, span: SpanEvent) -> None:
         """Record a span, where events are kept."""

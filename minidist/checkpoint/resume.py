@@ -84,7 +84,16 @@ FIXED = (
     "temperature",
     "distill_weight",
     "teacher_precision",
+    "adaptive_batch",
+    "lr_scaling",
 )
+
+
+class SavedPlan(Protocol):
+    """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
+
+    def state(self) -> dict[str, Any]: ...
+    def load(self, state: dict[str, Any]) -> None: ...
 
 
 class SavedJob(Protocol):
@@ -94,6 +103,8 @@ class SavedJob(Protocol):
     batches: Batches
     model: Any
 
+    @property
+    def plan(self) -> SavedPlan: ...
     @property
     def data_digest(self) -> str: ...
     @property
@@ -142,7 +153,9 @@ def save_job(
 ) -> Path:
     """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
     # Rank 0 writes the state; the others need not read all data for its fingerprint.
+    plan = job.plan.state()
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
+    state |= {"batch_plan": plan} if plan and comm.rank == 0 else {}
     shards = [*_shards(strategy), *error_feedback_shards(strategy)]
     shards += buffer_shards(strategy.buffers())
     path = save(comm, directory, step, shards, state, storage)
@@ -200,6 +213,16 @@ def job_state(
     }
 
 
+class PlanState(BaseModel):
+    """What `BatchPlan.state` returns."""
+
+    model_config = ConfigDict(strict=True)
+    weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
+    samples: list[Annotated[int, Field(ge=1)]]
+    next: int | None = Field(ge=1)
+    noise: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=3, max_length=3)
+
+
 class JobState(BaseModel):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
@@ -211,6 +234,7 @@ class JobState(BaseModel):
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
     teacher_digest: str | None = None  # with --distill-from
+    batch_plan: PlanState | None = None  # where batches change while the job trains
 
 
 def read_job_state(checkpoint: Checkpoint) -> JobState:
@@ -225,6 +249,8 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
         state = JobState.model_validate(checkpoint.state)
         if len(state.losses) != checkpoint.step:
             raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
+        if state.batch_plan is not None and len(state.batch_plan.samples) not in (0, checkpoint.step):
+            raise ValueError(f"it has {len(state.batch_plan.samples)} batches of {checkpoint.step} steps")
     except ValueError as error:
         why = str(error)
         if isinstance(error, ValidationError):
@@ -297,6 +323,8 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     for array, values in writes:
         array[...] = values
     strategy.load_scalars(saved.scalars)
+    if saved.batch_plan is not None:
+        job.plan.load(saved.batch_plan.model_dump())
     for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
         axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.

@@ -31,6 +31,7 @@ from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from minidist.train.batch_plan import changes_batches
 from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.train.progress import Progress
 from minidist.train.state import Observer, TrainResult
@@ -269,7 +270,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-        closed = closed_form_bytes(ran, batches, [result.sizes for result in results], skipped, first.first_step)
+        sizes = [result.sizes for result in results]
+        closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
         for name, volume in evaluation_bytes(
             config, batches, [result.sizes for result in results], first.first_step
         ).items():
@@ -368,7 +370,8 @@ def run_comparison(
     interactive = not under_mpiexec() and sys.stderr.isatty()
 
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
-    own, expected = under_mpiexec() or config.local_steps > 0, None
+    # Ranks that choose their batches while they train tell them afterwards.
+    own, expected = under_mpiexec() or config.local_steps > 0 or changes_batches(config), None
     alone = Progress(config.steps, interactive and not own, "compare: one device", ends=False)
     with alone:
         if not own:

@@ -23,8 +23,10 @@ from minidist.config.models import make_model
 from minidist.config.pipeline_plan import check_stages
 from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag, pruning_of
+from minidist.data import measured_every
 from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
+from minidist.optim.schedule import lr_scaling
 from minidist.parallel.sparsity import check_prunable
 
 Value = Callable[[ResolvedJob], Any]
@@ -635,19 +637,83 @@ UNEVEN_ROWS = (
     ),
 )
 
+# What is chosen anew while the job trains cannot be known before.
+CHANGING_BATCHES = (
+    Rule(
+        "changing-batches-with-prefetch",
+        lambda j: j.changes_batches and (j.prefetch_batches or j.loader_workers),
+        "--prefetch-batches and --loader-workers read the rows of later steps, which {changes_batches} has not chosen"
+        " yet",
+        "leave it out",
+    ),
+    Rule(
+        "changing-batches-in-a-pipeline",
+        lambda j: j.changes_batches and j.pp > 1,
+        "--pp {pp} makes its plan for micro-batches of known number and shape, and {changes_batches} changes them",
+        "use --dp, with or without --zero",
+    ),
+    Rule(
+        "changing-batches-with-server",
+        lambda j: j.changes_batches and j.server,
+        "{changes_batches} chooses batches at the end of a step, and the workers of --strategy ps have no step in"
+        " common",
+        "use --strategy auto",
+    ),
+    Rule(
+        "changing-batches-with-local-steps",
+        lambda j: j.changes_batches and j.local_steps,
+        "--local-steps {local_steps} averages replicas as if each had trained on as many rows, and {changes_batches}"
+        " changes them",
+        "leave one of them out",
+    ),
+    Rule(
+        "changing-batches-with-teacher-ranks",
+        lambda j: j.changes_batches and j.teacher_ranks,
+        "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose rows {changes_batches} has not"
+        " chosen yet",
+        "leave it out",
+    ),
+    Rule(
+        "measured-weights-with-ep",
+        lambda j: measured_every(j.weights) and j.dims.ep > 1,
+        "--ep {ep} exchanges as many slots with every rank, and --weights {weights} gives ranks different numbers of"
+        " tokens",
+        "leave it out",
+    ),
+    Rule(
+        "adaptive-batch-in-micro-batches",
+        lambda j: (
+            j.adaptive_batch is not None
+            and (
+                j.batches.global_batch % j.batches.accumulation
+                or j.adaptive_batch % j.batch_unit
+                or j.adaptive_batch < j.batches.global_batch
+            )
+        ),
+        "--adaptive-batch {adaptive_batch} is reached from {first} samples by adding micro-batches, {unit} samples on"
+        " all ranks together",
+        "use --adaptive-batch {near}",
+        {
+            "first": lambda j: j.batches.global_batch,
+            "unit": lambda j: j.batch_unit,
+            "near": lambda j: multiples(max(j.adaptive_batch, 2 * j.batches.global_batch), j.batch_unit),
+        },
+    ),
+)
+
 # Measurements and averages need whole replicas, or a moment at which all ranks have finished a step.
 REPLICAS = (
     Rule(
         "noise-scale-needs-replicas",
-        lambda j: j.noise_scale and (j.server or j.zero >= 2 or j.dp == 1 or j.cp > 1 or j.ep > 1),
-        "--noise-scale compares each replica's own gradient with the sum of all, so it needs --dp 2 or more, and no"
+        lambda j: j.noise_flag and (j.server or j.zero >= 2 or j.dp == 1 or j.cp > 1 or j.ep > 1),
+        "{noise_flag} compares each replica's own gradient with the sum of all, so it needs --dp 2 or more, and no"
         " --cp, --ep, --zero 2 or 3, or --strategy ps, with which no rank has the one or the other",
         "change the layout, or leave it out",
     ),
     Rule(
         "noise-scale-needs-whole-gradients",
-        lambda j: j.noise_scale and (j.synchronize_each or j.compressor != "none" or j.half or j.prunes),
-        "--noise-scale compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
+        lambda j: j.noise_flag and (j.synchronize_each or j.compressor != "none" or j.half or j.prunes),
+        "{noise_flag} compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
         "leave out --synchronize-each, --compression, --sparsity and --precision fp16 or bf16",
     ),
     Rule(
@@ -1140,6 +1206,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("loss_scale_floor_limit", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
     ("static_loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
+    ("lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
@@ -1187,9 +1254,11 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
     job, lines = ResolvedJob(config, batches), []
 
     # One line for all settings that have nothing to share.
-    if job.data_ranks == 1 and not job.server:
+    if job.data_ranks == 1:
         ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
+        # The other settings a server refuses.
         names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+        names = [name for name in names if name == "weights" or not job.server]
         words = [_flag_and_value(job, name) for name in names if name not in without]
         if words:
             listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
@@ -1222,6 +1291,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Knowledge distillation": DISTILLATION,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
+    "Batches that change while a job trains": CHANGING_BATCHES,
     "Replicas, local steps and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
     "Tensor parallelism": TENSOR_PARALLEL,
@@ -1246,6 +1316,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
     job.dataset.samples(config.context)
+    lr_scaling(config.lr_scaling)
     if config.decay != "constant" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.steps)
     if config.is_own_model:

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
 from minidist.base.user_file import is_user_function
-from minidist.data.shares import Shares, cut_batch, parse_weights
+from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
@@ -145,8 +145,23 @@ class TrainConfig(BaseModel):
     weights: str | None = Field(
         None,
         description=(
-            "share of the rows for each data-parallel rank, such as 2,1,1, or equal (a batch that the ranks do not"
-            " divide is refused); default: equal, or different by one row"
+            "share of the rows for each data-parallel rank: such as 2,1,1; measured:STEPS, in proportion to the speeds"
+            " measured every so many steps; equal, so that a batch which the ranks do not divide is refused (default:"
+            " equal, or different by one row)"
+        ),
+    )
+
+    adaptive_batch: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_BATCH,
+        description="let the global batch grow with the gradient noise scale, by more micro-batches, to at most this",
+    )
+    lr_scaling: str = Field(
+        "none",
+        description=(
+            "learning rate of a batch that has grown: none, linear, sqrt, or linear:STEPS with a warm-up of so many"
+            " steps after each growth"
         ),
     )
 
@@ -419,6 +434,12 @@ class Batches(BaseModel):
         """The rows of every micro-batch of a step."""
         return cut_batch(self.global_batch, self.dp, self.accumulation, self.weights)
 
+    def with_shares(self, shares: Shares) -> "Batches":
+        """Return the batches of steps that have these shares."""
+        rows = tuple(float(sum(replica)) for replica in shares.rows)
+        numbers = {"global_batch": shares.samples, "micro_batch": shares.largest, "accumulation": shares.accumulation}
+        return self if shares == self.shares else self.model_copy(update={**numbers, "weights": rows})
+
     @property
     def dp(self) -> int:
         """The data-parallel degree."""
@@ -485,7 +506,9 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
 
     # Two of the three numbers determine the third; the defaults are a micro batch of 4 and an accumulation of 1.
     exact = config.weights == "equal"
-    weights = None if config.weights is None or exact else parse_weights(config.weights)
+    weights = None
+    if config.weights is not None and not exact and not measured_every(config.weights):
+        weights = parse_weights(config.weights)
     if total is None:
         total = (micro or 4) * (accumulation or 1) * dp
     elif micro is not None and accumulation is None:

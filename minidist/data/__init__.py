@@ -20,7 +20,7 @@ from minidist.data.generated import glyphs, markov, pydoc_text
 from minidist.data.load import load_dataset
 from minidist.data.prefetch import PrefetchingSampler
 from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows, weighted_shards
-from minidist.data.shares import Shares, cut_batch, parse_weights, sharding_rule
+from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights, sharding_rule
 from minidist.data.workers import LoaderError, WorkerSampler
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "idx_folder",
     "load_dataset",
     "markov",
+    "measured_every",
     "microbatch_numbers",
     "microbatch_rows",
     "npz_file",

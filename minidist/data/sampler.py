@@ -35,10 +35,13 @@ class GlobalBatchSampler:
 
     def sample_indices(self, step: int) -> np.ndarray:
         """Return the sample numbers of the global batch of `step`, int64 of shape (global_batch,)."""
-        # Places in the endless list; each lies in an epoch, at an offset of its permutation.
-        places = np.arange(step * self.global_batch, (step + 1) * self.global_batch)
+        return self._indices(np.arange(step * self.global_batch, (step + 1) * self.global_batch))
+
+    def _indices(self, places: np.ndarray) -> np.ndarray:
+        """Return the sample numbers at places of the endless list."""
+        # Each lies in an epoch, at an offset of its permutation.
         epochs, offsets = places // self.samples, places % self.samples
-        indices = np.empty(self.global_batch, np.int64)
+        indices = np.empty(len(places), np.int64)
         for epoch in np.unique(epochs).tolist():
             indices[epochs == epoch] = permutation(self.seed, epoch, self.samples)[offsets[epochs == epoch]]
         return indices
@@ -48,6 +51,10 @@ class GlobalBatchSampler:
         if not 0 <= first <= first + count <= self.global_batch:
             raise ValueError(f"rows {first} to {first + count} of a global batch of {self.global_batch}")
         return self.dataset.rows(self.sample_indices(step)[first : first + count], self.context)
+
+    def at(self, place: int, count: int) -> Rows:
+        """Return inputs and targets of `count` samples from a place of the endless list: where batches vary in size."""
+        return self.dataset.rows(self._indices(np.arange(place, place + count)), self.context)
 
 
 # The ranks of a simulated world ask for the same one, and a batch may lie across the end of an epoch.

@@ -11,14 +11,13 @@ Proved by: tests/train/test_shares.py, tests/config/test_train_config.py
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.layout import chunk_sizes
-from minidist.base.limits import check_size
+from minidist.base.limits import check_size, whole_number
 from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, weighted_shards
 
 MAX_SHOWN = 16  # replicas, and samples of one, that are listed
@@ -100,6 +99,17 @@ def parse_weights(text: str) -> tuple[float, ...]:
     return weights
 
 
+def measured_every(weights: str | None) -> int:
+    """Return K of `--weights measured:K`; 0 for other weights. Raises UsageError for another text after the colon."""
+    word, _, number = (weights or "").partition(":")
+    if word != "measured":
+        return 0
+    steps = whole_number(number) or 0
+    if steps < 1:
+        raise UsageError(f"--weights {quoted(weights or '')}; write the steps between two exchanges, as in measured:10")
+    return steps
+
+
 def sharding_rule(sampler: GlobalBatchSampler, shares: Shares, step: int = 0) -> str:
     """Return, as text, the rule that assigns samples to replicas, and the samples of one step."""
     total, batch = sampler.samples, sampler.global_batch
@@ -132,8 +142,3 @@ def sharding_rule(sampler: GlobalBatchSampler, shares: Shares, step: int = 0) ->
     if replicas > MAX_SHOWN:
         lines.append(f"  and {replicas - MAX_SHOWN} more")
     return "\n".join(lines)
-
-
-def balanced(rows: Sequence[int], seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return weights in proportion to the measured speeds, rows per second, of the ranks."""
-    return tuple(count / time for count, time in zip(rows, seconds, strict=True))

@@ -23,6 +23,7 @@ from minidist.config.train_config import TrainConfig, resolve_dims
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
+from minidist.train.batch_plan import StepBatch, changes_batches
 from minidist.train.state import Observer, StepState
 from minidist.train.trainer import train
 
@@ -88,12 +89,16 @@ class Judge:
         self.verdict = Comparison(tier, FLOAT_BOUND if tier == "float" else 0.0)
 
     def __call__(self, state: StepState) -> None:
-        verdict, expected = self.verdict, self.expected[state.step]
-        verdict.steps = state.step + 1
-        verdict.losses.append(state.loss)
+        self.judge(snapshot(state), state.step, state.rank)
+
+    def judge(self, actual: Snapshot, step: int, rank: int) -> None:
+        """Compare all tensors of a step with the expected ones."""
+        verdict, expected = self.verdict, self.expected[step]
+        verdict.steps = step + 1
+        verdict.losses.append(float(actual["loss"]["loss"]))
         verdict.reference_losses.append(float(expected["loss"]["loss"]))
         verdict.weight_differences.append(0.0)
-        self.compare(snapshot(state), expected, state.step, state.rank)
+        self.compare(actual, expected, step, rank)
 
     def compare(self, actual: Snapshot, expected: Snapshot, step: int, rank: int) -> None:
         """Compare every tensor of `actual` with the expected one; both must have the same names."""
@@ -150,6 +155,12 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
                 " differs in its last bit, so no bound holds; compare it with --dp and --pp, or without compression"
             )
         return "ordered"
+
+    if config.batch_norm == "sync" and changes_batches(config):
+        raise UsageError(
+            "compare joins the micro-batches of all replicas for --batch-norm sync, and their rows change while the job"
+            " trains; compare with --batch-norm local"
+        )
 
     # The order of all additions is declared.
     if config.reduction == "ordered" and not splits_sums(config, dims):
@@ -231,6 +242,24 @@ def compare_rank(
     Without `expected` each rank computes the reference itself, with the observers `of_reference`. Verdicts (pickled, a
     few hundred bytes) are sent to rank 0 and back.
     """
+    # Where the ranks choose their batches while they train, one device is told them afterwards.
+    if expected is None and changes_batches(config):
+        told: list[StepBatch] = []
+        kept: list[Snapshot] = []
+
+        def keep(state: StepState) -> None:
+            told.append(state.job.batch)
+            kept.append(snapshot(state))
+
+        train(comm, config, [keep, *observers])
+        judge = Judge(
+            expected_snapshots(config, comm.size, comm.rank, of_reference, told),
+            tier_of(config, resolve_dims(config, comm.size)),
+        )
+        for step, actual in enumerate(kept):
+            judge.judge(actual, step, comm.rank)
+        return _worst(comm, judge.verdict)
+
     # The observer compares at the end of every step, while the gradients are still there.
     judge = Judge(
         expected if expected is not None else expected_snapshots(config, comm.size, comm.rank, of_reference),

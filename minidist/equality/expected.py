@@ -9,19 +9,24 @@ from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.local_steps import local_sgd_reference
 from minidist.equality.reference import reference
 from minidist.equality.snapshot import Snapshot, snapshot
+from minidist.train.batch_plan import StepBatch
 from minidist.train.state import Observer
 
 
 def expected_snapshots(
-    config: TrainConfig, ranks: int, rank: int = 0, observers: Sequence[Observer] = ()
+    config: TrainConfig,
+    ranks: int,
+    rank: int = 0,
+    observers: Sequence[Observer] = (),
+    told: Sequence[StepBatch] | None = None,
 ) -> list[Snapshot]:
     """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD).
 
-    observers: of the reference's steps; with local SGD, of its first replica's.
+    observers: of the reference's steps; with local SGD, of its first replica's. told: as for `reference`.
     """
     batches = resolve_batches(config, ranks)
     if config.local_steps:
         return local_sgd_reference(config, batches, observers)[rank]
     snapshots: list[Snapshot] = []
-    reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers])
+    reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers], told)
     return snapshots

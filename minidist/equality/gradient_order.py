@@ -17,7 +17,8 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.layout import GradientOrder
 from minidist.config.pipeline_plan import cut_stages, make_plan
-from minidist.config.train_config import Batches, TrainConfig
+from minidist.config.train_config import TrainConfig
+from minidist.data import Shares
 from minidist.train.job import Job
 
 Sites = Sequence[list[Array]]  # [micro-batch number] -> the contributions to one parameter, in backward order
@@ -25,28 +26,26 @@ Parts = list[list[Array | None]]  # [reduction of the step][replica] -> what the
 Add = Callable[[str, Sites], Array | None]  # (parameter name, its contributions) -> their sum
 
 
-def declared_order(config: TrainConfig, batches: Batches) -> GradientOrder:
+def declared_order(config: TrainConfig, shares: Shares) -> GradientOrder:
     """Return the order in which a layout without a pipeline adds contributions."""
     # ZeRO 2 and 3 reduce in every micro-batch; hybrid sharding adds inside groups of replicas first.
     each = config.synchronize_each or config.zero >= 2
     groups = config.dp_replicate if config.zero == 3 else 1
-    return GradientOrder(batches.dp, (tuple(range(batches.accumulation)),), each, groups)
+    return GradientOrder(len(shares.rows), (tuple(range(shares.accumulation)),), each, groups)
 
 
 def addition_of(job: Job) -> Add:
     """Return the function that adds a parameter's contributions in the order of the job's layout."""
     if job.config.pp > 1:
         return PipelineOrder(job).add
-    order = declared_order(job.config, job.batches)
-    return lambda name, sites: add_in_order(sites, order)
+    return lambda name, sites: add_in_order(sites, declared_order(job.config, job.batch.shares))
 
 
 def parts_of(job: Job) -> Callable[[str, Sites], Parts]:
     """Return the function that adds a parameter's contributions within each replica, for what reduces them itself."""
     if job.config.pp > 1:
         return PipelineOrder(job).parts
-    order = declared_order(job.config, job.batches)
-    return lambda name, sites: replica_parts(sites, order)
+    return lambda name, sites: replica_parts(sites, declared_order(job.config, job.batch.shares))
 
 
 def add_in_order(contributions: Sites, order: GradientOrder) -> Array | None:

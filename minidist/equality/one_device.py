@@ -27,13 +27,13 @@ Contributions = dict[Parameter, list[Array]]
 
 
 class OneDevice(Strategy):
-    """The whole model; each step runs the micro-batches `numbers` one after the other.
+    """The whole model; each step runs the micro-batches `numbers` (None: all of them) one after the other.
 
     add: sums a parameter's contributions. factor: what the sum is multiplied by. A job with --compression adds what
     its replicas would send in place of them.
     """
 
-    def __init__(self, job: Job, add: Add, numbers: Iterable[int], factor: int = 1) -> None:
+    def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: int = 1) -> None:
         self.flat = FlatParameters(job.model.parameters())
         super().__init__(
             job,
@@ -43,14 +43,19 @@ class OneDevice(Strategy):
                 )
             ],
         )
-        self.add, self.numbers, self.factor = add, list(numbers), factor
+        self.add, self.factor = add, factor
+        self.some = None if numbers is None else list(numbers)
         # A pipeline without other replicas has no reduction that could be compressed.
         reduces = job.config.pp == 1 or job.batches.dp > 1 or job.config.zero
         self.replay = CompressionReplay(job) if job.config.compression != "none" and reduces else None
 
+    def _numbers(self, job: Job) -> Iterable[int]:
+        shares = job.batch.shares
+        return range(len(shares.rows) * shares.accumulation) if self.some is None else self.some
+
     def forward_backward(self, step: int) -> list[float]:
         # Catch the contributions of all micro-batches: nothing is added while backward runs.
-        caught = [one_micro_batch(self.job, step, number) for number in self.numbers]
+        caught = [one_micro_batch(self.job, step, number) for number in self._numbers(self.job)]
 
         # Now add them, parameter by parameter.
         self.zero_grad()
@@ -65,7 +70,7 @@ class OneDevice(Strategy):
         return [loss for loss, _ in caught]
 
     def held_out_losses(self, job: Job) -> list[float]:
-        return [job.loss(0, number).item() for number in self.numbers]
+        return [job.loss(0, number).item() for number in self._numbers(job)]
 
     def square_sums(self) -> Array:
         """Return the block sums in the order of the units that the layout shards (see optim/clip.py)."""

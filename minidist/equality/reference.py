@@ -40,34 +40,39 @@ from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.quantization import converted
 from minidist.parallel.context import part_order, sequence_positions
-from minidist.train.job import Job, StepBatch, build
+from minidist.train.batch_plan import StepBatch, ToldPlan
+from minidist.train.job import Job, build
 from minidist.train.loss import ordered_sum
 from minidist.train.state import Observer, StepState
 from minidist.train.trainer import finish_step
 
 
-def reference(config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()) -> list[float]:
+def reference(
+    config: TrainConfig, batches: Batches, observers: Sequence[Observer] = (), told: Sequence[StepBatch] | None = None
+) -> list[float]:
     """Train on one device as `batches` would be trained on many; returns the losses. Sends nothing.
 
     The recipe is not applied: no shards, no parts of sequences, nothing recomputed or offloaded. An asynchronous
-    pipeline is replayed with its delays (delayed_replay.py).
+    pipeline is replayed with its delays (delayed_replay.py). told: the batch of each step, where the ranks choose it.
     """
     if config.pp > 1 and updates_of(config.schedule) != "flush":
         return replay(config, batches, observers)
 
     apart = batches
     config, batches, replicas = join_replicas(config, batches)
-    job = build(config, batches)
+    if replicas > 1:
+        told = [StepBatch(Shares((tuple(map(sum, zip(*apart.shares.rows, strict=True))),)))] * config.steps
+    job = build(config, batches, plan=None if told is None else ToldPlan(config, batches, told))
     route_in_groups(job)
     if replicas > 1:
         # An evaluation looks at no statistics of its rows, so they need no joining.
         job.sampler = JoinedReplicas(job.sampler, apart.shares)
-        job.batch = StepBatch(Shares((tuple(map(sum, zip(*apart.shares.rows, strict=True))),)))
-    device = OneDevice(job, addition_of(job), range(batches.microbatches))
+    device = OneDevice(job, addition_of(job))
     losses = []
     with xp.quiet_overflow():
         for step in range(config.steps):
             # As in `trainer.train`: forward and backward, the update, the evaluation, the observers.
+            job.next_batch()
             losses.append(ordered_sum(device.forward_backward(step)))
             finish_step(job, device, step, losses[-1])
 

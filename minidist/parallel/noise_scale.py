@@ -67,6 +67,14 @@ class NoiseScale:
         self._gradient = self.decay * self._gradient + step.gradient
         self._noise = self.decay * self._noise + step.noise
 
+    def state(self) -> list[float]:
+        """Return what `load` takes."""
+        return [self.weight, self._gradient, self._noise]
+
+    def load(self, state: Sequence[float]) -> None:
+        """Continue with the averages of another one."""
+        self.weight, self._gradient, self._noise = state
+
     @property
     def gradient(self) -> float:
         """The average estimate of |G|^2."""

@@ -28,6 +28,7 @@ from minidist import collectives
 from minidist.config.models import ITEMSIZE
 from minidist.config.pipeline_plan import make_plan, period_of
 from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
+from minidist.data import Shares, measured_every
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
@@ -42,6 +43,7 @@ from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
+from minidist.train.batch_plan import load_balance_volume
 from minidist.train.noise import shards_gradients
 from minidist.train.strategies.data_axis import AxisSizes
 from minidist.train.teacher import teacher_bytes
@@ -50,15 +52,20 @@ ROW_OF_REPLICAS = 16  # bytes: which part of which tensor, and its fingerprint
 
 
 def closed_form_bytes(
-    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], skipped: int = 0, first_step: int = 0
+    config: TrainConfig,
+    batches: Batches,
+    sizes: Sequence[Sequence[AxisSizes]],
+    skipped: int = 0,
+    first_step: int = 0,
+    runs: Sequence[tuple[Shares, int]] | None = None,
 ) -> dict[str, int]:
     """Return the payload bytes that all ranks together send in a job of `config.steps` steps, by purpose.
 
     sizes: of all ranks, in rank order. skipped: steps whose gradients overflowed; they are not clipped, and no
     parameters are gathered after them (ZeRO 1, 2). first_step: how many steps were done before, on which the masks of
-    sparse training depend.
+    sparse training depend. runs: the rows of all ranks, and for how many steps, where they change.
     """
-    dims = batches.dims
+    dims, runs = batches.dims, runs or [(batches.shares, config.steps)]
     # One rank of each stage; the pipeline is the slowest axis of the mesh.
     pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]
     total: Counter[str] = Counter()
@@ -69,13 +76,23 @@ def closed_form_bytes(
         _norms(config, batches, pipeline, skipped),
         _trust_ratios(config, batches, pipeline, skipped),
         _orthogonalized(config, batches, pipeline, skipped),
-        _losses(config, batches),
         _overflow(config, batches),
         _ranges(config, batches, pipeline),
-        _teacher(config, batches, pipeline),
+        _teacher(config, batches, pipeline, runs),
     ):
         total.update(volumes)
-    total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(config, batches).items()})
+
+    # What depends on the rows of a step, for each run of steps with the same rows.
+    for shares, steps in runs:
+        part, same = config.model_copy(update={"steps": steps}), batches.with_shares(shares)
+        total.update(_losses(part, same))
+        total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(part, same).items()})
+
+    # Compute seconds, exchanged after the multiples of K.
+    every = measured_every(config.weights)
+    if every:
+        times = (first_step + config.steps) // every - first_step // every
+        total["load_balance"] = times * load_balance_volume(dims.ranks) * NUMBER
 
     # Each rank sends its number of shards, then a row for each of them, to every other rank.
     if config.check_replicas:
@@ -236,7 +253,7 @@ def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
     """Return the bytes of losses, and of the gradient noise scale."""
     # The noise scale is an all-reduce of one number, or of two over all ranks.
     noise, dims = 0, batches.dims
-    if config.noise_scale:
+    if config.noise_scale or config.adaptive_batch is not None:
         sharded = shards_gradients(config.zero, dims)
         noise = sharded_estimate_volume(dims.ranks) if sharded else 2 * (dims.dp - 1)
     # In an asynchronous pipeline the last stage sends them to every other rank.
@@ -309,7 +326,9 @@ def _ranges(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[A
     return Counter(quantization_range=config.steps * volume * ITEMSIZE[config.precision])
 
 
-def _teacher(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
+def _teacher(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], runs: Sequence[tuple[Shares, int]]
+) -> Counter[str]:
     """Return the bytes of a teacher that is sharded, or of the logits that ranks of its own send."""
     if config.distill_from is None:
         return Counter()
@@ -317,7 +336,8 @@ def _teacher(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[
     units, logits = axis.teacher_units, axis.teacher_logits
     return Counter(
         startup=startup_bytes(units, itemsize, batches.dims.dp * batches.dims.cp),
-        teacher=teacher_bytes(batches, config.steps, itemsize, units, logits, config.teacher_ranks),
+        teacher=8 * config.teacher_ranks
+        + sum(teacher_bytes(batches.with_shares(shares), steps, itemsize, units, logits, 0) for shares, steps in runs),
     )
 
 

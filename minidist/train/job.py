@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
@@ -25,7 +25,6 @@ from minidist.data import (
     Dataset,
     GlobalBatchSampler,
     PrefetchingSampler,
-    Shares,
     WorkerSampler,
     data_digest,
     hold_out,
@@ -55,6 +54,7 @@ from minidist.parallel.context import document_ids, documents
 from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
+from minidist.train.batch_plan import BatchPlan, StepBatch
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -72,13 +72,6 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {
 Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
 
 
-class StepBatch(NamedTuple):
-    """What a step trains on. start: samples of all steps before it; None: as many steps as it, of as many samples."""
-
-    shares: Shares
-    start: int | None = None
-
-
 @dataclass
 class Job:
     """One rank's (or the reference's) model and data; a strategy adds flat parameters and the optimizer."""
@@ -89,6 +82,7 @@ class Job:
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
     sampler: Sampler
+    plan: BatchPlan  # of the steps to come
     batch: StepBatch  # of the step that is made now
     pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
@@ -100,6 +94,14 @@ class Job:
     teacher: Teacher | None = None  # whose logits the model learns from, with --distill-from
     keep_gradients: bool = True  # an asynchronous pipeline keeps those of its updates, because observers read them
 
+    def next_batch(self) -> None:
+        """Go on to the batch of the next step."""
+        self.batch = self.plan.next()
+
+    def lr_factor(self, step: int) -> float:
+        """Return the factor of the learning rate of a step: of the schedule, and of its batch."""
+        return self.schedule(step) * self.batch.lr_scale
+
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
         """Return the context of micro-batch `number` of a step: the coordinates of its samples, for dropout."""
         # The number of its first sample in the global batch: dropout depends on the sample, not on the rank.
@@ -109,7 +111,10 @@ class Job:
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
         """Return inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
         first, rows = self.batch.shares.place(number)
-        inputs, targets = self.sampler.batch(step, first, rows)
+        start = self.batch.start
+        inputs, targets = (
+            self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
+        )
 
         ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
 
@@ -214,8 +219,11 @@ def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
     return hold_out(dataset) if config.evaluate_every else (dataset, None)
 
 
-def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Job:
-    """Build a rank's job from a config that `check_rules` has passed. comm: whose host memory offloading uses."""
+def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan: BatchPlan | None = None) -> Job:
+    """Build a rank's job from a config that `check_rules` has passed.
+
+    comm: whose host memory offloading uses. plan: of the batches, where it is not the job's own.
+    """
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset, rest = training_data(config)
     held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
@@ -235,6 +243,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None) -> Jo
         dtype,
         _schedule(config),
         sampler,
+        plan or BatchPlan(config, batches),
         StepBatch(batches.shares),
         pool,
         scaler=_scaler(config),

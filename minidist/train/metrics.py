@@ -59,16 +59,18 @@ class MetricsFile:
             kept = [line for line, record in before if record["step"] < state.step]
             self._file = self.path.open("w", encoding="utf-8")
             self._file.writelines(kept)
-        config, batches = state.job.config, state.job.batches
+        config, batches, (shares, start, _) = state.job.config, state.job.batches, state.job.batch
         end = state.end or StepEnd.now(state.comm)
-        record = {
+        record: dict[str, Any] = {
             "step": state.step,
             "loss": state.loss,
-            "lr": config.lr * state.job.schedule(state.step),
-            "samples": (state.step + 1) * batches.global_batch,
+            "lr": config.lr * state.job.lr_factor(state.step),
+            "samples": (state.step + 1) * batches.global_batch if start is None else start + shares.samples,
             "seconds": round(end.seconds - self._began, 6),
             "bytes_sent": end.bytes_sent,
         }
+        if state.job.plan.changes:
+            record["rows"] = [sum(rows) for rows in shares.rows]
         if state.held_out_loss is not None:
             record["held_out_loss"] = state.held_out_loss
         if state.held_out_int8 is not None:

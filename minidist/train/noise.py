@@ -10,7 +10,7 @@ from math import isfinite
 
 from minidist.autograd import Parameter
 from minidist.parallel.dims import ParallelDims
-from minidist.parallel.noise_scale import LocalGradient, NoiseScale, sharded_estimate, square, step_estimate
+from minidist.parallel.noise_scale import LocalGradient, sharded_estimate, square, step_estimate
 from minidist.train.strategies.data_axis import DataAxis
 from minidist.train.strategies.mesh import MeshStrategy
 
@@ -19,7 +19,7 @@ class NoiseMeter:
     """Measures every step of data parallelism, also of replicas that are cut over ranks."""
 
     def __init__(self, strategy: MeshStrategy) -> None:
-        job, self.strategy, self.scale = strategy.job, strategy, NoiseScale()
+        job, self.strategy, self.scale = strategy.job, strategy, strategy.job.plan.noise
         self.sharded = shards_gradients(job.config.zero, strategy.axes.dims)
         # What tensor-parallel ranks or stages both have is counted once.
         self.locals = [

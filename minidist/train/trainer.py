@@ -3,7 +3,7 @@
 for each step
     1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
     2 the loss of the step, summed over all micro-batches in their global order
-    3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step
+    3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step; the batch of the next step
     4 evaluate, call the observers, save
 
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
@@ -75,7 +75,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             place_teacher(job.teacher, world, strategy.axes, config, done)
         if config.prefetch_batches or config.loader_workers:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
-        noise = NoiseMeter(strategy) if config.noise_scale else None
+        noise = NoiseMeter(strategy) if config.noise_scale or config.adaptive_batch is not None else None
         held_out: dict[int, float] = {}
         held_out_int8: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
@@ -87,8 +87,12 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             comm.world.place = place_of(config, step, saved)
 
             # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
+            job.next_batch()
             strategy.zero_grad()
-            losses.append(global_loss(strategy.axes.data, strategy.forward_backward(step)))
+            comm.trace.take_computed()
+            parts = strategy.forward_backward(step)
+            seconds = comm.trace.take_computed()
+            losses.append(global_loss(strategy.axes.data, parts))
             if noise is not None:
                 noise.measure()
 
@@ -97,6 +101,10 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             if config.check_replicas:
                 held = [shard for axis in strategy.data_axes for shard in axis.weights()]
                 check_shard_replicas(comm, strategy.axes, held, step)
+
+            # The next batch: its size from the noise of the gradients, its shares from the speeds of the ranks.
+            job.plan.grow()
+            job.plan.measured(strategy.axes, seconds, sum(job.batch.shares.rows[strategy.axes.dp.rank]), step + 1)
 
             # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")
@@ -134,6 +142,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
             noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
+            runs=job.plan.runs,
             sparsity=job.pruned(config.steps),
             teacher=None if job.teacher is None else job.teacher.counts(),
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
@@ -178,7 +187,7 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     # After unscaling, so that the norm is that of the true gradient.
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
-    strategy.step(job.schedule(step))
+    strategy.step(job.lr_factor(step))
 
     # What holds from the next step on: masks and ranges.
     strategy.prune(step + 1)

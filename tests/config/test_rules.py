@@ -225,6 +225,31 @@ CASES = {
         {"zero": 3, "dp": 2, "pp": 2, "global_batch": 5, "microbatches": 2},
         "with 5 rows on 2 data-parallel ranks the replicas have different numbers of shapes; use --zero 2",
     ),
+    "changing-batches-with-prefetch": (
+        {"weights": "measured:2", "dp": 2, "prefetch_batches": 1},
+        "read the rows of later steps, which --weights measured:2 has not chosen yet",
+    ),
+    "changing-batches-in-a-pipeline": (
+        {"adaptive_batch": 64, "dp": 2, "pp": 2},
+        "--pp 2 makes its plan for micro-batches of known number and shape, and --adaptive-batch 64 changes them",
+    ),
+    "changing-batches-with-server": ({**SERVER, "weights": "measured:2"}, "the workers of --strategy ps have no step"),
+    "changing-batches-with-local-steps": (
+        {"local_steps": 2, "dp": 2, "weights": "measured:2"},
+        "and --weights measured:2 changes them; leave one of them out",
+    ),
+    "changing-batches-with-teacher-ranks": (
+        {**STUDENT, "dp": 2, "teacher_ranks": 1, "weights": "measured:2"},
+        "--teacher-ranks 1 computes the logits of later steps, whose rows --weights measured:2 has not chosen yet",
+    ),
+    "measured-weights-with-ep": (
+        {"ep": 2, "dp": 2, "experts": 2, "weights": "measured:2"},
+        "--weights measured:2 gives ranks different numbers of tokens",
+    ),
+    "adaptive-batch-in-micro-batches": (
+        {"adaptive_batch": 20, "dp": 2},
+        "from 8 samples by adding micro-batches, 8 samples on all ranks together; use --adaptive-batch 16 or",
+    ),
     "noise-scale-needs-replicas": ({"noise_scale": True}, "needs --dp 2 or more"),
     "noise-scale-needs-whole-gradients": ({"noise_scale": True, "dp": 2, "synchronize_each": True}, "leave out --sync"),
     "local-steps-need-replicas": ({"local_steps": 2, "dp": 2, "zero": 1}, "no other axis, no --zero"),
@@ -428,6 +453,7 @@ CASES = {
     "loss-scale-floor-limit-without-effect": ({"loss_scale_floor_limit": 1}, "belongs to --precision fp16"),
     "static-loss-scale-without-effect": ({"static_loss_scale": True}, "belongs to --precision fp16"),
     "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
+    "lr-scaling-without-effect": ({"lr_scaling": "linear"}, "--lr-scaling linear .* belongs to --adaptive-batch"),
     "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
 }
 

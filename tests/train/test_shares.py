@@ -24,12 +24,12 @@ def config_of(**values):
     return config, batches, ranks
 
 
-def check_bytes(config, batches, world, results):
+def check_bytes(config, batches, world, results, runs=None):
     """Assert that every purpose's bytes equal the closed form."""
     sizes, measured = [result.sizes for result in results], Counter()
     for trace in world.traces:
         measured.update(trace.bytes_by_purpose())
-    closed = Counter(closed_form_bytes(config, batches, sizes))
+    closed = Counter(closed_form_bytes(config, batches, sizes, runs=runs))
     closed.update(evaluation_bytes(config, batches, sizes, 0))
     assert +measured == +closed
 

@@ -628,6 +628,7 @@ class MPIWorld:
                     os.sched_yield()
             finally:
                 self.waiting = None
+                self.mark = self.time()
         else:
             while not work.finished:
                 self.main.switch()
@@ -640,9 +641,11 @@ class MPIWorld:
 
     def compute(self, operations: Sequence[tuple[float, float]], seconds: float, name: str) -> None:
         """Record the real time since the last wait, or the last call; it passes by itself."""
-        if self.record is True and self.running is None:
+        if self.running is None:
             now = self.time()
-            self.trace.spans.append(SpanEvent(self.rank, "main", name, self.mark, now))
+            self.trace.computed += now - self.mark
+            if self.record is True:
+                self.trace.spans.append(SpanEvent(self.rank, "main", name, self.mark, now))
             self.mark = now
 
     def trace_of(self, comm: PointToPoint) -> Trace:

@@ -28,7 +28,8 @@ class LinkModel:
 
     alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
     rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
-    ranks, for networks whose links differ (fast inside a node, slow across nodes).
+    ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
+    by which its computing takes longer, for machines that differ.
     """
 
     alpha: float = 1e-6
@@ -36,6 +37,7 @@ class LinkModel:
     flops: float = 1e11
     memory_bandwidth: float = 5e10
     link: Callable[[int, int], tuple[float, float]] | None = None
+    slowdown: Callable[[int], float] | None = None
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta"):

@@ -367,12 +367,16 @@ class SimWorld:
         # The roofline of each operation, or the seconds given; nothing runs meanwhile on this stream.
         stream = self.state.running
         start = stream.time
-        end = start + seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        spent = seconds + (self.links.seconds(list(operations)) if operations else 0.0)
+        if self.links.slowdown is not None:
+            spent *= self.links.slowdown(stream.rank)
+        end = start + spent
         if not start <= end < math.inf:
             raise UsageError(
                 f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
             )
         stream.time = end
+        self.state.traces[stream.rank].computed += spent
         if self.state.record and end > start:
             self.state.traces[stream.rank].spans.append(SpanEvent(stream.rank, stream.name, name, start, end))
 

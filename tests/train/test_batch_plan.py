@@ -1,0 +1,120 @@
+"""Batches that change while a job trains: equal to one device that is told them, resumed, counted in closed form."""
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.checkpoint.directory import Checkpoint
+from minidist.checkpoint.resume import read_job_state
+from minidist.comm import SimWorld
+from minidist.comm.sim.clock import LinkModel
+from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.data import cut_batch
+from minidist.equality.compare import compare_rank
+from minidist.optim.schedule import lr_scaling
+from minidist.train.batch_plan import BatchPlan
+from minidist.train.metrics import MetricsFile, read_metrics
+from minidist.train.trainer import train
+from tests.train.test_shares import check_bytes, config_of
+
+SLOWDOWN = (1.0, 2.0, 4.0)
+MEASURED = {"global_batch": 14, "dp": 3, "weights": "measured:2", "steps": 5, "layers": 1}
+GROWS = {"global_batch": 2, "dp": 2, "adaptive_batch": 16, "steps": 5, "layers": 1, "optimizer": "sgd", "lr": 0.5}
+BOTH = {**GROWS, "global_batch": 4, "accumulation": 2, "zero": 1, "weights": "measured:2", "lr_scaling": "sqrt:2"}
+
+
+def world(ranks):
+    return SimWorld(ranks, links=LinkModel(slowdown=SLOWDOWN.__getitem__))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**MEASURED, "evaluate_every": 2, "clip": 0.5},
+        {**MEASURED, "dp": 2, "accumulation": 2, "zero": 3, "precision": "bf16", "steps": 4},
+        {**GROWS, "lr_scaling": "linear"},
+        {**BOTH, "dropout": 0.1, "evaluate_every": 2},
+        {**GROWS, "tp": 2, "steps": 3, "precision": "fp64", "reduction": "ring"},
+    ],
+)
+def test_changing_batches_equal_one_device_that_is_told_them_and_send_the_closed_form(values):
+    config, batches, ranks = config_of(**values)
+    sim = SimWorld(ranks, links=LinkModel(slowdown=lambda rank: SLOWDOWN[rank // config.tp]))
+    verdict = sim.run(compare_rank, config)[0]
+    assert verdict.equal, verdict.sentence()
+    assert verdict.steps == config.steps
+
+    results = sim.run(train, config)
+    assert len(results[0].runs) > 1
+    assert {str(result.runs) for result in results} == {str(results[0].runs)}
+    check_bytes(config, batches, sim, results, results[0].runs)
+
+
+def test_shares_follow_the_measured_speeds():
+    result = world(3).run(train, config_of(**MEASURED)[0])[0]
+    assert [(sum(map(sum, shares.rows)), steps) for shares, steps in result.runs] == [(14, 2), (14, 3)]
+    assert [[sum(rows) for rows in shares.rows] for shares, _ in result.runs] == [[5, 5, 4], [8, 4, 2]]
+
+
+def test_a_batch_grows_by_micro_batches_within_its_bounds():
+    runs = SimWorld(2).run(train, config_of(**{**GROWS, "adaptive_batch": 6})[0])[0].runs
+    samples = [shares.samples for shares, _ in runs]
+    assert samples == sorted(set(samples))
+    assert (samples[0], samples[-1]) == (2, 6)
+    assert all(shares == cut_batch(shares.samples, 2, shares.samples // 2) for shares, _ in runs)
+
+
+@pytest.mark.parametrize("values", [MEASURED, BOTH])
+def test_a_resumed_job_has_the_same_batches_and_bits(values, tmp_path):
+    ranks, saved = values["dp"], {"save": str(tmp_path / "a"), "every": 3}
+    whole = world(ranks).run(train, config_of(**values, **saved)[0])[0]
+    resumed = {**saved, "save": str(tmp_path / "b")}
+    world(ranks).run(train, config_of(**{**values, "steps": 3}, **resumed)[0])
+    rest = world(ranks).run(train, config_of(**values, **resumed, resume=True)[0])[0]
+    assert (rest.losses, rest.digest, rest.first_step) == (whole.losses, whole.digest, 3)
+    # Saving begins a new measurement.
+    plan = BatchPlan(*config_of(**values)[:2])
+    plan.seconds = [1.0]
+    plan.state()
+    assert plan.seconds == []
+    assert rest.runs[-1][0] == whole.runs[-1][0] != whole.runs[0][0]
+
+
+def test_a_checkpoint_with_other_batches_than_steps_is_refused(tmp_path):
+    SimWorld(2).run(train, config_of(**GROWS, save=str(tmp_path))[0])
+    checkpoint = Checkpoint(tmp_path)
+    assert read_job_state(checkpoint).batch_plan is not None
+    checkpoint.state["batch_plan"]["samples"].append(2)
+    with pytest.raises(UsageError, match="it has 6 batches of 5 steps"):
+        read_job_state(checkpoint)
+
+
+def test_the_learning_rate_follows_the_batch(tmp_path):
+    config, batches, _ = config_of(**{**GROWS, "lr_scaling": "linear:4"})
+    plan = BatchPlan(config, batches)
+    factors = []
+    for samples in (2, 2, 4, 4, 4, 4, 16):
+        plan.adaptive.samples = samples
+        factors.append(plan.next().lr_scale)
+    # Goyal's ramp: a quarter of the way in each of four steps.
+    assert factors == [1, 1, 1.25, 1.5, 1.75, 2, 3.5]
+
+    with MetricsFile(tmp_path / "m") as metrics:
+        SimWorld(2).run(train, config_of(**{**GROWS, "lr_scaling": "sqrt"})[0], [metrics])
+    records = read_metrics(tmp_path / "m")
+    assert [record["samples"] for record in records] == np.cumsum([sum(record["rows"]) for record in records]).tolist()
+    for record in records:
+        assert record["lr"] == pytest.approx(0.5 * (sum(record["rows"]) / 2) ** 0.5)
+    assert records[-1]["lr"] > 0.5
+
+
+@pytest.mark.parametrize("text", ["cubic", "linear:0", "linear:x", "none:3", "sqrt:"])
+def test_a_scaling_that_is_none(text):
+    with pytest.raises(UsageError, match=r"--lr-scaling .*it must be none, linear or sqrt"):
+        lr_scaling(text)
+
+
+@pytest.mark.parametrize("text", ["measured:0", "measured", "measured:x"])
+def test_a_measurement_without_steps(text):
+    with pytest.raises(UsageError, match=f"--weights '{text}'; write the steps"):
+        resolve_batches(TrainConfig.make(weights=text), 2)
