@@ -3,20 +3,17 @@
     mpiexec -n 4 python mpi_examples/adaptive_batch.py
     python mpi_examples/adaptive_batch.py --ranks 4
 
-The noise scale is measured from what data parallelism has anyway, a rank's own gradient and the sum over ranks
+The trainer measures the noise scale from what data parallelism has anyway, a rank's own gradient and the sum over ranks
 (McCandlish et al. 2018); one number of 8 bytes per step is sent for it. As the loss falls, its gradient becomes short
-against its noise, and the batch grows by more micro-batches per step.
+against its noise, and the batch grows by more micro-batches per step. The same from the command line, with a learning
+rate that follows the square root of the batch over 5 steps:
+
+    minidist train --model mlp --layers 1 --dp 4 --micro-batch 4 --adaptive-batch 512 --lr-scaling sqrt:5
 """
 
-import numpy as np
-
-from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.noise_scale import AdaptiveBatch, LocalGradient, NoiseScale, step_estimate
+from minidist.config.train_config import TrainConfig
+from minidist.train.trainer import train
 
 STEPS = 60
 ROWS = 4  # of one rank's micro-batch
@@ -24,35 +21,31 @@ LARGEST = 32  # batch, in units of one micro-batch on every rank
 
 
 def main(comm):
-    images, labels = glyphs().rows(np.arange(2000))
-    model = DistributedDataParallel(MLP([images.shape[1], 64, 10]), comm, reduction="sum")
-    optimizer, local = SGD(model.flat, lr=0.7), LocalGradient(model.reducer)
     unit = ROWS * comm.size
-    batch, scale, samples = AdaptiveBatch(unit, unit, LARGEST * unit), NoiseScale(), 0
-    for step in range(STEPS):
-        # This rank's part of the batch, in micro-batches; only the last one reduces the gradients.
-        order = np.random.default_rng(step).permutation(2000)[: batch.samples]  # the same on every rank
-        mine = np.array_split(order, comm.size)[comm.rank]
-        model.flat.zero_grad()
-        parts = np.split(mine, mine.size // ROWS)
-        for i, rows in enumerate(parts):
-            if i < len(parts) - 1:
-                with model.no_sync():
-                    cross_entropy(model(Tensor(images[rows])), labels[rows], divisor=batch.samples).backward()
-            else:
-                cross_entropy(model(Tensor(images[rows])), labels[rows], divisor=batch.samples).backward()
+    config = TrainConfig.make(
+        model="mlp",
+        layers=1,
+        dp=comm.size,
+        micro_batch=ROWS,
+        optimizer="sgd",
+        lr=1.5,
+        steps=STEPS,
+        adaptive_batch=LARGEST * unit if comm.size > 1 else None,  # one rank has one batch size, and no second one
+    )
 
-        # Measure the noise scale, step, and choose the next batch.
-        used, samples = batch.samples, samples + batch.samples
-        scale.add(step_estimate(comm, local.take(), model.flat.grad, used))
-        optimizer.step()
-        batch.next(scale.simple)
-        if comm.rank == 0 and step % 20 == 19:
-            loss = cross_entropy(model.module(Tensor(images)), labels).item()
+    def show(state):
+        if state.rank == 0 and state.step % 20 == 0:
+            batch, noise = state.job.batch, state.job.plan.noise.simple
             print(
-                f"step {step:3}: batch {used:4}, noise scale {scale.simple:7.1f} samples, loss {loss:.4f}", flush=True
+                f"step {state.step:3}: batch {batch.shares.samples:4}, noise scale {noise:7.1f} samples, loss"
+                f" {state.loss:.4f}",
+                flush=True,
             )
+
+    show.reads_tensors = False
+    result = train(comm, config, [show])
     if comm.rank == 0:
+        samples = sum(shares.samples * steps for shares, steps in result.runs)
         print(
             f"{samples:,} samples in {STEPS} steps; the largest batch throughout would be {STEPS * LARGEST * unit:,}",
             flush=True,

@@ -1393,6 +1393,43 @@ def heavy_ball(comm, common, weights, momentum, lr, mu):
     return common - lr * momentum, momentum
 
 
+def mean_of_ranks_means(comm, shares, rows):
+    mine, batch = rows.sum(axis=0) / sum(shares), sum(shares)
+    total = all_reduce(comm, np.append(rows.mean(axis=0) / comm.size, mine @ mine))
+    s = sum(count**2 for count in shares) / batch**2
+    gradient, small = total[:-1], total[-1] / s
+    big = gradient @ gradient
+    noise = (small - big) / (1 / (s * batch) - 1 / batch)
+    return np.append(gradient, [big - noise / batch, noise])
+
+
+def noise_by(comm, shares, rows, scale=None, twice=False):
+    mine, batch = rows.sum(axis=0) / sum(shares), sum(shares)
+    s = sum(count**2 for count in shares) / batch**2
+    used = s if twice else scale or 1 / comm.size
+    if twice:
+        gradient, squares = all_reduce(comm, mine.copy()), all_reduce(comm, np.array([mine @ mine]))[0]
+    else:
+        total = all_reduce(comm, np.append(mine, mine @ mine))
+        gradient, squares = total[:-1], total[-1]
+    small, big = squares / used, gradient @ gradient
+    if not twice and scale is None:
+        s = 1 / comm.size
+    noise = (small - big) / (1 / (s * batch) - 1 / batch)
+    return np.append(gradient, [big - noise / batch, noise])
+
+
+def gathers_all_rows(comm, shares, rows):
+    every = all_gather(comm, rows.reshape(-1)).reshape(-1, rows.shape[1])
+    parts = np.split(every, np.cumsum(shares)[:-1])
+    batch, s = sum(shares), sum(count**2 for count in shares) / sum(shares) ** 2
+    gradient = every.mean(axis=0)
+    small = sum(float(part.sum(axis=0) @ part.sum(axis=0)) for part in parts) / batch**2 / s
+    big = gradient @ gradient
+    noise = (small - big) / (1 / (s * batch) - 1 / batch)
+    return np.append(gradient, [big - noise / batch, noise])
+
+
 def each_rank_its_own_ratio(comm, sizes, weights, update):
     layer_of, squares = squares_by_layer(sizes, weights, update)
     return step_by(squares, layer_of, weights, update)
@@ -1594,6 +1631,11 @@ WRONG = [
     ("23.outer_step", away_from_the_average, "against the gradient"),
     ("23.outer_step", by_its_own_way, "average the weights first"),
     ("23.outer_step", heavy_ball, "plus mu times the new momentum"),
+    ("31.gradient_and_noise", mean_of_ranks_means, "counts the rows of a small share more"),
+    ("31.gradient_and_noise", lambda *a: noise_by(*a, scale=1.0), "divide their sum by s"),
+    ("31.gradient_and_noise", lambda *a: noise_by(*a), "right for equal shares"),
+    ("31.gradient_and_noise", lambda *a: noise_by(*a, twice=True), "both at once"),
+    ("31.gradient_and_noise", gathers_all_rows, "not the rows"),
     ("29.trust_ratio_step", each_rank_its_own_ratio, "several rates"),
     ("29.trust_ratio_step", one_ratio_for_the_model, "each layer has its own"),
     ("29.trust_ratio_step", zeros_never_move, "never move"),
