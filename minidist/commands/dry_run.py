@@ -90,6 +90,7 @@ def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
         "--metrics": metrics,
         "--teacher-cache": config.teacher_cache,
         "--sparsity": config.prunes or None,
+        "--adaptive-batch": config.adaptive_batch,
         "--evaluate-every": config.evaluate_every or None,
     }
     for flag, value in needs.items():

@@ -123,6 +123,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
     ("flags", "sentence"),
     [
         (["--save", "runs/x"], "--save 'runs/x' needs values"),
+        (["--adaptive-batch", "64"], "--adaptive-batch '64' needs values"),
         (["--evaluate-every", "2", "--steps", "2"], "--evaluate-every '2' needs values"),
         (["--distill-from", "x", "--teacher-cache", "y"], "--teacher-cache 'y' needs values"),
         (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),
