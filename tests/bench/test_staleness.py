@@ -65,10 +65,10 @@ def main_without_exit(arguments):
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"workers": 0}, "0 workers"),
-        ({"slow": 0}, "0 times slower"),
-        ({"seconds": float("nan")}, "for nan s"),
-        ({"slow": float("inf")}, "inf times"),
+        ({"workers": 0}, "--workers is 0; it must be from 1"),
+        ({"slow": 0}, "--slow is 0; it must be a number from"),
+        ({"seconds": float("nan")}, "--seconds is nan; it must be a number from"),
+        ({"slow": float("inf")}, "--slow is inf; it must be a number from"),
         ({"who": "me"}, "'me'; it must be 'last'"),
         ({"consistencies": ["ssp:-1"]}, "bound -1"),
     ],
