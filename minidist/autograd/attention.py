@@ -213,7 +213,7 @@ def _largest(e: xp.Array) -> xp.Array:
 
 def _diagonal(n: int, like: xp.Array) -> xp.Array:
     """(keys, queries): 0 where the key is not later than the query, -inf where it is."""
-    positions = xp.arange(n)
+    positions = xp.device_arange(n)
     mask = xp.zeros((n, n), like.dtype, like)
     mask[positions[:, None] > positions] = -xp.inf
     return mask
@@ -226,7 +226,7 @@ def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout |
     split = shaping.transpose(shaping.reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))
     q, k, v = split[0], split[1], split[2]
     scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
-    positions = xp.arange(length)
+    positions = xp.device_arange(length)
     scores = elementwise.where(positions[:, None] >= positions, scores, -xp.inf)
     weights = reductions.softmax(scores)
     if dropout is not None:

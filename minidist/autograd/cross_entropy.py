@@ -45,7 +45,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
-    largest = scores.max(axis=-1, keepdims=True, initial=-xp.inf)
+    largest = scores.max(axis=-1, keepdims=True)
     exponentials = scores - largest
     picked = exponentials[rows, flat]
     xp.exp(exponentials, out=exponentials)

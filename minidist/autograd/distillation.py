@@ -107,6 +107,6 @@ def _teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
 
 def _log_softmax(scores: xp.Array) -> xp.Array:
     """Return a new array: score - largest - log(sum of exp(score - largest)), by row."""
-    shifted = scores - scores.max(axis=-1, keepdims=True, initial=-xp.inf)
+    shifted = scores - scores.max(axis=-1, keepdims=True)
     shifted -= xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted

@@ -29,5 +29,8 @@ def embedding(indices: Any, weight: Tensor) -> Tensor:
         xp.scatter_add_rows(out, indices.reshape(-1), xp.as_rows(g))
         return out
 
+    # Positions are counted on the host.
+    if type(indices) is xp.ndarray and type(weight.data) is not xp.ndarray:
+        indices = xp.to_device(indices)
     data = xp.take(weight.data, indices, axis=0)
     return record("embedding", data, (), ((operand(weight), grad),), cost=0, saved=(indices,))

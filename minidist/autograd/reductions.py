@@ -62,7 +62,7 @@ def softmax(x: Tensor, axis: int = -1) -> Tensor:
         return x * 1.0
     x = operand(x)
     values = x.data
-    data = xp.exp(values - values.max(axis=axis, keepdims=True, initial=-xp.inf))
+    data = xp.exp(values - values.max(axis=axis, keepdims=True))
     data /= data.sum(axis=axis, keepdims=True)
     result = x.save(data)
     del data
@@ -81,7 +81,7 @@ def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
         return x * 1.0
     x = operand(x)
     values = x.data
-    shifted = values - values.max(axis=axis, keepdims=True, initial=-xp.inf)
+    shifted = values - values.max(axis=axis, keepdims=True)
     data = shifted - xp.log(xp.exp(shifted).sum(axis=axis, keepdims=True))
 
     def grad(g: xp.Array) -> xp.Array:

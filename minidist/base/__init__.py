@@ -2,6 +2,7 @@
 
 arrays.py         array functions for NumPy and CuPy alike
 half.py           float16 and bfloat16
+device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data
 layout.py         where the pieces of a global array are
 random.py         random numbers that depend on what they are for

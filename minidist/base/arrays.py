@@ -66,7 +66,8 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.base.meta import MetaArray, creates_meta
+from minidist.base.device import creating
+from minidist.base.meta import MetaArray
 
 # What annotations check is NumPy's interface; CuPy arrays and `MetaArray`s have the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -90,6 +91,7 @@ __all__ = [
     "copyto",
     "cos",
     "divide",
+    "device_arange",
     "dot_rows",
     "dtype",
     "empty",
@@ -107,6 +109,7 @@ __all__ = [
     "int64",
     "is_array",
     "isfinite",
+    "largest",
     "log",
     "log1p",
     "matmul",
@@ -136,6 +139,8 @@ __all__ = [
     "take",
     "take_along_axis",
     "tanh",
+    "to_device",
+    "to_host",
     "transpose",
     "where",
     "zeros",
@@ -159,7 +164,8 @@ def as_array(value: Any, dtype: Any = None) -> Array:
     """`value` as an array, without a copy when it is one of that dtype already."""
     if is_array(value):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)  # type: ignore[no-any-return]
-    return np.asarray(value, dtype=dtype)
+    made = np.asarray(value, dtype=dtype)
+    return made if creating.get() is None else to_device(made)
 
 
 def channels_last_rows(images: Array) -> Array:
@@ -171,22 +177,33 @@ def channels_last_rows(images: Array) -> Array:
     return rows.astype(rows.dtype, order="C", copy=False).reshape(-1, images.shape[1])
 
 
-def _new_meta(shape: Any, dtype: Any) -> Array:
-    """An array of a dry run: floats have no data, and indices have, because they are computed with."""
-    return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)  # type: ignore[return-value]
+def device_arange(*arguments: Any) -> Array:
+    """NumPy's arange, on the device on which new arrays are made."""
+    return to_device(np.arange(*arguments))
+
+
+def to_device(value: Array) -> Array:
+    """One of NumPy's arrays, on the device on which new arrays are made."""
+    device = creating.get()
+    return value if device is None else device.asarray(value)
+
+
+def to_host(value: Any) -> Any:
+    """A device's array as one of NumPy's; NumPy's own as it is."""
+    return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
 
 
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
-    if like is None and creates_meta.get():
-        return _new_meta(shape, dtype)
+    if like is None and (device := creating.get()) is not None:
+        return device.empty(shape, dtype)  # type: ignore[no-any-return]
     return np.empty(shape, dtype) if like is None or type(like) is ndarray else np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An array of zeros on the device of `like`."""
-    if like is None and creates_meta.get():
-        return _new_meta(shape, dtype)
+    if like is None and (device := creating.get()) is not None:
+        return device.zeros(shape, dtype)  # type: ignore[no-any-return]
     return np.zeros(shape, dtype) if like is None or type(like) is ndarray else np.zeros(shape, dtype, like=like)
 
 
@@ -225,6 +242,15 @@ def as_rows(value: Array) -> Array:
 def sum_rows(matrix: Array, out: Array | None = None) -> Array:
     """Column sums of a matrix: one product with a vector of ones, several times faster than `sum(axis=0)`."""
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
+
+
+def largest(value: Array, axis: int = -1, keepdims: bool = True) -> Array:
+    """Maximum over an axis; -inf of no elements. (CuPy's max has no `initial`.)"""
+    if value.shape[axis]:
+        return value.max(axis=axis, keepdims=keepdims)  # type: ignore[no-any-return]
+    shape = list(value.shape)
+    shape[axis : axis + 1 or None] = [1] if keepdims else []
+    return full(tuple(shape), -inf, value.dtype, value)
 
 
 def dot_rows(a: Array, b: Array) -> Array:

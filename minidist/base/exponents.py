@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.meta import MetaArray
 
 SMALLEST, NORMAL, LARGEST = -24, -14, 15  # exponents of float16
@@ -34,7 +35,7 @@ def count_exponents(arrays: Iterable[Any], scale: float = 1.0) -> dict[str, int]
     for piece in (array.reshape(-1)[i : i + _PIECE] for array in arrays for i in range(0, array.size, _PIECE)):
         if isinstance(piece, MetaArray):
             continue  # a dry run has no values to count
-        values = np.asarray(piece, np.float64) / scale
+        values = np.asarray(xp.to_host(piece), np.float64) / scale
         finite = values[np.isfinite(values)]
         nonzero = finite[finite != 0]
         exponents = np.frexp(nonzero)[1] - 1

@@ -15,31 +15,36 @@ Proved by: tests/base/test_meta.py, tests/train/test_dry_run.py
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.lib.stride_tricks import as_strided
 
+from minidist.base.device import creating_on
 from minidist.base.errors import UsageError
 
 MAX_VALUES = 100_000  # of a meta array that becomes one of NumPy's
-# Whether new arrays are meta arrays.
-creates_meta: ContextVar[bool] = ContextVar("minidist_creates_meta", default=False)
 _ONE: dict[np.dtype[Any], np.ndarray] = {}
 
 
-@contextmanager
-def creating_meta() -> Iterator[None]:
+class NoDevice:
+    """Makes the arrays of a dry run: floats have no data, and indices have, because they are computed with."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any:
+        return _new(shape, dtype)
+
+    zeros = empty
+
+    def asarray(self, value: Any) -> Any:
+        return value  # inputs and targets
+
+
+def creating_meta() -> AbstractContextManager[None]:
     """In the block, arrays that are created without another one to be like are meta arrays."""
-    token = creates_meta.set(True)
-    try:
-        yield
-    finally:
-        creates_meta.reset(token)
+    return creating_on(NoDevice())
 
 
 def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] | None = None) -> np.ndarray:

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.device import creating
 from minidist.base.errors import UsageError, quoted
-from minidist.base.meta import creates_meta
+from minidist.base.meta import NoDevice
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,19 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
     `law` is "normal" (standard deviation `scale`), "uniform" (in [-scale, scale)) or "constant" (all `scale`). A rank
     that holds a slice draws the whole and cuts.
     """
-    if creates_meta.get():
-        return xp.empty(shape, np.float64)
+    device = creating.get()
+    if isinstance(device, NoDevice):
+        return xp.empty(shape, np.float64)  # nothing is drawn for a dry run
     key = Key(seed, "weight", name=name + repr(tuple(shape)))
     if law == "normal":
-        return normal(key, shape) * scale
-    if law == "uniform":
-        return (uniform(key, 0, prod(shape)).reshape(shape) * 2 - 1) * scale
-    if law == "constant":
-        return np.full(shape, scale, dtype=np.float64)
-    raise ValueError(
-        f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
-    )
+        values = normal(key, shape) * scale
+    elif law == "uniform":
+        values = (uniform(key, 0, prod(shape)).reshape(shape) * 2 - 1) * scale
+    elif law == "constant":
+        values = np.full(shape, scale, dtype=np.float64)
+    else:
+        raise ValueError(
+            f"unknown law {quoted(law)} of the initial weight {quoted(name)}; one of normal, uniform, constant"
+        )
+    # Drawn on the host, so that a model has the same values on every device.
+    return xp.to_device(values)

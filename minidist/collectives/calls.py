@@ -41,7 +41,7 @@ def all_reduce(
     equal: a text that every rank must pass equal (whose gradient it is); compared with each message, at no cost.
     """
     _check(comm, "all_reduce", array, op)
-    if not array.flags.writeable:
+    if not getattr(array.flags, "writeable", True):
         raise UsageError(
             f"rank {comm.rank}: all_reduce of an array that is read-only, where the sum would go; pass a copy"
         )
@@ -154,7 +154,7 @@ def scatter(
     root = _root(comm, "scatter", root)
     sizes: list[int] = []
     _check(comm, "scatter", out)
-    if not out.flags.writeable:
+    if not getattr(out.flags, "writeable", True):
         raise UsageError(f"rank {comm.rank}: scatter into an out that is read-only; pass one that may be written")
 
     if comm.rank == root:
@@ -330,7 +330,7 @@ def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: in
             f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, "
             f"got {out.size} of {out.dtype}" + ("" if out.flags.c_contiguous else f" with strides {out.strides}")
         )
-    if not out.flags.writeable:
+    if not getattr(out.flags, "writeable", True):
         raise UsageError(f"rank {comm.rank}: {operation} into an out that is read-only; pass one that may be written")
     return out.reshape(-1)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from minidist.base.arrays import to_host
 from minidist.base.errors import BufferReuseError
 
 _ROW = 8 * 509  # bytes; a prime number of words
@@ -43,7 +44,8 @@ def checksum(array: np.ndarray) -> int:
     equal modulo 2**64.)
     """
     # The array's bytes; a small one goes to crc32 as it is.
-    raw: Any = array.reshape(-1).view(np.uint8)
+    held: Any = array if type(array) is np.ndarray else to_host(array)
+    raw = held.reshape(-1).view(np.uint8)
     if raw.size <= 1 << 16:
         return zlib.crc32(raw)
 

@@ -15,6 +15,7 @@ from minidist.base.errors import UsageError
 from minidist.comm.launched import launched_rank
 from minidist.commands.options import (
     DeepSpeed,
+    DeviceName,
     EagerBytes,
     Ranks,
     Timeout,
@@ -22,6 +23,7 @@ from minidist.commands.options import (
     command_line,
     given_flags,
     given_settings,
+    on_device,
     takes_config,
     with_deepspeed,
     within_limits,
@@ -49,6 +51,7 @@ def compare(
     trace: TraceFile = None,
     eager_bytes: EagerBytes = 0,
     deepspeed: DeepSpeed = None,
+    device: DeviceName = "cpu",
     matrix: Annotated[
         bool, typer.Option("--matrix", help="every valid layout of --ranks (default 8) on a small GPT")
     ] = False,
@@ -75,7 +78,7 @@ def compare(
             "--tolerance is of functions of your own; give them, FILE.py:RANK FILE.py:ALONE, or leave it out"
         )
     if matrix:
-        for name in ("trace", "timeout", "eager_bytes", "deepspeed"):
+        for name in ("trace", "timeout", "eager_bytes", "deepspeed", "device"):
             if name in given_flags():
                 raise UsageError(f"{flag(name)} is of one job, and --matrix runs many; leave one of the two out")
         return _sweep(config, 8 if ranks is None else ranks, sample, processes)
@@ -88,7 +91,8 @@ def compare(
     # gradients are summed by an all-reduce.
     if "reduction" not in given_settings() and config.strategy == "auto" and config.compression == "none":
         config = config.model_copy(update={"reduction": "ordered"})
-    verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line(), given_settings())
+    with on_device(device, config):
+        verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line(), given_settings())
     if verdict is None:
         return None
     return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)

@@ -11,12 +11,14 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
+from minidist.base.device import creating_on, device_of
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_size
 from minidist.commands.output import say, with_parameters
@@ -48,7 +50,16 @@ TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
 DeepSpeed = Annotated[
     Path | None, typer.Option(help="a DeepSpeed configuration file; keys that do not apply are listed")
 ]
+DeviceName = Annotated[str, typer.Option("--device", help="where arrays are: cpu, or cuda with CuPy")]
 EagerBytes = Annotated[int, typer.Option(help="simulated: sends of up to this many bytes are buffered")]
+
+
+def on_device(name: str, config: TrainConfig) -> AbstractContextManager[None]:
+    """Return the context in which arrays are made on the device of --device; UsageError where that is impossible."""
+    device = device_of(name)
+    if device is not None and config.strategy == "ps":
+        raise UsageError("--strategy ps keeps the weights of its servers on the host; leave out --device")
+    return creating_on(device)
 
 
 # The first field of each panel of --help: the fields stand in this order in TrainConfig.

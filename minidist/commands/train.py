@@ -11,11 +11,13 @@ import typer
 from minidist.base.errors import UsageError, quoted
 from minidist.commands.options import (
     DeepSpeed,
+    DeviceName,
     EagerBytes,
     Ranks,
     Timeout,
     above_zero,
     command_line,
+    on_device,
     takes_config,
     with_deepspeed,
 )
@@ -37,6 +39,7 @@ def train(
         Path | None, typer.Option(help="a file of JSON lines, one per step; steps are numbered from 0")
     ] = None,
     deepspeed: DeepSpeed = None,
+    device: DeviceName = "cpu",
     dry: Annotated[
         bool, typer.Option("--dry-run", help="run on arrays without data: bytes, peaks of memory and virtual time")
     ] = False,
@@ -71,7 +74,8 @@ def train(
         return dry_run(config, ranks, timeout, path, eager_bytes, command_line(), gpu)
 
     # Under mpiexec only rank 0 has a summary to print.
-    summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
+    with on_device(device, config):
+        summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
     if summary is None:
         return None
 

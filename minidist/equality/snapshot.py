@@ -5,6 +5,7 @@ Proved by: tests/equality/test_equality.py
 
 import numpy as np
 
+from minidist.base.arrays import to_host
 from minidist.train.state import StepState
 from minidist.train.strategies.data_axis import Tensors
 
@@ -22,4 +23,5 @@ def snapshot(state: StepState) -> Snapshot:
         losses["held_out_loss"] = np.array(state.held_out_loss)
     if state.held_out_int8 is not None:
         losses["held_out_loss_int8"] = np.array(state.held_out_int8)
-    return {"loss": losses, **tensors}
+    values = {kind: {name: to_host(array) for name, array in arrays.items()} for kind, arrays in tensors.items()}
+    return {"loss": losses, **values}

@@ -68,5 +68,5 @@ class CompositeBlock(Module):
 def _causal(length: int, like: xp.Array) -> xp.Array:
     """Return 0 where a query may see a key, -inf elsewhere: added to the scores, it is not kept for backward."""
     # (T, T), row: query, column: key.
-    places = xp.arange(length)
+    places = xp.device_arange(length)
     return xp.as_array(xp.where(places[:, None] >= places, 0.0, -xp.inf), like.dtype)

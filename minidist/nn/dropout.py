@@ -53,11 +53,11 @@ class Dropout(Module):
         key = Key(place.seed, "dropout", place.step, self.name, place.next_call(self.name))
         # Draws are made per sample of the global batch, so this rank's rows get the numbers of one device.
         if len(shape) < 3:
-            return uniform_rows(key, place.sample_offset, shape[0], shape[1:]) >= self.p
+            return xp.to_device(uniform_rows(key, place.sample_offset, shape[0], shape[1:]) >= self.p)
         # Of a sequence whole texts are drawn, and the tokens that are here are picked.
         length, positions = self.places(shape[1], place)
         draws = uniform_rows(key, place.sample_offset, shape[0], (length, *shape[2:]))
-        return (draws if positions is None else draws[:, positions]) >= self.p
+        return xp.to_device((draws if positions is None else draws[:, xp.to_host(positions)]) >= self.p)
 
     def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
         """Return (length of the whole text, the places in it of the `rows` rows that are here; None: all of them)."""
@@ -97,4 +97,4 @@ class AttentionDropout(Dropout):
             >= self.p
             for n in range(samples)
         ]
-        return xp.as_array(xp.stack(rows)).reshape(samples, heads, length, length)
+        return xp.to_device(xp.stack(rows)).reshape(samples, heads, length, length)

@@ -44,7 +44,7 @@ class Assignment:
 
         # `taken`: the slots of each expert that earlier choices have filled.
         rest = xp.array(probabilities)
-        rows = xp.arange(n)
+        rows = xp.device_arange(n)
         taken = xp.zeros(experts, xp.int64, probabilities)
         self.capacity, self.choices = capacity, []
         self.first_counts = taken
@@ -187,7 +187,7 @@ class MixtureOfExperts(Module):
         done = reshape(self.combine(self.compute(work)), (experts * capacity, shape[-1]))
 
         # Each token gets its slots' rows times its gates; GShard's two gates are divided by their sum.
-        rows = xp.arange(n)
+        rows = xp.device_arange(n)
         gates = [probabilities[rows, expert] for expert, _ in assignment.choices]
         if self.top_k == 2:
             total = gates[0] + gates[1]

@@ -203,7 +203,7 @@ class LlamaModel(Module):
     def forward(self, tokens: xp.Array, positions: xp.Array | None = None) -> Tensor:
         """Tokens (batch, T) -> (batch, T, width). positions (T,): global places of the tokens; default 0..T-1."""
         # Computed once for all layers, from the global positions.
-        angles = self.rotary_emb(xp.arange(tokens.shape[1]) if positions is None else positions)
+        angles = self.rotary_emb(xp.device_arange(tokens.shape[1]) if positions is None else positions)
         return self.norm(run_blocks(self.layers, self.embed_tokens(tokens), angles))
 
 
@@ -265,7 +265,7 @@ class LlamaStage(Module):
 
         With experts also the sum of their auxiliary losses so far, shape (1,).
         """
-        angles = self.rotary_emb(xp.arange(x.shape[1]))
+        angles = self.rotary_emb(xp.device_arange(x.shape[1]))
         if self.embeds:
             x = self.embed_tokens(x)
         for layer in self.layers:

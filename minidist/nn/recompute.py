@@ -96,7 +96,7 @@ def _sizes_within(
         )
 
     # One block stands for all, since they are equal in size.
-    angles = (model.model.rotary_emb(xp.arange(shape[1])),) if isinstance(model, Llama) else ()
+    angles = (model.model.rotary_emb(xp.device_arange(shape[1])),) if isinstance(model, Llama) else ()
     nbytes, inside = measured(blocks[0], shape, dtype, *angles)
     sizes, _ = budgeted_segments([nbytes] * len(blocks), [inside] * len(blocks), budget)
     return sizes

@@ -32,7 +32,7 @@ def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = N
         return
     # The smallest values negated, so that one maximum serves both; -inf where this rank saw nothing.
     unseen = (np.inf, -np.inf)
-    rows = [(-low, high) for low, high in (observer.seen or unseen for observer in observers.values())]
+    rows = [(float(-low), float(high)) for low, high in (observer.seen or unseen for observer in observers.values())]
     table = np.array(rows, next(iter(observers.values())).dtype)
     if comm is not None and comm.size > 1:
         with purpose("quantization_range"):

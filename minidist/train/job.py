@@ -15,6 +15,7 @@ from typing import Any
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
+from minidist.base.device import creating
 from minidist.base.half import named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.checkpoint.initial_weights import load_initial_weights
@@ -112,9 +113,8 @@ class Job:
         """Return inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
         first, rows = self.batch.shares.place(number)
         start = self.batch.start
-        inputs, targets = (
-            self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
-        )
+        batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
+        inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
 
         ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
 

@@ -66,7 +66,7 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
         job.positions = apply_context_parallel(job.model, axes.cp, config.context, config.attention, config.ulysses)
     # A stage that holds 1/tp of the sequence needs the angles of all of it.
     elif config.model == "llama":
-        use_positions(job.model, xp.arange(config.context))
+        use_positions(job.model, xp.device_arange(config.context))
 
     # 4, after everything that sends inside a layer: recomputing a block must repeat its messages.
     apply_activation_checkpointing(job)

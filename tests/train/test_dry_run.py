@@ -42,14 +42,19 @@ def run(ranks, meta, settings, monkeypatch):
         [result.peak_by_purpose for result in results],
         [result.sizes for result in results],
         messages,
-        sorted(ordered(events) for _, events in changes.values()),
+        # An account of an earlier test may hear only now that its arrays are gone.
+        sorted(ordered(events) for _, events in changes.values() if events[0][1] > 0),
         world.end_time,
     )
 
 
 def ordered(events):
-    """Return the changes of memory with arrays that are freed at one moment in the order of their sizes."""
+    """Return the changes of memory with arrays that are freed at one moment in the order of their sizes.
+
+    What is freed when the program ends is left out: that may be later than the end.
+    """
     groups = [list(group) for _, group in groupby(events, lambda event: event[1] < 0)]
+    del groups[-1 if groups[-1][0][1] < 0 else len(groups) :]
     return [event for group in groups for event in (sorted(group) if group[0][1] < 0 else group)]
 
 
@@ -71,7 +76,7 @@ JOBS = [
     (2, {"cp": 2, "attention": "ulysses"}),
     (2, {"pp": 2, "microbatches": 4, "precision": "fp16", "clip": 1.0}),
     (2, {"pp": 2, "microbatches": 4, "schedule": "zb-v"}),
-    (2, {"pp": 2, "microbatches": 4, "schedule": "pipedream"}),
+    (2, {"pp": 2, "schedule": "pipedream"}),
     (4, {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "interleaved", "zero": 1}),
     (4, {"pp": 2, "dp": 2, "microbatches": 2, "zero": 3}),
     (8, {"dp": 2, "pp": 2, "tp": 2, "microbatches": 2, "zero": 1, "precision": "bf16", "sequence_parallel": True}),

@@ -89,7 +89,7 @@ class AllGatherAttention(Module):
 
 def _visible(start: int, end: int, ids: xp.Array | None) -> xp.Array:
     """Return which of the keys before `end` the queries [start, end) see: (1 or batch, 1, 1, queries, keys)."""
-    causal: xp.Array = xp.arange(end) <= xp.arange(start, end)[:, None]
+    causal: xp.Array = xp.device_arange(end) <= xp.device_arange(start, end)[:, None]
     if ids is None:
         return causal[None, None, None]
     together: xp.Array = ids[:, start:end, None] == ids[:, None, :end]

@@ -48,10 +48,10 @@ def sequence_positions(length: int, rank: int, ranks: int, order: str = "zigzag"
         starts = offsets(chunk_sizes(len(group), near))
         return group[starts[rank % near] : starts[rank % near + 1]]
     if order == "zigzag":
-        return xp.concatenate([xp.arange(start, end) for start, end in chunks_of(length, rank, ranks)])
+        return xp.concatenate([xp.device_arange(start, end) for start, end in chunks_of(length, rank, ranks)])
     if order == "contiguous":
         starts = offsets(chunk_sizes(length, ranks))
-        return xp.arange(starts[rank], starts[rank + 1])
+        return xp.device_arange(starts[rank], starts[rank + 1])
     raise UsageError(f"unknown order {quoted(order)} of a sequence{nearest(order, ORDERS)}; one of {', '.join(ORDERS)}")
 
 

@@ -260,7 +260,7 @@ def _scores(scaled_q: xp.Array, k: xp.Array, diagonal: bool) -> xp.Array:
     scores = scaled_q @ xp.swapaxes(k, -1, -2)
     if diagonal:
         # Inside a chunk a query sees the keys up to its own place. Other visible chunks are seen whole.
-        places = xp.arange(scores.shape[-1])
+        places = xp.device_arange(scores.shape[-1])
         scores[..., places[:, None] < places] = -xp.inf
     return scores
 

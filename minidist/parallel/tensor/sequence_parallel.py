@@ -80,7 +80,7 @@ class SequenceParallelDropout(Dropout):
         """As in `Dropout`, for this rank's part of the rows that the ranks of `comm` hold together."""
         # The places that the ranks hold together, and this rank's part of them.
         length, positions = super().places(rows * self.comm.size, place)
-        return length, own_part(self.comm, xp.arange(length) if positions is None else xp.as_array(positions), 0)
+        return length, own_part(self.comm, xp.device_arange(length) if positions is None else xp.as_array(positions), 0)
 
 
 def sequence_parallel_volume(parameters: int, ranks: int) -> Volume:

@@ -207,7 +207,7 @@ def vocab_parallel_cross_entropy(
     comm.advance_clock("tensor_forward")
     with purpose("tensor_forward"):
         # [1] The largest logit; a rank that has only padding contributes minus infinity.
-        largest = scores[:, : last - first].max(axis=-1, initial=-xp.inf)
+        largest = xp.largest(scores[:, : last - first], keepdims=False)
         all_reduce(comm, largest, "max")
         exponentials = scores - largest[:, None]
         exponentials[:, last - first :] = -xp.inf  # the padding

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm import Comm
@@ -139,7 +140,7 @@ def exchange_shapes(
                 # What arrives: the neighbour's, then the skip connections by stage. Run it as zeros.
                 arriving = sorted((way for way in travelling if way[1] == stage), reverse=True)
                 arriving = arriving[:1] + arriving[:0:-1]
-                arrays = [np.zeros(shape, dtype_of(dtype)) for way in arriving for shape, dtype in travelling[way]]
+                arrays = [xp.zeros(shape, dtype_of(dtype)) for way in arriving for shape, dtype in travelling[way]]
                 leaving: dict[Way, Tensors] = {}
                 if stage + 1 < stages:
                     leaving = {(stage, stage + 1): []}

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.checkpoint.directory import ReplicaId
 from minidist.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
@@ -255,9 +256,9 @@ def add_record(
     """Add copies of a unit's parameters to `tensors` by name; of a shared parameter's replicas the first is kept."""
     for parameter in flat.parameters:
         place = flat.slice_of(parameter)
-        tensors["weights"].setdefault(parameter.name, np.array(weights[place].reshape(parameter.shape)))
+        tensors["weights"].setdefault(parameter.name, xp.array(weights[place].reshape(parameter.shape)))
         if parameter.requires_grad and gradient is not None:
-            tensors["gradients"].setdefault(parameter.name, np.array(gradient[place].reshape(parameter.shape)))
+            tensors["gradients"].setdefault(parameter.name, xp.array(gradient[place].reshape(parameter.shape)))
     for name, arrays in state.items():
         for key, array in arrays.items():
-            tensors["optimizer"].setdefault(f"{name}.{key}", np.array(array))
+            tensors["optimizer"].setdefault(f"{name}.{key}", xp.array(array))

@@ -13,9 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.half import is_half
 from minidist.checkpoint.directory import SINGLE, ReplicaId
@@ -225,10 +224,10 @@ class DataAxis:
     def tensors(self) -> Tensors:
         """Return copies by name, whole on this axis (sharded over others). Every rank calls it, to gather shards."""
         return {
-            "gradients": {p.name: np.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
-            "weights": {p.name: np.array(p.data) for p in self.parameters},
+            "gradients": {p.name: xp.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
+            "weights": {p.name: xp.array(p.data) for p in self.parameters},
             "optimizer": {
-                f"{name}.{key}": np.array(a)
+                f"{name}.{key}": xp.array(a)
                 for name, arrays in self.optimizer.state.items()
                 for key, a in arrays.items()
             },
@@ -266,4 +265,4 @@ def _parts(shards: Iterable[LocalShard]) -> list[Part]:
 def gradient_of(parameter: Parameter) -> Array:
     """Return the gradient of a parameter, zeros when it has none."""
     gradient = parameter.grad
-    return np.zeros(parameter.shape, parameter.dtype) if gradient is None else gradient
+    return xp.zeros(parameter.shape, parameter.dtype, parameter.data) if gradient is None else gradient

@@ -1,0 +1,59 @@
+"""Where new arrays are made: on the host, on a GPU, or nowhere (a dry run).
+
+    with creating_on(cuda()):        # arrays.empty, zeros, ... and initial weights are CuPy arrays
+        model = GPT(...)
+
+Everything that a program computes follows from its parameters and its inputs, so this is all that it takes to run on a
+device: arrays that are made like another one are where that one is.
+
+Proved by: tests/cupy/test_device.py, tests/base/test_meta.py
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from minidist.base.errors import UsageError, quoted
+
+
+class Device(Protocol):
+    """Makes arrays. `asarray` copies one of NumPy's to the device."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any: ...
+
+    def zeros(self, shape: Any, dtype: Any) -> Any: ...
+
+    def asarray(self, value: Any) -> Any: ...
+
+
+# The device of new arrays that are not made like another one; None: the host, with NumPy.
+creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=None)
+
+
+@contextmanager
+def creating_on(device: Device | None) -> Iterator[None]:
+    """In the block, arrays that are created without another one to be like are on this device."""
+    token = creating.set(device)
+    try:
+        yield
+    finally:
+        creating.reset(token)
+
+
+def device_of(name: str) -> Device | None:
+    """Return the device that --device names: cpu (None) or cuda; UsageError for another name."""
+    if name not in ("cpu", "cuda"):
+        raise UsageError(f"--device {quoted(name)}; it must be cpu or cuda")
+    return None if name == "cpu" else cuda()
+
+
+def cuda() -> Device:
+    """Return the current CUDA device; UsageError where CuPy is not installed or sees no GPU."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise UsageError(f"--device cuda needs CuPy ({error}); install it with: pip install 'minidist[cuda]'") from None
+    if not cupy.cuda.is_available():
+        raise UsageError("--device cuda: CuPy sees no GPU; check the driver, or leave out --device")
+    return cupy  # type: ignore[no-any-return]

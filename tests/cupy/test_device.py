@@ -1,0 +1,137 @@
+"""Training on arrays with CuPy's interface, and no more than that: engine, models, optimizers, strategies, messages.
+
+The stand-in computes with NumPy; what a GPU computes is tested by the tests marked cuda.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from minidist.base import arrays as xp
+from minidist.base.device import creating_on, cuda, device_of
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.commands.runner import run_comparison
+from minidist.config.train_config import TrainConfig
+from minidist.train.trainer import train
+from tests.cupy.stand_in import Device, DeviceArray
+
+SMALL = {"data": "markov", "layers": 2, "width": 16, "heads": 2, "context": 8, "steps": 2, "global_batch": 8}
+
+# One comparison of every axis, bit for bit where gradients are summed in order, else to 1e-12 in float64.
+AXES = [
+    (2, {"dp": 2, "reduction": "ordered", "clip": 1.0, "dropout": 0.1}),
+    (2, {"dp": 2, "zero": 1, "reduction": "ordered"}),
+    (2, {"dp": 2, "zero": 3, "reduction": "ordered", "recompute": "full"}),
+    (2, {"tp": 2, "sequence_parallel": True, "precision": "fp64"}),
+    (2, {"cp": 2, "model": "llama", "precision": "fp64"}),
+    (2, {"dp": 2, "ep": 2, "experts": 4, "precision": "fp64"}),
+    (2, {"pp": 2, "microbatches": 4, "schedule": "zb-h1", "reduction": "ordered"}),
+    (4, {"pp": 2, "dp": 2, "microbatches": 2, "reduction": "ordered"}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings"), AXES, ids=lambda value: str(value).strip("{}").replace("'", ""))
+def test_every_axis_equals_one_device(ranks, settings):
+    with creating_on(Device()):
+        verdict = run_comparison(TrainConfig.make(**{**SMALL, **settings}), ranks, 60.0)
+    assert verdict.equal, verdict.sentence()
+    assert verdict.tensors > 0
+
+
+JOBS = [
+    (1, {"precision": "fp16", "attention_dropout": 0.1}),
+    (2, {"dp": 2, "precision": "bf16", "optimizer": "lamb"}),
+    (2, {"dp": 2, "optimizer": "muon"}),
+    (2, {"dp": 2, "optimizer": "sgd", "momentum": 0.9, "local_steps": 2}),
+    (2, {"dp": 2, "zero": 2, "accumulation": 2, "offload": "optimizer"}),
+    (2, {"dp": 2, "compression": "topk:0.1", "noise_scale": True}),
+    (2, {"dp": 2, "quantize": "int8", "evaluate_every": 1}),
+    (2, {"cp": 2, "attention": "ulysses"}),
+    (2, {"pp": 2, "schedule": "pipedream"}),
+    (2, {"dp": 2, "model": "mlp", "data": "glyphs"}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
+def test_a_job_has_the_losses_and_the_memory_of_the_host(ranks, settings):
+    config = TrainConfig.make(**{**SMALL, **settings})
+
+    def program(comm):
+        return train(comm, config)
+
+    host = SimWorld(ranks).run(program)
+    with creating_on(Device()):
+        device = SimWorld(ranks).run(program)
+    for ours, theirs in zip(device, host, strict=True):
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-3 if config.precision in ("fp16", "bf16") else 1e-5)
+        assert ours.peak_by_purpose == theirs.peak_by_purpose
+        assert ours.sizes == theirs.sizes
+
+
+def test_the_stand_in_is_as_strict_as_cupy():
+    a = Device().asarray(np.ones((2, 3)))
+    for attempt in (
+        lambda: np.asarray(a),
+        lambda: a + np.ones(3),
+        lambda: a.max(initial=0),
+        lambda: np.vecdot(a, a),
+        lambda: a.__setitem__(0, np.ones(3)),
+        lambda: a[[0, 1]],
+    ):
+        with pytest.raises((TypeError, IndexError), match="cupy"):
+            attempt()
+    with pytest.raises(AttributeError, match="no attribute 'itemset'"):
+        a.itemset(0)
+    assert isinstance(a.sum(), DeviceArray)
+    assert a.T.base is a
+
+
+def test_new_arrays_and_weights_are_on_the_device():
+    with creating_on(Device()):
+        for made in (xp.zeros(3, np.float32), xp.full(2, 7, np.int64), xp.device_arange(4), xp.as_array([1, 2])):
+            assert isinstance(made, DeviceArray)
+        assert isinstance(xp.to_device(np.ones(2)), DeviceArray)
+    assert isinstance(xp.to_host(Device().asarray(np.ones(2))), np.ndarray)
+    assert isinstance(xp.zeros(3, np.float32), np.ndarray)
+
+
+def test_the_flag(monkeypatch, capsys):
+    monkeypatch.setattr("minidist.base.device.cuda", Device)
+    job = ["--dp", "2", "--steps", "1", "--data", "markov", "--device", "cuda", "--json"]
+    for command in (["train", *job, "--trace", "none"], ["compare", *job]):
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert ended.value.code == 0
+        assert json.loads(capsys.readouterr().out)["ranks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [(["--device", "tpu"], "--device 'tpu'; it must be cpu or cuda"), (["--device", "cuda"], "--device cuda")],
+)
+def test_a_device_that_is_not_there_is_one_sentence(flags, sentence, capsys):
+    if flags[1] == "cuda":
+        try:
+            cuda()
+            pytest.skip("this machine has a GPU")
+        except UsageError:
+            pass
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--dp", "2", *flags])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.cuda
+def test_every_axis_on_a_gpu():
+    try:
+        device = device_of("cuda")
+    except UsageError as error:
+        pytest.skip(str(error))
+    for ranks, settings in AXES:
+        with creating_on(device):
+            verdict = run_comparison(TrainConfig.make(**{**SMALL, **settings}), ranks, 60.0)
+        assert verdict.equal, verdict.sentence()
