@@ -86,7 +86,7 @@ def test_shares_follow_the_weights_and_micro_batches_are_no_larger_than_asked(to
 
 @pytest.mark.parametrize(("text", "ranks"), [("2,x", 2), ("2,0", 2), ("", 1), ("1,inf", 2), ("2,1,1", 2)])
 def test_weights_that_are_none(text, ranks):
-    with pytest.raises(UsageError, match=r"--weights.*(in 2,1,1|give one for each|rank 1 is (0|inf); it must be a number from)"):
+    with pytest.raises(UsageError, match=r"--weights.*(in 2,1,1|give one for each|must be a number from)"):
         resolve_batches(TrainConfig.make(global_batch=8, weights=text), ranks)
 
 
