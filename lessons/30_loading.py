@@ -39,7 +39,7 @@ from minidist.data.workers import open_sampler
 from minidist.lesson import check, expect, solution
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
-from minidist.report import show
+from minidist.report import draw, show
 from minidist.report.frame import new_figure
 from minidist.train.trainer import train
 
@@ -133,12 +133,25 @@ SimWorld(1).run(train, TrainConfig.make(**{**JOB, "width": 32, "layers": 2}, ste
 student = TrainConfig.make(
     **JOB, dp=2, steps=8, distill_from=teacher, teacher_cache=str(Path(folder.name) / "logits"), reduction="ordered"
 )
-runs = [SimWorld(2).run(train, student) for _ in range(2)]
+worlds = [SimWorld(2), SimWorld(2)]
+runs = [world.run(train, student) for world in worlds]
 for name, results in zip(("first", "second"), runs, strict=True):
     counts = [result.teacher for result in results]
     print(f"{name} run: {sum(c['asked'] for c in counts)} samples asked, {sum(c['computed'] for c in counts)} computed")
 assert runs[0][0].digest == runs[1][0].digest
 assert sum(result.teacher["computed"] for result in runs[1]) == 0
+
+# %% [markdown]
+# In the second run the teacher's forward passes are gone, and the job is so much shorter:
+
+# %%
+command = (
+    "minidist train --dp 2 --steps 8 --distill-from runs/teacher --teacher-cache runs/logits --trace t.jsonl;"
+    " minidist report t.jsonl --picture lanes"
+)
+for name, world in zip(("first run", "second run"), worlds, strict=True):
+    show(draw("lanes", world.traces, {"command": command, "title": f"{name}: {1e3 * world.end_time:.2f} ms"}))
+assert worlds[1].end_time < worlds[0].end_time
 
 # %% [markdown]
 # A thread and a worker process make the batches that the rank would have made itself:

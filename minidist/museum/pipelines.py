@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
@@ -27,13 +28,13 @@ def one_receive_buffer(patch: Patch) -> None:
 
     class Shared:
         def __getattr__(self, name: str) -> Any:
-            return getattr(np, name)
+            return getattr(xp, name)
 
         @staticmethod
         def empty(shape: Any, dtype: Any) -> Any:
             return buffers.setdefault((shape, str(dtype)), np.empty(shape, dtype))
 
-    patch.setattr(messages, "np", Shared())
+    patch.setattr(messages, "xp", Shared())
 
 
 def data_axis_before_tied(patch: Patch) -> None:

@@ -315,7 +315,7 @@ class FSDPParamGroup:
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         counts, self.own = [shard.size] * shard.comm.size, None
         if self.kept is not None:
-            kept = np.unpackbits(self.kept).astype(bool)
+            kept = track(np.unpackbits(self.kept).view(bool), "workspace")
             parts = cut(kept, counts)
             self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
             whole = track(whole[kept], "communication")
