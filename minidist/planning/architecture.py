@@ -10,6 +10,7 @@ ones (norms, biases of row-parallel products, routers) are not, and `expert` one
 Proved by: tests/planning/test_architecture.py
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -142,6 +143,12 @@ class Architecture:
         """Return whether the layer has experts."""
         return self.experts > 0 and layer >= self.dense_layers
 
+    def of_a_kind(self, layers: Sequence[int]) -> list[tuple[int, int]]:
+        """Return (a layer, how many there are like it) for each kind of layer: without experts, and with them."""
+        sparse = [layer for layer in layers if self.is_sparse(layer)] if self.experts else []
+        dense = [layer for layer in layers if not self.is_sparse(layer)] if sparse else list(layers)
+        return [(kind[0], len(kind)) for kind in (dense, sparse) if kind]
+
     def block_at(self, layer: int) -> Parameters:
         """Return the parameters of a block."""
         attention, mlp = self.attention, self.mlp(layer)
@@ -161,7 +168,7 @@ class Architecture:
     @property
     def parameters(self) -> int:
         """Return the parameters of the whole model."""
-        blocks = sum(self.block_at(layer).total for layer in range(self.layers))
+        blocks = sum(count * self.block_at(layer).total for layer, count in self.of_a_kind(range(self.layers)))
         return blocks + self.embedding.total + self.head.total
 
     @property
@@ -215,7 +222,7 @@ class Architecture:
 
     def forward_flops(self, length: int) -> int:
         """Return the operations of one token's forward pass, the output projection included."""
-        layers = sum(self.layer_flops(layer, length) for layer in range(self.layers))
+        layers = sum(count * self.layer_flops(layer, length) for layer, count in self.of_a_kind(range(self.layers)))
         return layers + 2 * self.width * self.vocabulary
 
     def step_flops(self, sequences: int, length: int) -> int:

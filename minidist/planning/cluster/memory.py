@@ -46,9 +46,10 @@ def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int
     """
     model, t = job.model, layout.tp
     split = replicated = expert = 0
-    for layer in layers:
+    for layer, count in model.of_a_kind(layers):
         block = model.block_at(layer)
-        split, replicated, expert = split + block.split, replicated + block.replicated, expert + block.expert
+        split, replicated = split + count * block.split, replicated + count * block.replicated
+        expert += count * block.expert
     if rank == 0:
         split, replicated = split + model.embedding.split, replicated + model.embedding.replicated
     if rank == layout.pp - 1:
@@ -138,7 +139,7 @@ def rank_memory(
     kinds = states(layout, job, rank, layers)
 
     # Activations of the micro-batches in flight; embeddings keep a mask, the last norm and projection their inputs.
-    kept = sum(block_activations(layout, job, layer) for layer in layers)
+    kept = sum(count * block_activations(layout, job, layer) for layer, count in model.of_a_kind(layers))
     activations = kept * in_flight(layout, rank)
     if rank == 0 and job.has_dropout:
         activations += tokens * model.width // outer * min(layout.pp, layout.microbatches)

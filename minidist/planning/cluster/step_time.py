@@ -138,15 +138,13 @@ class StepModel:
     def stage_pass(self, rank: int, layers: list[int]) -> Pass:
         """Return the seconds of all layers of a pipeline rank for one micro-batch, with embedding and projection."""
         e, model = self.layout, self.job.model
-        kinds: dict[bool, Pass] = {}
         forward = backward = 0.0
         messages: dict[str, float] = {}
-        for layer in layers:
-            sparse = model.is_sparse(layer)
-            one = kinds[sparse] if sparse in kinds else kinds.setdefault(sparse, self.layer_pass(layer))
-            forward, backward = forward + one.forward, backward + one.backward
+        for layer, count in model.of_a_kind(layers):
+            one = self.layer_pass(layer)
+            forward, backward = forward + count * one.forward, backward + count * one.backward
             for axis, seconds in one.messages.items():
-                messages[axis] = messages.get(axis, 0.0) + seconds
+                messages[axis] = messages.get(axis, 0.0) + count * seconds
         tokens = e.micro_batch * self.job.length / e.cp
         if rank == e.pp - 1:
             head = self.products_seconds(2 * tokens * model.width * model.vocabulary / e.tp)
