@@ -19,7 +19,7 @@ demo: .venv/demo.stamp
 
 # Three at once on two cores: some tests wait for a timeout. tests/conftest.py puts the longest files first.
 test: lint
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -70,10 +70,10 @@ $(MADE): pyproject.toml
 # Editable, so that an edit needs no second installation.
 .venv/demo.stamp: $(MADE)
 	@echo "installing minidist and an MPI library into .venv (half a minute)" >&2
-	$(BIN)/python -m pip install --quiet --editable '.[mpi]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[mpi]'
 	@touch $@
 
 .venv/test.stamp: $(MADE)
 	@echo "installing minidist and what its tests need into .venv (a minute)" >&2
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]'
 	@touch $@
