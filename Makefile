@@ -11,15 +11,19 @@ export PYTHONNOUSERSITE := 1
 export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test exhaustive chaos fuzz lint lessons museum mutants matrix bench clean
+.PHONY: demo test pytest exhaustive chaos fuzz lint lessons museum mutants matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
 	$(BIN)/minidist demo
 
-# Three at once on two cores: some tests wait for a timeout. tests/conftest.py puts the longest files first.
-test: lint
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# The linters run beside the tests, of which some wait for a timeout: three at once on two cores. tests/conftest.py puts
+# the longest files first.
+test: .venv/test.stamp
+	@$(MAKE) --no-print-directory -j 2 lint pytest
+
+pytest: .venv/test.stamp
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -70,10 +74,10 @@ $(MADE): pyproject.toml
 # Editable, so that an edit needs no second installation.
 .venv/demo.stamp: $(MADE)
 	@echo "installing minidist and an MPI library into .venv (half a minute)" >&2
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[mpi]'
+	$(BIN)/python -m pip install --quiet --editable '.[mpi]'
 	@touch $@
 
 .venv/test.stamp: $(MADE)
 	@echo "installing minidist and what its tests need into .venv (a minute)" >&2
-	$(BIN)/python -m pip install --quiet --no-compile --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
