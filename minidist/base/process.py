@@ -2,12 +2,14 @@
 
 glibc gives freed blocks above a threshold back to the kernel at once and fetches them again at the next step, page by
 page: 20,000 minor page faults a step, an eighth of the time. Two `mallopt` calls keep the memory. They change the whole
-process, therefore they are made by `launch()` and the command line, on purpose, and never at import.
+process, therefore they are made by `launch()` and the command line, on purpose, and never at import. The one exception
+is `import minidist.lesson`, which limits BLAS threads, because a notebook has no other place for it.
 
 Proved by: tests/base/test_process.py
 """
 
 import ctypes
+import importlib
 import os
 import sys
 
@@ -19,18 +21,22 @@ _SINGLE_THREADED = 1  # Accelerate's BLAS_THREADING_SINGLE_THREADED
 def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict[str, object]:
     """Set the number of BLAS threads (None leaves it) and keep freed memory. Returns what was done, for reports.
 
-    threadpoolctl knows every BLAS but Apple's Accelerate, which NumPy's wheels for macOS use; see `_limit_accelerate`.
+    "blas_threads" in the answer is read back from the libraries; it is None when nothing could be limited. NumPy is
+    imported first, because a library that is not loaded yet cannot be limited. threadpoolctl knows every BLAS but
+    Apple's Accelerate, which NumPy's wheels for macOS use; see `_limit_accelerate`.
     `mallopt` is glibc's; elsewhere, or when it refuses, "keep_memory" is False in the answer and nothing is changed.
     Blocks of up to 32 MiB (glibc's largest allowed threshold) come from the heap, which is trimmed only above 512 MiB.
     """
     done: dict[str, object] = {"blas_threads": None, "keep_memory": False}
     if blas_threads is not None:
+        importlib.import_module("numpy")
         import threadpoolctl
 
         threadpoolctl.threadpool_limits(limits=blas_threads)
-        if sys.platform == "darwin":
-            _limit_accelerate(blas_threads)
-        done["blas_threads"] = blas_threads
+        limited = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+        if sys.platform == "darwin" and _limit_accelerate(blas_threads):
+            limited.append(blas_threads)
+        done["blas_threads"] = max(limited, default=None)
     if keep_memory and sys.platform.startswith("linux"):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
@@ -40,21 +46,22 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
     return done
 
 
-def _limit_accelerate(threads: int) -> None:
-    """Let Apple's Accelerate compute with one thread: it knows one and all, and nothing between.
+def _limit_accelerate(threads: int) -> bool:
+    """Let Apple's Accelerate compute with one thread: it knows one and all, and nothing between. Returns success.
 
     macOS 15 has a call for it; before, the library reads a variable when it first computes, and so do child processes.
     """
     if threads != 1:
-        return
+        return False
     os.environ.setdefault("VECLIB_MAXIMUM_THREADS", "1")
     try:
         accelerate = ctypes.CDLL("/System/Library/Frameworks/Accelerate.framework/Accelerate")
     except OSError:  # NumPy was built with another BLAS
-        return
+        return False
     set_threading = getattr(accelerate, "BLASSetThreading", None)
     if set_threading is not None:
         set_threading(ctypes.c_uint(_SINGLE_THREADED))
+    return True
 
 
 def usable_cores() -> list[int]:

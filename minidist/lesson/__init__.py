@@ -4,10 +4,16 @@ check("04.ring_all_reduce", my_function)         property check, par values, hin
 check("04.ring_all_reduce", solution("04.ring_all_reduce"))
 with expect(DeadlockError): ...                  requires that exception and prints its message
 python -m minidist.lesson.build 04 --check       is the committed notebook still what its source makes?
+
+Importing this package limits BLAS to one thread: a lesson computes with many small matrices, which more threads make
+slower, and bits depend on their number. `minidist.base.process.tune_process(n)` sets another number.
 """
 
+from minidist.base.process import tune_process
 from minidist.lesson.checker import Result, check, examine
 from minidist.lesson.exercise import names, solution
 from minidist.lesson.expect import expect
 
 __all__ = ["Result", "check", "examine", "expect", "names", "solution"]
+
+tune_process(1, keep_memory=False)

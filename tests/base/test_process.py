@@ -33,8 +33,40 @@ if done["keep_memory"]:
 """
 
 
+def run(code):
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(minidist.__file__).parents[1], env=environment)
+
+
 def test_one_blas_thread_and_memory_that_stays():
-    subprocess.run([sys.executable, "-c", CODE], check=True, cwd=Path(minidist.__file__).parents[1])
+    run(CODE)
+
+
+ONE_THREAD = """
+import numpy, threadpoolctl
+numbers = [library["num_threads"] for library in threadpoolctl.threadpool_info()]
+assert not numbers or set(numbers) == {1}, numbers
+"""
+
+
+def test_blas_is_limited_where_numpy_is_not_loaded_yet():
+    run(
+        "import sys\nfrom minidist.base.process import tune_process\nassert 'numpy' not in sys.modules\n"
+        "done = tune_process()\nassert done['blas_threads'] in (1, None), done\n" + ONE_THREAD
+    )
+
+
+def test_importing_the_lessons_limits_blas():
+    run("import minidist.lesson\n" + ONE_THREAD)
+
+
+def test_the_answer_is_what_the_libraries_say(monkeypatch):
+    import threadpoolctl
+
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", lambda: [{"num_threads": 3}])
+    assert process.tune_process(keep_memory=False)["blas_threads"] == 3
+    monkeypatch.setattr(threadpoolctl, "threadpool_info", list)
+    assert process.tune_process(keep_memory=False)["blas_threads"] is None
 
 
 @pytest.mark.parametrize("has_call", [True, False])
