@@ -13,12 +13,13 @@
 #
 # ## 1 Goal
 #
-# Do not compute twice, and do not wait: **keep what was made under a name that says what it is, and make the next batch
-# while this one trains**.
+# Compute nothing twice, and do not wait for data: **store each result under a name that says exactly what it is, and
+# make the next batch while this one trains**.
 #
-# What it saves: tokens, features and a teacher's logits are made once for all ranks, epochs and runs; a token of a text
-# is computed once. What it costs: disk and memory, and a question that has to be answered exactly: *is this still the
-# same thing?* A cache that answers "perhaps" trains on something else in silence.
+# What it saves: tokens, features and a teacher's logits are made once for all ranks, epochs and runs, and the keys and
+# values of a text's tokens are computed once. What it costs: disk and memory, and an exact answer to the question
+# whether a stored result is still the right one. A cache that is wrong about this makes a model train on other data,
+# and no error is raised.
 
 # %%
 import inspect
@@ -46,8 +47,8 @@ from minidist.train.trainer import train
 # %% [markdown]
 # ## 2 The picture first
 #
-# The work for each token that a GPT writes, with keys and values kept and without, until its context of 64 is full and
-# the window slides.
+# The picture shows the work for each token that a GPT writes, with and without stored keys and values, until its
+# context of 64 tokens is full and the window slides.
 
 # %%
 model = GPT(GPTConfig(256, 64, 32, 2, 4), seed=0).eval()
@@ -76,8 +77,8 @@ show(figure)
 # %% [markdown]
 # ## 3 Predict
 #
-# How many times less work is the 50th token with the cache? And how many bytes do its keys and values take, with 2
-# layers of width 32 in float32?
+# By what factor does the cache reduce the work for the 50th token? And how many bytes do the keys and values of the
+# text take at that token, with 2 layers of width 32 in float32?
 
 # %%
 my_guess = {"times less work": 10.0, "bytes": 1000}
@@ -85,23 +86,23 @@ my_guess = {"times less work": 10.0, "bytes": 1000}
 # %% [markdown]
 # ## 4 The code
 #
-# **A name that says what it is.** An entry's key is a hash of the content, of what is made of it, and of every
-# parameter; no path and no time stamp. It is written beside its place, put on the disk, and renamed: a reader sees all
-# of it or nothing, whoever is killed.
+# **Names.** An entry's key is a hash of the content, of what is made of it, and of every parameter; it contains no path
+# and no time stamp. An entry is written to a temporary file, synchronised to the disk, and renamed. A reader sees the
+# whole entry or none, even when a writer is killed.
 
 # %%
 print(inspect.getsource(cached))
 
 # %% [markdown]
-# **Keys and values.** What an earlier token computed never changes under causal attention, so only the new token's
-# query meets all keys.
+# **Keys and values.** Under causal attention the keys and values of earlier tokens never change, so only the query of
+# the new token is multiplied with all keys.
 
 # %%
 print(inspect.getsource(KeyValueCache.extend))
 
 # %% [markdown]
-# **Loading ahead.** Which rows a rank needs is known for the whole job. Request i belongs to worker i mod N, and the
-# results are taken in that same order: neither speed nor chance decides.
+# **Loading ahead.** The rows that a rank needs are known for the whole job. Worker i mod N makes request i, and the
+# results are taken in the order of the requests, so the speed of a worker changes nothing.
 
 # %%
 print(inspect.getsource(WorkerSampler.batch))
@@ -109,7 +110,7 @@ print(inspect.getsource(WorkerSampler.batch))
 # %% [markdown]
 # ## 5 Check
 #
-# The same tokens, and the work that you have predicted:
+# The tokens are the same, and the work is what you have predicted:
 
 # %%
 assert with_cache[0] == without[0]
@@ -142,7 +143,7 @@ assert runs[0][0].digest == runs[1][0].digest
 assert sum(result.teacher["computed"] for result in runs[1]) == 0
 
 # %% [markdown]
-# In the second run the teacher's forward passes are gone, and the job is so much shorter:
+# The second run has no forward passes of the teacher, and is shorter by their time:
 
 # %%
 command = (
@@ -170,8 +171,8 @@ print(f"a thread made {thread.served} batches, a worker {process.served}: bit fo
 # %% [markdown]
 # ## 6 Break it
 #
-# A key without a parameter: the vocabulary has changed, and the cache returns what it has. Nothing is red, and the
-# model trains on other tokens than it was told to.
+# Leave a parameter out of the key. The vocabulary changes, and the cache returns the old tokens. No error is raised,
+# and the model trains on other tokens than it was told to.
 
 # %%
 place, text = Path(folder.name) / "cache", np.frombuffer(b"to be or not to be", np.uint8)
@@ -190,7 +191,7 @@ assert forgotten[1].max() == 116
 assert named[1].max() == 100
 
 # %% [markdown]
-# A parameter that has no exact spelling is refused, and a damaged entry is said and made again:
+# A parameter that has no exact text form is refused. A damaged entry is reported and made again:
 
 # %%
 with expect(UsageError):
@@ -203,10 +204,10 @@ folder.cleanup()
 # %% [markdown]
 # ## 7 Exercise: loaders in order
 #
-# Rank 0 trains, the other ranks load. `make(i)` returns batch i, an array of 2 numbers; it takes its time, so every
-# loader makes its share of the `batches`, and rank 0 makes them itself only where it is alone. Return, on rank 0, all
-# batches in their order, (batches, 2); on a loader an empty array, (0, 2). The fastest loader must not decide what is
-# trained on.
+# Rank 0 trains, and the other ranks load. `make(i)` returns batch i, an array of 2 numbers. It is slow, so every loader
+# makes an equal share of the `batches`; rank 0 makes batches itself only when it is the only rank. Return, on rank 0,
+# all batches in their order, of shape (batches, 2), and on a loader an empty array of shape (0, 2). The order of the
+# batches must not depend on which loader is fastest.
 
 
 # %%
@@ -225,11 +226,13 @@ check("30.in_order", solution("30.in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Key = hash of (content, what, parameters, version)**; write, fsync, rename. Then two writers, a kill and a changed
-#   file are no cases at all.
-# - Under causal attention keys and values never change: a token costs **2 P + 4 L t D** instead of about t times that,
-#   for **2 L t D** numbers of memory.
-# - Request i is made by worker **i mod N** and taken in that order: as fast as all workers, the same bits as none.
+# - **The key is a hash of (content, what, parameters, version)**, and an entry is written, synchronised to the disk and
+#   renamed. Then two writers at once, a writer that is killed and a changed file need no special code when an entry is
+#   read.
+# - Under causal attention earlier keys and values never change. With them in memory a token costs **2 P + 4 L t D**
+#   FLOPs instead of about t times as many, and they take **2 L t D** numbers.
+# - Worker **i mod N** makes request i, and the results are taken in the order of the requests. All workers make batches
+#   at the same time, and the batches have the same bits as without workers.
 #
 # ## 9 The same code under mpiexec
 #

@@ -13,12 +13,14 @@
 #
 # ## 1 Goal
 #
-# Until here a batch could be cut wherever one liked: gradients are sums over rows. **Batch normalisation looks at all
-# rows of what it is given**, so a micro-batch, or a rank's share, is not a part of the same computation. You will see
-# what GPipe does about it, what SyncBatchNorm does, and what either costs.
+# In the lessons before this one a batch could be cut anywhere, because gradients are sums over rows. **Batch
+# normalisation uses all rows of its input at once**, so a micro-batch, or a rank's share of a batch, is normalised by
+# other statistics than the whole batch. You will see what GPipe does about it, what SyncBatchNorm does, and what either
+# costs.
 #
-# What micro-batches save: memory, and a pipeline's bubble. What they cost here: other statistics, so another gradient.
-# Every rank must also evaluate one model, and that takes a message even where gradients need none.
+# What it saves: micro-batches save memory, and time in a pipeline's bubble. What it costs: with batch norm they change
+# the statistics, and therefore the gradient. All ranks must also evaluate the same model, and that needs a message even
+# where the gradients need none.
 
 # %%
 import inspect
@@ -44,9 +46,9 @@ from minidist.train.trainer import train
 # %% [markdown]
 # ## 2 The picture first
 #
-# A step of a small network for images on four data-parallel ranks with `--batch-norm sync`. Every norm waits for the
-# slowest rank, on the way up and on the way down: these small messages are in the middle of the computation, and cannot
-# be hidden behind it as the gradients' can.
+# The picture shows one step of a small network for images on four data-parallel ranks with `--batch-norm sync`. Every
+# norm waits for the slowest rank, in forward and in backward. These small messages are in the middle of the
+# computation, so they cannot overlap with it as the messages of the gradients can.
 
 # %%
 JOB = {"model": "cnn", "layers": 2, "width": 4, "data": "glyphs", "global_batch": 16, "optimizer": "sgd", "lr": 0.1}
@@ -58,9 +60,9 @@ show(draw("lanes", world.traces, {"command": command, "title": "SyncBatchNorm: m
 # %% [markdown]
 # ## 3 Predict
 #
-# 16 images in one batch, or as 16 micro-batches of one image each: by how much of its length does the gradient of the
-# first convolution turn out different? And with SyncBatchNorm on four ranks, how many bytes does a norm of 4 channels
-# make all ranks together send in a forward pass?
+# The same 16 images are one batch, or 16 micro-batches of one image each. By what share of its length does the gradient
+# of the first convolution differ? And with SyncBatchNorm on four ranks, how many bytes do all ranks together send in
+# the forward pass of one norm of 4 channels?
 
 # %%
 my_guess = {"difference": 0.01, "bytes": 100}
@@ -68,9 +70,9 @@ my_guess = {"difference": 0.01, "bytes": 100}
 # %% [markdown]
 # ## 4 The code
 #
-# GPipe's batch norm: in training the statistics of these rows alone; for evaluation a moving average, which takes *one*
-# step per mini-batch, from the merged statistics of all its micro-batches. A forward that is repeated for
-# recomputation has the coordinates of the first one (step, first sample), so that it counts once.
+# This is GPipe's batch norm. In training it uses the statistics of the micro-batch alone. For evaluation it keeps a
+# moving average, which takes *one* step per mini-batch, from the merged statistics of all micro-batches. A forward pass
+# that is repeated for recomputation has the coordinates of the first one (step, first sample), so it counts once.
 
 # %%
 print(inspect.getsource(BatchNorm.forward))
@@ -80,8 +82,8 @@ print(inspect.getsource(SyncStatistics.merge))
 # %% [markdown]
 # ## 5 Check
 #
-# The gradient of one batch, cut into more and more micro-batches. Without norms nothing changes; with them, every cut
-# computes something else.
+# We compute the gradient of one batch, cut into more and more micro-batches. Without norms nothing changes; with norms
+# every number of micro-batches gives another gradient.
 
 
 # %%
@@ -109,8 +111,8 @@ assert all(differences[False, parts] < 1e-12 for parts in (2, 4, 8, 16))
 assert 0 < differences[True, 2] < differences[True, 16]
 
 # %% [markdown]
-# That is no bug of a pipeline: one device with the same micro-batches has the same gradients, bit for bit, and
-# evaluates the same model. `compare` holds every layout to that:
+# This is not an error of the pipeline. One device that trains on the same micro-batches computes the same gradients,
+# bit for bit, and evaluates the same model. `compare` checks this for every layout:
 
 
 # %%
@@ -129,8 +131,8 @@ for ranks, settings in (
     assert verdict.equal
 
 # %% [markdown]
-# To get back to the batch itself the ranks must normalise together. Then four ranks with 4 images each are one device
-# with 16 again, up to rounding, for the bytes of the closed form.
+# To compute the gradient of the whole batch, the ranks must normalise together. Then four ranks with 4 images each
+# equal one device with 16 images, up to rounding, and the bytes that they send are those of the closed form.
 
 # %%
 verdict = against_one_device(4, dp=4, batch_norm="sync", precision="fp64")
@@ -149,7 +151,7 @@ assert sent == 5 * (forward + backward)
 # ## 6 Break it
 #
 # Leave out the message that combines the running statistics. Training is the same to the last bit: gradients use the
-# statistics of each micro-batch. Only the model that is evaluated is another one, and it is another one on every rank.
+# statistics of each micro-batch. Only the model that is evaluated differs, and it differs from rank to rank.
 
 # %%
 right = against_one_device(4, dp=4, reduction="ordered")
@@ -162,8 +164,8 @@ assert wrong.max_difference["weights"] == 0
 assert "held_out_loss" in wrong.first_difference
 
 # %% [markdown]
-# Counting a repeated forward twice is a mistake of the same kind. In minidist a micro-batch says who it is, and without
-# that a batch norm does not train:
+# To count a repeated forward pass twice is a mistake of the same kind. In minidist a batch norm therefore asks which
+# micro-batch it is given (`batch_coordinates`), and without an answer it refuses to train:
 
 # %%
 with expect(UsageError):
@@ -172,9 +174,9 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: SyncBatchNorm
 #
-# A rank has the rows `x`, (rows, channels); other ranks have other numbers of rows, maybe none. Return its rows minus the
-# mean of *all* rows, divided by sqrt(variance of all rows + eps), channel by channel; the variance is the biased one. The
-# rows themselves are too many to send.
+# Each rank has rows `x` of shape (rows, channels); the number of rows may differ from rank to rank, and may be 0.
+# Return this rank's rows minus the mean of *all* rows, divided by sqrt(variance of all rows + eps), for each channel;
+# the variance is the biased one. Do not send the rows themselves: they are too many.
 
 
 # %%
@@ -191,10 +193,11 @@ check("32.sync_batch_norm", solution("32.sync_batch_norm"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Batch norm is not a sum over rows: **each way of cutting a batch is another function**. GPipe accepts the statistics of
-#   micro-batches in training, and merges them for evaluation.
-# - Statistics merge: rows, mean and variance of the parts give those of the union, **n (n-1) 8 (1 + 2 C) bytes**.
-#   SyncBatchNorm does that in every forward pass, and sums two numbers per channel in every backward pass.
+# - Batch norm is not a sum over rows: **each way of cutting a batch computes another function**. GPipe uses the
+#   statistics of micro-batches in training, and merges them for evaluation.
+# - Statistics can be merged: the number of rows, the mean and the variance of each part give those of the whole, with
+#   **n (n-1) 8 (1 + 2 C) bytes**. SyncBatchNorm does that in every forward pass, and sums two numbers per channel in
+#   every backward pass.
 # - A training loss does not show whether the evaluated model is the same on all ranks.
 #
 # ## 9 The same code under mpiexec

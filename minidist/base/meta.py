@@ -1,15 +1,16 @@
 """Arrays with a shape, a dtype and a memory layout, and no data: the meta arrays of a dry run.
 
-What a training program allocates, sends and waits for depends on shapes, not on values. So the very program that trains
-(model, tape, strategies, pipeline, optimizer) runs on `MetaArray`s: bytes, messages, peaks of memory and virtual time
-come out as in the real run, and nothing is computed. PyTorch's meta device is the same idea.
+What a training program allocates, sends and waits for depends on shapes, not on values. So the same program that trains
+(model, tape, strategies, pipeline, optimizer) also runs on `MetaArray`s. Its bytes, messages, peaks of memory and
+virtual time are those of the real run, and nothing is computed. PyTorch has the same idea in its meta device.
 
     with creating_meta():            # arrays.empty, zeros, ... and initial weights make meta arrays
         model = GPT(...)
 
-A value that a program must know is 1 (a norm, a scale) or true (every element is finite, replicas are equal).
+A value that a program asks for is 1 (a norm, a scale) or true (all elements are finite, replicas are equal).
 
-Views need no data either: NumPy makes them, from an array with the wanted strides over one element that is never read.
+Views need no data either. NumPy makes them from an array of one element that has the strides of the whole array; the
+element is never read.
 
 Proved by: tests/base/test_meta.py, tests/train/test_dry_run.py
 """
@@ -26,12 +27,12 @@ from numpy.lib.stride_tricks import as_strided
 from minidist.base.device import creating_on
 from minidist.base.errors import UsageError
 
-MAX_VALUES = 100_000  # of a meta array that becomes one of NumPy's
+MAX_VALUES = 100_000  # elements of a meta array that may become a NumPy array
 _ONE: dict[np.dtype[Any], np.ndarray] = {}
 
 
 class NoDevice:
-    """Makes the arrays of a dry run: floats have no data, and indices have, because they are computed with."""
+    """Makes the arrays of a dry run. Floats have no data; integers have, because programs compute indices with them."""
 
     def empty(self, shape: Any, dtype: Any) -> Any:
         return _new(shape, dtype)
@@ -43,12 +44,15 @@ class NoDevice:
 
 
 def creating_meta() -> AbstractContextManager[None]:
-    """In the block, arrays that are created without another one to be like are meta arrays."""
+    """Return a context manager in which new arrays are meta arrays, unless they are made like another array."""
     return creating_on(NoDevice())
 
 
 def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] | None = None) -> np.ndarray:
-    """Return an array that has this shape and must never be read. order: its axes from the slowest to the fastest."""
+    """Return a NumPy array with this shape, dtype and memory order over a single element. It must not be read.
+
+    order: the axes from the slowest to the fastest; None means C order.
+    """
     one = _ONE.get(dtype)
     if one is None:
         one = _ONE[dtype] = np.zeros(1, dtype)
@@ -60,7 +64,10 @@ def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] |
 
 
 def _keep_order(inputs: Sequence[Any], shape: tuple[int, ...]) -> Sequence[int] | None:
-    """Return the order of a result's axes in memory: that of the inputs, as NumPy's order "K"; None: C order."""
+    """Return the order of a result's axes in memory, which is that of the inputs (NumPy's order "K").
+
+    The axes are listed from the slowest to the fastest; None means C order.
+    """
     for value in inputs:
         if isinstance(value, (MetaArray, np.ndarray)) and value.shape == shape and not value.flags.c_contiguous:
             strides = value.strides
@@ -69,12 +76,15 @@ def _keep_order(inputs: Sequence[Any], shape: tuple[int, ...]) -> Sequence[int] 
 
 
 def _result(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] | None = None) -> Any:
-    """Return what an operation gives: a new array, or where there is one value a NumPy scalar, as NumPy does."""
+    """Return the result of an operation: a new meta array, or for shape () the NumPy scalar 1.
+
+    order: the axes from the slowest to the fastest; None means C order.
+    """
     return dtype.type(1) if shape == () else MetaArray._of(_layout(shape, dtype, order))
 
 
 class MetaArray(NDArrayOperatorsMixin):
-    """An array without data; see the module. `base` is the array whose memory it is a view of, or None."""
+    """An array without data. `base` is the array that owns the memory if this one is a view, otherwise None."""
 
     __slots__ = ("__weakref__", "_layout", "base")
 
@@ -85,7 +95,7 @@ class MetaArray(NDArrayOperatorsMixin):
 
     @classmethod
     def _of(cls, layout: np.ndarray, base: "MetaArray | None" = None) -> "MetaArray":
-        """Return an array of a layout: a view of `base`, or one with memory of its own."""
+        """Return an array with this layout: a view of `base`, or without `base` an array with its own memory."""
         result = cls.__new__(cls)
         result._layout, result.base = layout, base
         return result
@@ -136,7 +146,7 @@ class MetaArray(NDArrayOperatorsMixin):
     # values: there are none -------------------------------------------------------------------------------------------
 
     def item(self) -> Any:
-        """Return 1 or true: a value that a program decides by."""
+        """Return 1 or true, for a program that decides by a value."""
         if self.size != 1:
             raise ValueError(f"can only convert an array of size 1 to a Python scalar, not one of shape {self.shape}")
         return self.dtype.type(1).item()
@@ -154,7 +164,7 @@ class MetaArray(NDArrayOperatorsMixin):
         return bool(self.item())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return ones: a table of few numbers that a program decides by. Errors: UsageError for a large array."""
+        """Return ones, for a program that decides by a few numbers. Raises UsageError above MAX_VALUES elements."""
         if self.size > MAX_VALUES:
             raise UsageError(
                 f"a meta array of shape {self.shape} has no values; NumPy may look at {MAX_VALUES:,} of them at most"
@@ -168,7 +178,7 @@ class MetaArray(NDArrayOperatorsMixin):
     # views ------------------------------------------------------------------------------------------------------------
 
     def reshape(self, *shape: Any, order: str = "C") -> "MetaArray":
-        """Return the same elements in another shape: a view where NumPy gives one, and a copy elsewhere."""
+        """Return the same elements in another shape: a view if NumPy returns a view, otherwise a copy."""
         wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
         wanted = tuple(wanted)
         known = math.prod(length for length in wanted if length != -1)
@@ -205,7 +215,7 @@ class MetaArray(NDArrayOperatorsMixin):
         shape = _indexed_shape(self, index)
         if shape is not None:
             return _result(shape, self.dtype)
-        # One element is a scalar; NumPy must not read it, so its place is made a view.
+        # One element is a scalar. NumPy would read it from the layout, so the scalar is made here.
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) == self.ndim and all(isinstance(part, (int, np.integer)) for part in parts):
             return self.dtype.type(1)
@@ -238,10 +248,10 @@ class MetaArray(NDArrayOperatorsMixin):
         return MetaArray(self.shape if axis is not None else self.size, self.dtype)
 
     def fill(self, value: Any) -> None:
-        """Change nothing: there is no data."""
+        """Returns without an effect: a meta array has no data to fill."""
 
     def tobytes(self) -> bytes:
-        """Return nothing: fingerprints of a dry run are those of no bytes."""
+        """Return no bytes, so the fingerprints of a dry run are those of empty data."""
         return b""
 
     def _reduced(self, dtype: Any, axis: Any = None, out: Any = None, keepdims: bool = False, **_: Any) -> Any:
@@ -272,7 +282,7 @@ class MetaArray(NDArrayOperatorsMixin):
     any = all
 
     def argmax(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-        """Return indices in turn, 0, 1, 2, ...: tokens that choose experts in a dry run choose all equally often."""
+        """Return the indices 0, 1, 2, ... in turn, so the tokens of a dry run choose all experts equally often."""
         shape = self._reduced(np.int64, axis, None, keepdims).shape
         lengths = self.size if axis is None else self.shape[axis]
         return (np.arange(math.prod(shape)) % lengths).reshape(shape)
@@ -316,16 +326,16 @@ class MetaArray(NDArrayOperatorsMixin):
 
 
 def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
-    """Return the shape of a copy that indexing makes, or None where it makes a view."""
+    """Return the shape of the copy that indexing makes, or None if it makes a view."""
     parts = index if isinstance(index, tuple) else (index,)
     if not any(isinstance(part, (np.ndarray, MetaArray, list)) for part in parts):
         return None
-    # How many elements a mask selects is known of a real one; a meta mask selects all.
+    # A real mask selects its true elements; a meta mask selects all elements.
     if len(parts) == 1 and getattr(parts[0], "dtype", None) == np.bool_:
         mask = parts[0]
         count = math.prod(mask.shape) if isinstance(mask, MetaArray) else int(np.count_nonzero(mask))
         return (count, *array.shape[mask.ndim :])
-    # Index arrays as zeros, over an array of no bytes per element.
+    # NumPy computes the shape, with zeros as the index arrays and an array whose strides are 0.
     stand_ins = tuple(
         np.zeros(np.shape(part), np.intp) if isinstance(part, (np.ndarray, MetaArray, list)) else part for part in parts
     )
@@ -334,7 +344,7 @@ def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
 
 
 def _product_shape(ufunc: np.ufunc, a: Any, b: Any) -> tuple[int, ...]:
-    """Return the shape of a matrix product, or of a vecdot."""
+    """Return the shape of the result of matmul or of vecdot."""
     first, second = np.shape(a), np.shape(b)
     if ufunc is np.vecdot:
         if first[-1] != second[-1]:
@@ -374,7 +384,7 @@ def _reduce(ufunc: np.ufunc, method: str, inputs: Sequence[Any], out: Any, more:
     return MetaArray(tuple(shape), dtype)
 
 
-# NumPy's functions that are no ufuncs: what each one gives, without values -------------------------------------------
+# the rules of NumPy's functions other than ufuncs: each returns a result without values -------------------------------
 
 
 def _like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **_: Any) -> Any:
@@ -389,7 +399,7 @@ def _full_like(prototype: Any, value: Any, dtype: Any = None, **more: Any) -> An
 
 
 def _new(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
-    """Return a new array; integers are real, because programs compute indices from them."""
+    """Return a new array. Arrays of integers are real, because programs compute indices with them."""
     return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)
 
 
@@ -460,7 +470,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 def _viewing(function: Any) -> Callable[..., Any]:
-    """Return the rule of a function that always gives a view."""
+    """Return the rule of a function that always returns a view."""
 
     def call(array: Any, *arguments: Any, **keywords: Any) -> Any:
         return array._view(function(array._layout, *arguments, **keywords))

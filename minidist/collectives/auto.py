@@ -1,17 +1,20 @@
 """`algorithm="auto"`: the cheapest algorithm for this many bytes, ranks and links, by the alpha-beta cost of each.
 
-No algorithm is best everywhere: short messages want few rounds (latency alpha per message), long ones few bytes (beta
-per byte), and where the two meet depends on the network:
+No algorithm is the cheapest for every size. The time of short messages is mostly latency (alpha per message), so few
+rounds are best; the time of long messages is mostly bytes (beta per byte). The size at which the choice changes depends
+on the network:
 
     bytes      1 B ─────────── KiB ─────────────────── MiB ──▶
     all-reduce   few rounds    recursive doubling,      every byte sent twice only: rabenseifner,
                                trees                    segmented ring; two levels, where links differ
 
-Where all links of the communicator are alike, the cost is the formula that each algorithm is registered with. Where
-they differ (fast inside a node, slow across) there is no formula for all: each algorithm is run on meta arrays and a
-clock of its own, once for each size. On more than 64 such ranks that takes too long, and the slowest link's formulas
-decide. A world that does not know its links (MPI) is taken for the default `LinkModel`. All ranks choose alike, because
-they choose from what all know. An algorithm that was registered without the formula of its seconds is never chosen.
+Where all links of the communicator have the same alpha and beta, the cost is the formula that each algorithm is
+registered with. Where they differ (fast inside a node, slow between nodes) no formula fits every group of ranks. Then
+each algorithm runs once per size, on meta arrays in a simulated world of its own, and the virtual time is its cost. On
+more than 64 such ranks that takes too long, and the formulas with the slowest link's alpha and beta are used. A world
+that does not know its links (MPI) counts as one with the default `LinkModel`. All ranks choose the same algorithm,
+because they choose from values that are equal on all ranks. An algorithm that was registered without a formula for its
+time is never chosen.
 
 Source of the method: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005.
 Proved by: tests/collectives/test_auto.py
@@ -33,14 +36,14 @@ from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.world import SimWorld
 
-MAX_REAL_BYTES = 2**28  # of all ranks' arrays, where a user's algorithm needs real ones
-MAX_TRIED_RANKS = 64  # on links that differ; every algorithm is run once for so many ranks
+MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
+MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks
 
 
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
-    # Uniform links have formulas. Too many ranks to try: the formulas of the slowest link, which bound the others.
+    # Formulas hold for uniform links. For too many ranks the formulas of the slowest link are an upper bound.
     alike, alpha, beta = _slowest(links, members)
     if alike or comm.size > MAX_TRIED_RANKS:
         return cheapest(operation, nbytes, comm.size, alpha, beta)
@@ -68,7 +71,7 @@ def fastest(
     members: tuple[int, ...],
     nodes: tuple[tuple[int, ...], ...] | None = None,
 ) -> str:
-    """Return the algorithm that is done first on links that differ, by running each on the virtual clock."""
+    """Return the algorithm that finishes first on links that differ. Runs each algorithm on the virtual clock."""
     link = links.link
     assert link is not None
 
@@ -94,9 +97,10 @@ def virtual_seconds(
     links: LinkModel,
     nodes: tuple[tuple[int, ...], ...] | None = None,
 ) -> float:
-    """Return the seconds until the last rank is done with one call on `nbytes` in all.
+    """Return the virtual seconds until the last rank has finished one call on `nbytes` in all.
 
-    Runs the algorithm on meta arrays: nothing is allocated and nothing added. algorithm: "auto", too.
+    The algorithm runs on meta arrays: nothing is allocated, and nothing is added. algorithm: a name, or "auto".
+    Raises UsageError when a user's algorithm needs real arrays, and these would be too large.
     """
     world = SimWorld(ranks, checks=False, record=False, timeout=0, links=links)
     own = algorithm != "auto" and ALGORITHMS[operation][algorithm].is_users
@@ -123,14 +127,14 @@ def _run_on_shapes(
     nodes: tuple[tuple[int, ...], ...] | None,
     make: Callable[..., Any] = MetaArray,
 ) -> None:
-    """Make one rank's call, with the arguments that calls.py would pass on to the algorithm."""
+    """Make one rank's call, with the arguments that calls.py passes to the algorithm."""
 
     def _bytes(size: int) -> Any:
         return make(size, np.uint8)
 
     if nodes:
         comm.set_nodes([list(node) for node in nodes])
-    # sizes: bytes of each rank's chunk. each: of an all_to_all, where all chunks have the same size, rounded up.
+    # sizes: the bytes of each rank's chunk. each: those of an all_to_all, whose chunks have equal sizes, rounded up.
     sizes, each = chunk_sizes(nbytes, comm.size), [-(-nbytes // comm.size)] * comm.size
     if algorithm == "auto":
         algorithm = choose(comm, operation, {"scatter": 0, "all_to_all": sum(each)}.get(operation, nbytes))

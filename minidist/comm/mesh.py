@@ -24,7 +24,8 @@ from minidist.comm.point_to_point import PointToPoint
 class Mesh:
     """A grid of ranks, seen from one of them.
 
-    `mesh["tp"]` is this rank's communicator along axis tp; `mesh["dp", "tp"]` the one over both (first slowest).
+    `mesh["tp"]` is this rank's communicator along axis tp, and `mesh["dp", "tp"]` is the one over both axes, in which
+    the last axis is the fastest.
     """
 
     def __init__(self, comm: Comm, shape: Sequence[int], axis_names: Sequence[str]) -> None:
@@ -41,11 +42,12 @@ class Mesh:
                 f"but there are {comm.size}; make the product of the axes equal to the number of ranks"
             )
 
-        # [2] ranks[coordinate] is the rank there, the last axis fastest; this rank's coordinate is the inverse.
+        # [2] ranks[coordinate] is the rank at a coordinate; the last axis is the fastest. `coordinate` is this rank's.
         self.ranks = np.arange(comm.size).reshape(self.shape)
         self.coordinate = tuple(int(c) for c in np.unravel_index(comm.rank, self.shape)) if self.shape else ()
 
-        # [3] One communicator per axis, made at once and in order, so that every rank gives them the same numbers.
+        # [3] One communicator per axis. All ranks make them here in the same order, so they have the same numbers on
+        # all ranks.
         self._comms: dict[tuple[str, ...], Comm] = {(name,): self._slice((name,)) for name in self.axis_names}
 
     def __repr__(self) -> str:
@@ -67,7 +69,7 @@ class Mesh:
         return self.comm.group(self.ranks[index].reshape(-1).tolist(), "x".join(names) + self._others(axes))
 
     def _others(self, axes: list[int]) -> str:
-        """Return which of the parallel slices this is, as text: part of the communicator's name."""
+        """Return this rank's coordinates on the other axes, as text: part of the communicator's name."""
         return "".join(f"_{self.axis_names[a]}{self.coordinate[a]}" for a in range(len(self.shape)) if a not in axes)
 
     def __getitem__(self, names: str | tuple[str, ...]) -> Comm:
@@ -86,12 +88,15 @@ class Mesh:
 
 
 def init_device_mesh(comm: Comm, mesh_shape: Sequence[int], mesh_dim_names: Sequence[str]) -> Mesh:
-    """Return a mesh over all ranks of `comm`, last axis fastest. Sends nothing: every rank computes every slice."""
+    """Return a mesh over all ranks of `comm`; the last axis is the fastest. No message is sent."""
     return Mesh(comm, mesh_shape, mesh_dim_names)
 
 
 def check_communicator(comm: object, who: str) -> None:
-    """Raise UsageError, in the name of `who`, when `comm` is no communicator: of a mesh an axis must be chosen."""
+    """Raise UsageError unless `comm` is a communicator. For a mesh the error names its axes; pass one of them.
+
+    who: the name of the function or class that needs the communicator; the error begins with it.
+    """
     if isinstance(comm, PointToPoint):
         return
     remedy = "pass the communicator that the program was given, or the axis of a mesh, such as mesh['dp']"

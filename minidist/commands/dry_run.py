@@ -1,7 +1,7 @@
 """`minidist train --dry-run`: the whole training program on arrays without data.
 
-Every rank builds its part of the model, runs the steps and sends its messages, on meta arrays (base/meta.py). Nothing
-is computed and nothing is learned; bytes, messages, peaks of memory and virtual time are those of the real run.
+Every rank builds its part of the model, runs the steps and sends its messages, on meta arrays (base/meta.py). No values
+are computed. Bytes, messages, peaks of memory and virtual time are those of the real run.
 
 Proved by: tests/train/test_dry_run.py
 """
@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class DryRun:
-    """What a dry run found. seconds: virtual, of the whole run; computing: of each rank, None without a trace."""
+    """The result of a dry run.
+
+    seconds: the virtual time of all steps. peaks: for each rank, the bytes of each purpose at its peak of memory.
+    computing: the virtual seconds in which each rank computes; None without a trace. mfu: model FLOPs utilization.
+    """
 
     summary: Summary
     steps: int
@@ -43,13 +47,13 @@ class DryRun:
 
     @property
     def bubble(self) -> float | None:
-        """Return the share of the time in which a rank does not compute, the mean of all ranks."""
+        """Return the share of the time in which a rank does not compute, as the mean over all ranks."""
         if self.computing is None or not self.seconds:
             return None
         return 1 - sum(self.computing) / len(self.computing) / self.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what --json prints: that of `train` without losses and digest, and what only a dry run has."""
+        """Return what --json prints: the keys of `train` but losses and digest, and those that only a dry run has."""
         result = self.summary.as_dict()
         del result["losses"], result["digest"]
         return {
@@ -107,8 +111,8 @@ def dry_run(
     command: str,
     gpu: str | None,
 ) -> Result:
-    """Run the job on meta arrays and return what it would cost. gpu: whose links and speeds the clock has."""
-    with creating_meta():  # the rules may build the model
+    """Run the job on meta arrays and return its cost. gpu: the name of the GPU whose speeds and links the clock has."""
+    with creating_meta():  # because the rules may build the model
         size = number_of_ranks(config, ranks, has_values=False)
     say_notices(config, size)
     if trace is not None:
@@ -122,7 +126,7 @@ def dry_run(
     def main(comm: Comm) -> TrainResult:
         with creating_meta():
             result = train(comm, config, timeline=trace is not None)
-        # What it computed has no meaning.
+        # Without values, losses and the digest have no meaning.
         return replace(result, losses=[], digest="")
 
     outcome = execute(
@@ -138,7 +142,7 @@ def dry_run(
 
 
 def links_of(machine: "Machine", precision: str) -> LinkModel:
-    """Return the clock of a machine: its peaks, and links that are slower between nodes."""
+    """Return the clock of a machine: its peak speeds, and its links, which are slower between nodes."""
 
     def link(source: int, destination: int) -> tuple[float, float]:
         near = source // machine.gpus_per_node == destination // machine.gpus_per_node
@@ -149,7 +153,7 @@ def links_of(machine: "Machine", precision: str) -> LinkModel:
 
 
 def _result(config: TrainConfig, outcome: Outcome, trace: Path | None, command: str, links: LinkModel) -> Result:
-    """Put together what the ranks report."""
+    """Return the command's result from the results and traces of the ranks."""
     seconds = outcome.end_time or 0.0
     summary = summarize(config, outcome, trace, 0.0, command)
     results: list[TrainResult] = outcome.results
@@ -171,7 +175,7 @@ def _result(config: TrainConfig, outcome: Outcome, trace: Path | None, command: 
 
 
 def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> float | None:
-    """Return model FLOPs per second as a share of the ranks' peak; None for a model that is no GPT and no LLaMA."""
+    """Return model FLOPs per second as a share of the ranks' peak; None for models other than gpt and llama."""
     if config.model not in ("gpt", "llama") or not seconds:
         return None
     gated = config.model == "llama"

@@ -27,15 +27,15 @@ from minidist.pipeline.validate import validate
 
 
 def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
-    """Return the schedule's plan of one pipeline: of a step, or of a stream where updates are asynchronous.
+    """Return the schedule's plan for one pipeline: for one step, or for a stream where updates are asynchronous.
 
-    The order of a stream repeats, so its plan has as many micro-batches as show that, however long the job is
-    (pipeline/runtime/stream.py). Raises UsageError when there is no such schedule, or it cannot be made for these
-    numbers.
+    The order of actions in a stream is periodic, so the plan of a stream has just enough micro-batches for its period,
+    whatever the number of steps (pipeline/runtime/stream.py). Raises UsageError when the schedule does not exist, or
+    when it cannot be made for these numbers of stages and micro-batches.
     """
     updates = updates_of(config.schedule)
     length = plan_length(config.pp, period_of(config, microbatches))
-    # PipeDream updates after every mini-batch, and need not drain.
+    # PipeDream updates the weights after every mini-batch, without draining the pipeline.
     if updates in ("stash", "vertical-sync"):
         replicas = replicas_of(config)
         options: dict[str, Any] = {"replicas": replicas} if replicas else {}
@@ -45,14 +45,15 @@ def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
     if updates == "2bw":
         return load_plan(config.schedule, config.pp, microbatches, config.chunks, batches=-(-length // microbatches))
 
-    # A synchronous schedule drains, so the plan of one step serves for every step.
+    # A synchronous schedule drains the pipeline at the end of a step, so every step uses the same plan.
     return load_plan(config.schedule, config.pp, microbatches, config.chunks)
 
 
 def period_of(config: TrainConfig, microbatches: int) -> int:
-    """Return after how many micro-batches of an asynchronous pipeline their paths and shapes come again.
+    """Return the period of an asynchronous pipeline: the number of micro-batches after which paths and shapes repeat.
 
-    microbatches: of a step, in which some may have a row less. With 2BW all have one path, elsewhere one shape.
+    microbatches: the number per step. With 2BW all micro-batches take the same path, and some may have one row less
+    than others; with the other schedules all have the same shape, and paths depend on the replicas of each stage.
     """
     if updates_of(config.schedule) == "2bw":
         return microbatches
@@ -61,9 +62,10 @@ def period_of(config: TrainConfig, microbatches: int) -> int:
 
 
 def stream_end(config: TrainConfig, step: int) -> int:
-    """Return after how many steps of the job the stream with step `step` ends.
+    """Return the number of the job's steps after which the stream that contains step `step` ends.
 
-    An asynchronous pipeline drains where a checkpoint is written or the held-out loss is computed, and at the end.
+    An asynchronous pipeline drains before a checkpoint is written or the held-out loss is computed, and at the end of
+    the job.
     """
     return min([config.steps, *((step // n + 1) * n for n in (config.every, config.evaluate_every) if n)])
 
@@ -78,10 +80,11 @@ def streams(config: TrainConfig, first: int = 0) -> Iterator[range]:
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     """Return the validated plan that the strategies run, with forwards run again where --recompute asks for them."""
-    # Blocks on the host recompute themselves.
+    # With --offload activations the blocks themselves run their forward pass again.
     again = config.recompute == "full" and config.offload != "activations"
 
-    # The rules, the closed forms and every rank ask for the same plan, which does not change; a file's may.
+    # The rules, the closed forms and every rank ask for the same plan, so it is made once. The plan in a file may
+    # change between two calls.
     schedule = SCHEDULES.get(config.schedule)
     if schedule is not None and schedule.updates == "flush":
         check_sizes(config.schedule, config.pp, microbatches)
@@ -91,7 +94,7 @@ def make_plan(config: TrainConfig, microbatches: int) -> Plan:
 
 @lru_cache(maxsize=64)
 def _plan_of_a_step(schedule: Schedule, stages: int, microbatches: int, chunks: int | None, again: bool) -> Plan:
-    """Return the plan of a schedule by name whose pipeline drains in every step."""
+    """Return the plan of one step of a registered schedule whose pipeline drains at the end of every step."""
     return _validated(schedule.plan(stages, microbatches, chunks), again)
 
 
@@ -101,7 +104,7 @@ def _validated(plan: Plan, again: bool) -> Plan:
 
 
 def replicas_of(config: TrainConfig) -> list[int] | None:
-    """Return the ranks of each stage, from --replicas or the file of --partition; None when each has one."""
+    """Return the number of ranks of each stage, from --replicas or the file of --partition; None when each has one."""
     if config.replicas is None:
         stages = read_stages(config.partition) or []
         return [stage.replicas for stage in stages] if any(stage.replicas > 1 for stage in stages) else None
@@ -112,13 +115,13 @@ def replicas_of(config: TrainConfig) -> list[int] | None:
 
 
 def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any], list[str]]:
-    """Cut the model where --partition says: uniform, parameters, sizes, or a profile of `minidist profile`."""
+    """Cut the model into stages as --partition says: uniform, parameters, sizes, or a file of `minidist profile`."""
     return cut_model(model, stages, stage_sizes(config.partition, model, stages))
 
 
 def check_stages(config: TrainConfig, dataset: Any, stages: int) -> None:
     """Raise UsageError when the model cannot be cut into `stages` stages."""
-    # Equal parts of the package's own models follow from numbers; no weights need be drawn for them.
+    # Equal stages of the package's own models follow from the number of layers, so no model is built for them.
     if config.partition == "uniform" and not config.is_own_model:
         blocks_per_stage(config.layers + (config.model == "mlp"), stages)
     else:
@@ -126,17 +129,20 @@ def check_stages(config: TrainConfig, dataset: Any, stages: int) -> None:
 
 
 def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
-    """Return the blocks of each stage; None for as equal as possible. UsageError when they do not fit this model."""
+    """Return the number of blocks of each stage; None means as equal as possible.
+
+    Raises UsageError when `partition` cannot be read, or has another number of blocks than the model.
+    """
     if partition == "uniform":
         return None
 
-    # As `minidist partition` decided.
+    # A file of `minidist partition`.
     if (decided := read_stages(partition)) is not None:
         return [stage.last - stage.first + 1 for stage in decided]
 
-    # By cost: parameters of each block, or its measured milliseconds; or the sizes themselves.
+    # By cost, which is the parameters of each block or its measured milliseconds; otherwise the sizes are given.
     if partition == "parameters":
-        # As many stages as blocks: one module per block.
+        # Cut into as many stages as blocks, the model has one module per block.
         modules, _ = cut_model(model, count_blocks(model))
         found = by_cost([sum(p.size for p in module.parameters()) for module in modules], stages)
     elif partition.partition(":")[0].endswith(".json"):
@@ -160,14 +166,14 @@ def stage_sizes(partition: str, model: Any, stages: int) -> list[int] | None:
 
 
 def count_blocks(model: Any) -> int:
-    """Return how many blocks a pipeline can divide among stages."""
+    """Return the number of blocks that a pipeline can divide among its stages."""
     # GPT has its blocks in transformer.h, Llama in model.layers, an MLP in layers.
     inner: Any = getattr(model, "transformer", None) or getattr(model, "model", None) or model
     return len(inner.h if hasattr(inner, "h") else inner.layers)
 
 
 def blocks_of_stages(config: TrainConfig, stages: int) -> list[range]:
-    """Return the blocks (of an MLP: the layers) of each stage."""
+    """Return the numbers of the blocks of each stage; those of the layers, for an MLP."""
     sizes = None
     if config.partition != "uniform":
         sizes = stage_sizes(config.partition, make_model(config, load_dataset(config.data)), stages)

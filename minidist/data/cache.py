@@ -4,12 +4,14 @@ An entry is found by its content, not by a path or a time stamp. Its key is the 
 
     what is made | its version | its parameters | the SHA-256 of the source's content
 
-so a changed source or another parameter has another key, and a copied or touched file the same. Any number of
-processes may read and write one directory:
+A changed source or another parameter therefore has another key, and a copied or touched file has the same key. Any
+number of processes may read and write one directory:
 
-    two writers        each writes a file of its own; the last rename wins, and both hold the same bytes
-    a kill             before the rename there is no entry, after it a whole one; fsync puts its bytes on the disk first
-    a damaged entry    it ends with the SHA-256 of its bytes; another hash is said in one line, and it is made again
+    two writers        Each writes a file of its own. The last rename wins, and both files hold the same bytes.
+    a killed writer    The entry appears, complete, when its file is renamed; fsync has written the bytes to the disk
+                       before that. A writer that is killed earlier leaves no entry.
+    a damaged entry    An entry ends with the SHA-256 of its bytes. When the hash is wrong, one line on standard error
+                       says so, and the entry is made again.
 
 Proved by: tests/data/test_loading.py
 """
@@ -30,11 +32,11 @@ from minidist.base.errors import UsageError, quoted
 
 CHUNK = 1 << 20
 HASH_BYTES = 32
-STALE_SECONDS = 3600.0  # after which an unfinished file is that of a killed writer
+STALE_SECONDS = 3600.0  # an unfinished file that is older was left by a writer that was killed
 
 
 def folder() -> Path:
-    """Return where cached arrays are: MINIDIST_CACHE, or minidist in the user's cache directory."""
+    """Return the directory of cached arrays: MINIDIST_CACHE, or minidist in the user's cache directory."""
     if os.environ.get("MINIDIST_CACHE"):
         return Path(os.environ["MINIDIST_CACHE"])
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minidist"
@@ -54,16 +56,17 @@ def content_hash(source: str | Path | np.ndarray) -> str:
 
 
 def key_of(content: str, what: str, version: int = 1, **parameters: Any) -> str:
-    """Return an entry's key. content: the `content_hash` of the source. UsageError for parameters without a spelling.
+    """Return an entry's key, as hexadecimal digits.
 
-    parameters: what else the result depends on; numbers, texts, or lists and dictionaries of them.
+    content: the `content_hash` of the source. parameters: what else the result depends on; numbers, texts, or lists and
+    dictionaries of them. Raises UsageError for parameters that JSON cannot express, such as NaN.
     """
     try:
         text = json.dumps([what, version, parameters, content], sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"the parameters {quoted(parameters)} of a cached {what} have no spelling ({error}); pass numbers, texts,"
-            " or lists and dictionaries of them"
+            f"the parameters {quoted(parameters)} of a cached {what} cannot be written as JSON ({error}); pass numbers,"
+            " texts, or lists and dictionaries of them"
         ) from None
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -78,15 +81,15 @@ def cached(
 ) -> np.ndarray:
     """Return the array that `make()` returns as a read-only memory map; it is made only once for the same content.
 
-    source: a file, or an array. what: the name of what is made of it. version: raise it when `make` changes.
-    parameters: all that `make` depends on besides. cache: the directory (default: `folder()`). Where that cannot be
-    written, the array is returned as it was made: slower the next time, but not wrong.
+    source: a file, or an array. what: the name of what is made of it. version: increase it when `make` changes.
+    parameters: everything else that `make` depends on. cache: the directory (default: `folder()`). If it cannot be
+    written, nothing is stored: `make` runs again in the next call, and the array is returned as `make` returned it.
     """
-    # The usual case: made by an earlier run, or by a process that was faster.
+    # Usually the entry exists: an earlier run made it, or another process that was faster.
     place = (cache or folder()) / f"{what}-{key_of(content_hash(source), what, version, **parameters)}.npy"
     try:
         return _mapped(place)
-    except OSError:  # not there
+    except OSError:  # there is no such entry
         pass
     except (ValueError, EOFError) as error:
         print(f"minidist: the cache entry {place} {error}; it is made again", file=sys.stderr, flush=True)
@@ -99,10 +102,11 @@ def cached(
 
 
 def _write(place: Path, array: np.ndarray) -> None:
-    """Make an entry appear whole, or not at all."""
+    """Write an entry so that other processes see all of it or nothing."""
     place.parent.mkdir(parents=True, exist_ok=True)
     _discard_unfinished(place)
-    # [1] A file of this writer alone, with the hash of its bytes at its end, and all of it on the disk.
+    # [1] Write a temporary file that no other process writes, with the hash of its bytes at its end, and wait until all
+    # of it is on the disk.
     descriptor, name = tempfile.mkstemp(".tmp", f"{place.stem}.", place.parent)
     own = Path(name)
     try:
@@ -112,24 +116,24 @@ def _write(place: Path, array: np.ndarray) -> None:
             file.write(bytes.fromhex(content_hash(own)))
             file.flush()
             os.fsync(file.fileno())
-        # [2] The rename is what other processes see. A reader that has mapped an older entry keeps it.
+        # [2] With the rename the entry appears to other processes. One that has mapped an older file keeps that file.
         own.replace(place)
     finally:
         own.unlink(missing_ok=True)
 
 
 def _discard_unfinished(place: Path) -> None:
-    """Delete what writers of this entry left that were killed."""
+    """Delete the temporary files of writers of this entry that were killed."""
     for left in place.parent.glob(f"{place.stem}.*.tmp"):
         try:
             if time.time() - left.stat().st_mtime > STALE_SECONDS:
                 left.unlink()
         except OSError:
-            continue  # another process was faster
+            continue  # another process has deleted it
 
 
 def _mapped(path: Path) -> np.ndarray:
-    # Behind the array stands the hash of all bytes before it; NumPy reads no further than the array.
+    # The hash follows the array's bytes. NumPy does not read beyond the array.
     if not _is_whole(path):
         raise ValueError("is damaged: its checksum is not that of its bytes")
     array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)

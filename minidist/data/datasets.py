@@ -1,8 +1,8 @@
 """The two kinds of data: a stream of tokens that is cut into samples, and samples with a label each.
 
-Both have the same three members, so that the sampler and the trainer need not know which one they have: the number of
-samples (`samples(context)`), the arrays of some of them (`rows(indices, context)`), and which model fits (`is_tokens`).
-Data stay as they were read (bytes, a memory map) and are converted only for the rows that are asked for.
+Both have the same three members, so the sampler and the trainer use them in the same way: `samples(context)` returns
+the number of samples, `rows(indices, context)` returns the arrays of some of them, and `is_tokens` says whether they
+are for a language model. Data stay as they were read (bytes, a memory map), and only the requested rows are converted.
 
 Proved by: tests/data/test_datasets.py
 """
@@ -15,16 +15,16 @@ import numpy as np
 from minidist.base.errors import UsageError
 
 Rows = tuple[np.ndarray, np.ndarray]
-CHANNELS = (1, 3, 4)  # of an image in a file: grey, colours, colours and transparency
+CHANNELS = (1, 3, 4)  # the numbers of channels of an image in a file: grey, RGB, RGBA
 
 
 @dataclass(frozen=True)
 class TokenDataset:
     """A 1-D array of token numbers below `vocab_size`.
 
-    Sample i of a context of T is the T + 1 tokens from i T on: T inputs, and T targets, which are the inputs one token
-    later. So neighbouring samples share one token and no target occurs twice.
-    entropy: nats per token that no model can beat, where the source is known; else None.
+    With a context of T tokens, sample i is the T + 1 tokens from position i T on: T inputs, and T targets, which are
+    the inputs shifted by one token. So neighbouring samples share one token, and no target occurs twice.
+    entropy: the entropy of the source in nats per token, below which no model's loss can be; None if it is not known.
     """
 
     name: str
@@ -34,7 +34,7 @@ class TokenDataset:
     is_tokens = True
 
     def samples(self, context: int) -> int:
-        """Return the number of whole samples. Raises UsageError when there is none."""
+        """Return the number of complete samples. Raises UsageError when there is none."""
         if self.tokens.size < context + 1:
             raise UsageError(
                 f"--data {self.name} has {self.tokens.size} tokens, fewer than one sample of context {context} and its "
@@ -53,9 +53,9 @@ class TokenDataset:
 
 @dataclass(frozen=True)
 class SampleDataset:
-    """Samples of any shape, (n, ...), with a class number each, (n,).
+    """Samples of shape (n, ...), and the class number of each, of shape (n,).
 
-    Whole-number features (pixels, 0 to 255) are kept as they are and divided by 255 when they are asked for.
+    Integer features (pixels, 0 to 255) are stored as they are, and `rows` divides them by 255.
     """
 
     name: str
@@ -71,7 +71,7 @@ class SampleDataset:
 
     @property
     def image(self) -> tuple[int, int, int] | None:
-        """(channels, height, width) of a sample; None where it is no image of at least 2 x 2 pixels."""
+        """The shape (channels, height, width) of a sample; None unless it is an image of at least 2 x 2 pixels."""
         shape = self.inputs.shape[1:]
         if len(shape) == 2:
             shape = (1, *shape)
@@ -81,20 +81,20 @@ class SampleDataset:
 
     @property
     def channels_last(self) -> bool:
-        """Whether the channels of a pixel lie side by side, as in Keras's files: the last dim is 1, 3 or 4.
+        """Whether the last dim holds the channels, as in Keras's files: it is 1, 3 or 4, and the first dim is not.
 
-        Where the first dim is, too, it is taken for the channels.
+        If the first dim is 1, 3 or 4, it holds the channels.
         """
         shape = self.inputs.shape[1:]
         return len(shape) == 3 and shape[2] in CHANNELS and shape[0] not in CHANNELS
 
     def samples(self, context: int = 0) -> int:
-        """Return the number of samples; a context has no meaning here."""
+        """Return the number of samples. `context` is not used."""
         return len(self.inputs)
 
     def rows(self, indices: np.ndarray, context: int = 0) -> Rows:
         """Return inputs, float32 of shape (len(indices), features), and targets, int64 of shape (len(indices),)."""
-        # (samples, features); pixels become numbers in 0..1.
+        # inputs: (samples, features). Pixels become numbers in 0..1.
         inputs = self.inputs[indices].reshape(len(indices), self.features)
         if inputs.dtype.kind in "iub":
             inputs = inputs.astype(np.float32) / np.float32(255)
@@ -103,13 +103,14 @@ class SampleDataset:
 
 Dataset = TokenDataset | SampleDataset
 
-DIGEST_PIECE, DIGEST_PIECES = 1 << 20, 1024  # bytes: of larger data so many pieces are read
+DIGEST_PIECE, DIGEST_PIECES = 1 << 20, 1024  # bytes of a piece, and how many pieces are read at most
 
 
 def data_digest(dataset: Dataset) -> str:
-    """Return a fingerprint of the content: equal data have equal ones, whatever their name and path.
+    """Return a fingerprint of the content. Equal data have equal fingerprints, whatever their names and paths.
 
-    All bytes count up to 1 GiB. Of larger arrays 1,024 pieces of 1 MiB do, at equal distances, and the length.
+    All bytes of an array of up to 1 GiB are read. Of a larger array 1,024 pieces of 1 MiB are read, at equal distances;
+    its shape is part of the fingerprint.
     """
     if isinstance(dataset, TokenDataset):
         arrays, classes = [dataset.tokens], dataset.vocab_size
@@ -127,11 +128,11 @@ def data_digest(dataset: Dataset) -> str:
     return digest.hexdigest()
 
 
-HELD_OUT = 0.1  # of the data, its last part
+HELD_OUT = 0.1  # the share of the data that is held out; it is the last part
 
 
 def hold_out(dataset: Dataset) -> tuple[Dataset, Dataset]:
-    """Return (what is trained on, the last tenth), of tokens or of samples."""
+    """Return two data sets: the data to train on, and the last tenth of the tokens or samples."""
     if isinstance(dataset, TokenDataset):
         cut = int(dataset.tokens.size * (1 - HELD_OUT))
         return replace(dataset, tokens=dataset.tokens[:cut]), replace(dataset, tokens=dataset.tokens[cut:])

@@ -1,19 +1,20 @@
-"""Batches made by worker processes: the same batches, with the same bits and in the same order, whatever their number.
+"""Worker processes that make batches: the batches have the same bits and the same order for any number of workers.
 
-Request i of a known order is made by worker i mod N, and the trainer takes the results in that same order. So neither
-speed nor chance decides what is trained on:
+The order of the requests is known beforehand. Worker i mod N makes request i, and the trainer takes the results in the
+order of the requests, so the speed of a worker does not change what is trained on:
 
     requests   0   1   2   3   4   5        worker 0 makes 0, 2, 4     trainer takes 0, 1, 2, 3, 4, 5
                                             worker 1 makes 1, 3, 5
 
-Each worker has a pipe of its own and at most `ahead` requests of which the result was not taken: memory is bounded, and
-no worker waits for another one. A worker is a new interpreter, not a fork, which would copy threads' locks and MPI's
-state; and it does not run the main program again, as multiprocessing's "spawn" does, so any script may have workers. It
-gets the function that makes the sampler, not the data, and maps or makes the data itself.
+Each worker has a pipe of its own, and at most `ahead` requests whose results were not taken yet. So memory is bounded,
+and no worker waits for another one. A worker is a new interpreter. It is not a fork, because a fork copies the locks of
+threads and the state of MPI; and it does not run the main program again, as multiprocessing's "spawn" does, so any
+script may have workers. A worker is sent the function that makes the sampler, not the data. It maps or makes the data
+itself.
 
-Nothing hangs: a worker that raises or dies is one sentence with the samples that it was making, a worker whose trainer
-is gone sees the end of its pipe and ends, Ctrl-C goes to the trainer alone, and at the end of the context all workers
-are stopped.
+Nothing hangs. A worker that raises or dies is reported in one sentence with the samples that it was making; a worker
+whose trainer has ended sees the end of its pipe and ends; Ctrl-C is delivered to the trainer alone; and at the end of
+the context all workers are stopped.
 
 Proved by: tests/data/test_workers.py
 """
@@ -37,7 +38,7 @@ from minidist.data.load import load_dataset
 from minidist.data.sampler import GlobalBatchSampler
 
 Request = tuple[int, int, int]  # step, first row of the global batch, rows
-STOP_SECONDS = 5.0  # for a worker to end by itself before it is killed
+STOP_SECONDS = 5.0  # the time that a worker has to end by itself before it is killed
 
 
 class LoaderError(MinidistError):
@@ -45,12 +46,12 @@ class LoaderError(MinidistError):
 
 
 class WorkerSampler:
-    """A sampler whose batches worker processes make ahead of time. A context manager, at whose end they are stopped.
+    """A sampler whose batches are made ahead of time by worker processes. It is a context manager that stops them.
 
-    make_sampler: makes the sampler in each worker; a function of a module, or a partial of one. UsageError for one of
-    the main program, which workers do not run.
-    sampler: the same one here, for requests out of order and for the numbers of samples in errors. requests: in the
-    order in which they will be asked for. ahead: the largest number of requests that a worker has in hand.
+    make_sampler: a function of a module, or a partial of one, that makes the sampler in each worker. A function of the
+    main program raises UsageError, because workers do not run the main program. sampler: an equal sampler in this
+    process, for requests out of order and for the numbers of samples in errors. requests: the requests in the order in
+    which they will be made. ahead: the largest number of requests that a worker has at a time.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class WorkerSampler:
         self._make_sampler, self._requests = make_sampler, iter(requests)
         self._processes: list[subprocess.Popen[bytes]] = []
         self._pipes: list[Connection] = []
-        self._expected: deque[tuple[int, Request]] = deque()  # (worker, request) of the results that are to come
+        self._expected: deque[tuple[int, Request]] = deque()  # (worker, request) of the results not taken yet
         self._next = 0  # the worker of the next request
 
     def __getattr__(self, name: str) -> Any:
@@ -71,10 +72,11 @@ class WorkerSampler:
         made = pickle.dumps(self._make_sampler)
         if b"__main__" in made:
             raise UsageError(
-                "a loader worker cannot make its sampler: it imports modules, and what it was given is of the main"
-                " program; put the function into a module of its own"
+                "a loader worker cannot make its sampler: workers import modules, and the function is defined in the"
+                " main program; move it to a module of its own"
             )
-        # A worker is no rank, and imports from where this program does.
+        # A worker must not start MPI, so it gets no variable of the launcher. It imports from the same folders as this
+        # program.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_"))}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         with _without_interrupts():
@@ -87,7 +89,7 @@ class WorkerSampler:
                     pass_fds=[there.fileno()],
                     stdin=subprocess.DEVNULL,
                 )
-                # The worker's end is open there alone, so that each side sees when the other one is gone.
+                # Close the worker's end here, so that each side sees when the other one has ended.
                 there.close()
                 self._processes.append(process)
                 self._pipes.append(here)
@@ -99,7 +101,7 @@ class WorkerSampler:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        # A worker that waits for a request, or for room in its pipe, sees that the pipe is closed.
+        # A worker that waits for a request, or for space in its pipe, sees that the pipe is closed, and ends.
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:
@@ -126,16 +128,16 @@ class WorkerSampler:
         if request is None:
             return
         self._expected.append((self._next, request))
-        # A worker that is gone is reported where its result is taken.
+        # A worker that has ended is reported when its result is taken.
         with suppress(OSError):
             self._pipes[self._next].send(request)
         self._next = (self._next + 1) % self.workers
 
     def _receive(self, worker: int, request: Request) -> Any:
-        """Return a worker's result; LoaderError when it raised an error, or is gone."""
+        """Return a worker's result. Raises LoaderError when the worker has raised an error, or has ended."""
         pipe, process = self._pipes[worker], self._processes[worker]
         with suppress(EOFError, OSError):
-            # A process that has died leaves what it had sent in the pipe, and then its end.
+            # What a worker sent before it ended can still be read; after that recv raises EOFError.
             result, error = pipe.recv()
             if error is None:
                 return result
@@ -156,19 +158,22 @@ class WorkerSampler:
 
 
 def open_sampler(data: str, held_out: bool, global_batch: int, context: int, seed: int) -> GlobalBatchSampler:
-    """Return a job's sampler, in a worker. held_out: leave out the last tenth, on which the job is evaluated."""
+    """Return a job's sampler; workers call it. held_out: leave out the last tenth, on which the job is evaluated."""
     dataset = load_dataset(data)
     return GlobalBatchSampler(hold_out(dataset)[0] if held_out else dataset, global_batch, context, seed)
 
 
 def work(descriptor: int) -> None:
-    """Make batches until the pipe is closed: what a worker process runs. descriptor: of its end of the pipe."""
+    """Make batches until the pipe is closed. A worker process runs this function.
+
+    descriptor: the file descriptor of the worker's end of the pipe.
+    """
     pipe, sampler, closed = Connection(descriptor), None, None
     try:
         sampler = pickle.loads(pipe.recv_bytes())()
     except Exception as error:
         closed = f"could not open its data: {_words(error)}"
-    # The trainer has ended, or does not wait any more.
+    # The pipe raises when the trainer has ended, or has left the context.
     with suppress(EOFError, OSError):
         while True:
             request = pipe.recv()
@@ -182,7 +187,7 @@ def work(descriptor: int) -> None:
 
 
 def _first_wrong(sampler: Any, request: Request) -> str:
-    """Return which sample of a batch raises, found by making them one by one."""
+    """Return, as text, the first sample of a batch that raises. Makes the samples one by one."""
     step, first, count = request
     for row in range(first, first + count):
         try:
@@ -198,7 +203,7 @@ def _words(error: BaseException) -> str:
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Start processes to which Ctrl-C means nothing: they inherit the mask, and end when the trainer does."""
+    """Block SIGINT in processes that are started in the block: they inherit the mask. They end with the trainer."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -3,9 +3,10 @@
     device ──▶ to host ──▶ pool          start_store: begin to copy to the host;     Transfer.wait: it is there
     device ◀── to device ◀── pool        start_fetch: begin to copy to the device
 
-With NumPy there is one memory only: the device's bytes are in the rank's account, the host's in the pool's, every
-transfer is a real copy, made at once, and the time it takes (bytes / bandwidth) passes in its stream on the virtual
-clock. With CuPy the host is pinned memory, and each direction a stream that waits for what has been computed before.
+With NumPy there is only one memory. The device's bytes are in the rank's account and the host's bytes in the pool's.
+Every transfer is a real copy that is made at once, and the time it takes (bytes / bandwidth) passes in its stream on
+the virtual clock. With CuPy host arrays are in pinned memory, and each direction has a CUDA stream, which waits for the
+kernels that were issued before.
 
 Proved by: tests/train/test_offload.py
 """
@@ -30,13 +31,13 @@ class Transfer:
     """A copy in flight. `wait()` returns the array at its destination; until then the source stays alive."""
 
     def __init__(self, source: xp.Array, target: xp.Array, work: Work, event: Any = None) -> None:
-        self._source: Any = source  # None once it is there
-        self.target: Any = target  # None once it was taken
+        self._source: Any = source  # None when the copy is complete
+        self.target: Any = target  # None after `take`
         self._work, self._event = work, event
 
     def wait(self) -> xp.Array:
         """Wait until the copy is complete and return it."""
-        # The source may be dropped only now: until the copy is complete, the link reads it.
+        # The source is kept until here, because it is read until the copy is complete.
         if self._source is not None:
             self._work.wait()
             if self._event is not None:
@@ -54,8 +55,9 @@ class HostPool:
     """A rank's host memory and the link to it.
 
     bandwidth: bytes per second in each direction, on the virtual clock. host_bandwidth: bytes per second of the host's
-    own memory, of which an optimizer's step needs 7 passes; with 0 a step there takes no time. prefetch: how many
-    blocks' inputs are fetched ahead in backward. account: what lives here. to_host, to_device: bytes transferred.
+    own memory; an optimizer's step on the host reads or writes 7 arrays with it, and takes no time if it is 0.
+    prefetch: the number of blocks whose inputs are fetched ahead in backward. account: the account of the host's
+    memory. to_host, to_device: the bytes transferred so far.
     """
 
     def __init__(self, comm: Comm, bandwidth: float = 16e9, host_bandwidth: float = 0.0, prefetch: int = 1) -> None:
@@ -64,14 +66,14 @@ class HostPool:
         check_whole("prefetch", prefetch)
         self.comm, self.bandwidth, self.host_bandwidth, self.prefetch = comm, bandwidth, host_bandwidth, prefetch
 
-        # What lives on the host, and what has crossed the link in each direction.
+        # The memory of the host, and the bytes that have crossed the link in each direction.
         self.account = MemoryAccount()
         self.to_host = self.to_device = 0
 
         # One stream per direction, so that a fetch does not queue behind a store.
         self._down, self._up = comm.dup(), comm.dup()  # streams of virtual time; they send no messages
         self._streams: dict[str, Any] = {}  # CuPy's, by direction
-        self._swapping_out: Transfer | None = None  # at most one block's input leaves at a time
+        self._swapping_out: Transfer | None = None  # at most one block's input is copied to the host at a time
         self._latest: Callable[[], HostCopy | None] = lambda: None  # a weak reference to the copy made last
 
     @contextmanager
@@ -85,7 +87,7 @@ class HostPool:
         return self.account.track(pinned_like(array) if is_device_array(array) else xp.empty_like(array), purpose)
 
     def copy(self, array: xp.Array, purpose: str) -> xp.Array:
-        """Return a host copy that belongs to the setup: no transfer is counted, and no time passes."""
+        """Return a host copy of an array, for the setup of a job: no transfer is counted, and no time passes."""
         out = self.empty(array, purpose)
         _copy(array, out, None)
         return out
@@ -105,37 +107,37 @@ class HostPool:
         return self._transfer(array, out, self._up, "to device")
 
     def step_of(self, nbytes: int) -> None:
-        """Let the time pass in which an optimizer on the host steps a piece of `nbytes` bytes."""
+        """Let the time pass that an optimizer on the host needs to step `nbytes` bytes of parameters."""
         if self.host_bandwidth:
             self.comm.compute(seconds=STEP_PASSES * nbytes / self.host_bandwidth, name="optimizer")
 
     def swap_out(self, array: xp.Array) -> Transfer:
-        """Begin to move an activation to the host, after the one before has left."""
-        # Let the time of what computed this array pass first; then wait until the array before it has left.
+        """Begin to move an activation to the host, after the transfer of the one before is complete."""
+        # First let the time pass in which this array was computed, then wait for the transfer before.
         self.advance()
         self.wait_for_swap_out()
         self._swapping_out = self.start_store(array, "activation")
         return self._swapping_out
 
     def wait_for_swap_out(self) -> None:
-        """Wait until the activation that was swapped out last has left."""
+        """Wait until the transfer of the activation that was swapped out last is complete."""
         if self._swapping_out is not None:
             self._swapping_out.wait()
             self._swapping_out = None
 
     def advance(self) -> None:
-        """Let virtual time pass for what has been computed so far; before any wait, or the wait would come first."""
+        """Advance the virtual clock by the time of what has been computed so far. Call it before any wait."""
         self.comm.advance_clock("backward" if is_in_backward() else "forward")
 
     def _transfer(self, source: xp.Array, target: xp.Array, stream: Comm, name: str) -> Transfer:
-        # The transfer departs when what has been computed so far is done, and takes its time in the link's own stream.
+        # The transfer starts when everything computed so far is done, and its time passes in the link's own stream.
         self.advance()
         event = _copy(source, target, self._streams.setdefault(name, {}))
         work = stream.collective(name).run_async(lambda: self._take_time(source.nbytes / self.bandwidth, name))
         return Transfer(source, target, work, event)
 
     def _take_time(self, seconds: float, name: str) -> None:
-        """Let time pass in the link's stream; the trace records it as a transfer, not as computing."""
+        """Let time pass in the link's stream. The trace records it as a transfer, not as computing."""
         self.comm.compute(seconds=seconds, name=name)
         spans = self.comm.trace.spans
         if spans and spans[-1].name == name:
@@ -145,15 +147,17 @@ class HostPool:
 def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
     """Copy between memories and return an event to wait for, if any.
 
-    NumPy copies at once. CuPy copies in the direction's own stream, which `kept` holds; without `kept`, at once.
+    NumPy copies at once. CuPy copies in the direction's own stream, which is stored in `kept`; if `kept` is None, the
+    copy is complete on return.
     """
-    # NumPy: one memory, so the copy is complete at once.
+    # NumPy has one memory, so the copy is complete at once.
     if not is_device_array(source) and not is_device_array(target):
         xp.copyto(target, source)
         return None
     import cupy
 
-    # CuPy: the copy starts when the kernels issued so far are done, because they write the values, or free the memory.
+    # With CuPy the copy starts when the kernels issued so far are done: they may still write the source, or read the
+    # target.
     computing = cupy.cuda.get_current_stream()
     stream = computing if kept is None else kept.setdefault("stream", cupy.cuda.Stream(non_blocking=True))
     stream.wait_event(computing.record())
@@ -163,7 +167,7 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
         target.set(source, stream=stream)
     event = stream.record()
 
-    # A copy of the setup: nothing overlaps with it.
+    # A copy in the setup of a job overlaps with nothing, so wait for it here.
     if kept is None:
         event.synchronize()
     return event
@@ -176,17 +180,17 @@ class SavedOnHost(Watcher):
             loss = model(x)
         loss.backward()
 
-    Each array leaves when the operation that saves it is recorded, and comes back when its node is visited, or the node
-    after it, so it crosses the link once in each direction.
+    An array is moved to the host when the operation that saves it is recorded. It is fetched when backward visits its
+    node, or earlier, as a prefetch for a node before it. So it crosses the link once in each direction.
     """
 
     def __init__(self, pool: HostPool) -> None:
         self.pool = pool
-        self._saved: list[SavedArray] = []  # by the operation that is being recorded
+        self._saved: list[SavedArray] = []  # saved by the operation that is being recorded
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Move what the operations in the block save."""
+        """Move the arrays that operations in the block save."""
         with watching(self), saved_tensors_hook(self._keep):
             yield
 
@@ -195,7 +199,7 @@ class SavedOnHost(Watcher):
         return self._saved[-1]
 
     def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
-        """Let the arrays that the operation saved leave; without a node there is no backward that reads them."""
+        """Move the arrays that the operation saved to the host, if it has a node whose backward pass reads them."""
         arrays, self._saved = self._saved, []
         if out.node is not None:
             for array in arrays:
@@ -203,7 +207,7 @@ class SavedOnHost(Watcher):
 
 
 class SavedArray:
-    """An array that a node keeps, on the device or on the host; once it was read, it is on the device again."""
+    """An array that a node keeps, on the device or on the host. After it is read, it is on the device again."""
 
     def __init__(self, array: xp.Array) -> None:
         self._array: xp.Array | None = array
@@ -228,7 +232,8 @@ class SavedArray:
 class HostCopy:
     """An array that stays on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
 
-    Backward reads them last in, first out, so reading one starts to fetch the `pool.prefetch` ones made before it.
+    Backward reads the copies in the reverse of the order in which they were made, so reading one also starts to fetch
+    the `pool.prefetch` copies that were made before it.
     """
 
     def __init__(self, array: xp.Array, pool: HostPool) -> None:
@@ -240,14 +245,14 @@ class HostCopy:
     @property
     def data(self) -> xp.Array:
         """A copy on the device; reading it also starts to fetch the copies that backward needs next."""
-        # This array, which the prefetch of a later one has usually started already ...
+        # Fetch this array. The prefetch of a later one has usually started already.
         self.pool.advance()
         self.pool.wait_for_swap_out()
         self.start()
         assert self.arriving is not None
         array, self.arriving = self.arriving.wait(), None
 
-        # ... and those that backward reads next, to arrive while it computes with this one.
+        # Start to fetch the arrays that backward reads next; they arrive while it computes with this one.
         earlier = self.before()
         for _ in range(self.pool.prefetch):
             if earlier is not None:

@@ -1,7 +1,7 @@
-"""From a config to what is trained: model, data, optimizer; the same on every rank and for the reference.
+"""Makes a config's model, data and optimizer: the same on every rank and for the reference on one device.
 
-Nothing here depends on the number of ranks: weights depend on the seed and on names, or come from a checkpoint, and a
-step's global batch depends on the seed and the step. That is why one device and many can be compared at all.
+Nothing here depends on the number of ranks. Weights depend on the seed and on names, or come from a checkpoint, and a
+step's global batch depends on the seed and the step. Therefore one device and many ranks can be compared.
 
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
@@ -75,7 +75,7 @@ Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
 
 @dataclass
 class Job:
-    """One rank's (or the reference's) model and data; a strategy adds flat parameters and the optimizer."""
+    """The model and data of one rank, or of the reference. A strategy adds flat parameters and the optimizer."""
 
     config: TrainConfig
     batches: Batches
@@ -83,34 +83,34 @@ class Job:
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
     sampler: Sampler
-    plan: BatchPlan  # of the steps to come
-    batch: StepBatch  # of the step that is made now
+    plan: BatchPlan  # makes the batches of later steps
+    batch: StepBatch  # the batch of the current step
     pool: HostPool | None = None  # host memory, when something is offloaded
-    held_out: GlobalBatchSampler | None = None  # of data that is never trained on, with --evaluate-every
-    positions: Array | None = None  # of this rank's tokens in their sequence, when sequences are split
-    scaler: DynamicLossScaler | None = None  # for float16
+    held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
+    positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
+    scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
-    observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # of quantised layers, by name
+    observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # quantised layers' ranges, by the layer's name
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
-    teacher: Teacher | None = None  # whose logits the model learns from, with --distill-from
-    keep_gradients: bool = True  # an asynchronous pipeline keeps those of its updates, because observers read them
+    teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
+    keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
     def next_batch(self) -> None:
-        """Go on to the batch of the next step."""
+        """Make `batch` the batch of the next step."""
         self.batch = self.plan.next()
 
     def lr_factor(self, step: int) -> float:
-        """Return the factor of the learning rate of a step: of the schedule, and of its batch."""
+        """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
         return self.schedule(step) * self.batch.lr_scale
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
-        """Return the context of micro-batch `number` of a step: the coordinates of its samples, for dropout."""
-        # The number of its first sample in the global batch: dropout depends on the sample, not on the rank.
+        """Return a context manager that sets the coordinates of a micro-batch's samples, for dropout."""
+        # `first` is the number of the first sample in the global batch: dropout depends on samples, not on ranks.
         first, _ = self.batch.shares.place(number)
         return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
-        """Return inputs and targets of micro-batch `number` of a step; of split sequences, this rank's tokens."""
+        """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens."""
         first, rows = self.batch.shares.place(number)
         start = self.batch.start
         batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
@@ -135,14 +135,17 @@ class Job:
         return loss
 
     def document_ids(self, step: int, number: int) -> Array | None:
-        """Return the document of each token of micro-batch `number`, whole sequences; None in jobs without them."""
+        """Return the number of the document of each token of a micro-batch, or None without --document-separator.
+
+        The result has the shape of the whole sequences, (rows, context), also when sequences are split.
+        """
         if self.config.document_separator is None:
             return None
         tokens, _ = self.sampler.batch(step, *self.batch.shares.place(number))
         return document_ids(tokens, self.config.document_separator)
 
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
-        """Return a micro-batch's share of the global mean from the model's outputs, with experts' auxiliary loss."""
+        """Return a micro-batch's share of the mean loss from the model's outputs, with the experts' auxiliary loss."""
         if not self.config.is_language_model:
             criterion = cross_entropy if self.config.distill_from is None else DistillationLoss(self.config)
             return criterion(outputs, targets, self.divisor)
@@ -156,23 +159,23 @@ class Job:
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data, with labels alone.
+        """Yield the job on held-out data, without a teacher.
 
-        In the block there is no dropout, and nothing is recorded for backward.
+        In the block dropout is off, and operations are not recorded for backward.
         """
         assert self.held_out is not None
         self.model.eval()
         try:
-            # The same model and positions; the batch is that of a first step, of held-out samples.
+            # The model and the positions are the same; the batch has the size of the job's first one.
             with no_grad():
                 yield replace(self, sampler=self.held_out, batch=StepBatch(self.batches.shares), teacher=None)
         finally:
             self.model.train()
 
     def pruner(self, names: Iterable[str], comm: Comm | None = None) -> Pruner | None:
-        """Return what prunes the parameters of these names; None in a job that prunes nothing.
+        """Return the pruner of the parameters with these names; None in a job that prunes nothing.
 
-        comm: the ranks that hold shards of them.
+        comm: the communicator of the ranks that hold shards of them.
         """
         if not self.config.prunes:
             return None
@@ -182,19 +185,19 @@ class Job:
         return Pruner(matrices, schedule, self.config.sparsity_scope, pattern, comm)
 
     def pruned(self, done: int) -> dict[str, int] | None:
-        """Return how many weights are zero after `done` steps, of how many that may be; None in other jobs."""
+        """Return how many weights are pruned after `done` steps, and of how many; None in a job that prunes nothing."""
         pruner = self.pruner(self.matrices)
         if pruner is None:
             return None
         return {"pruned": sum(pruner.pruned(done)), "of": sum(matrix.size for matrix in self.matrices.values())}
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss from which backward starts: in float16 it is multiplied by the loss scale."""
+        """Return the loss from which backward starts; in float16 it is multiplied by the loss scale."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
 
     @cached_property
     def data_digest(self) -> str:
-        """The fingerprint of all data of the job, held-out ones too; they are read at the first use."""
+        """The fingerprint of all data of the job, including the held-out part. The data are read at the first use."""
         return data_digest(load_dataset(self.config.data))
 
     @property
@@ -214,7 +217,10 @@ def as_input(inputs: Any, dtype: Any) -> Any:
 
 
 def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
-    """Return what a job trains on, and what it is evaluated on: the last tenth is taken off before any sampling."""
+    """Return the data that a job trains on, and the data that it is evaluated on, or None.
+
+    With --evaluate-every the last tenth is held out before anything is sampled.
+    """
     dataset = load_dataset(config.data)
     return hold_out(dataset) if config.evaluate_every else (dataset, None)
 
@@ -222,7 +228,7 @@ def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan: BatchPlan | None = None) -> Job:
     """Build a rank's job from a config that `check_rules` has passed.
 
-    comm: whose host memory offloading uses. plan: of the batches, where it is not the job's own.
+    comm: the rank's communicator, for offloading. plan: of the batches; None makes the plan that the config describes.
     """
     pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset, rest = training_data(config)
@@ -256,9 +262,9 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
 
 
 def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractContextManager[Sampler]:
-    """Return the job's sampler, read ahead in the order in which this replica trains in these steps.
+    """Return the job's sampler, which makes this replica's batches of these steps ahead of time, in their order.
 
-    By worker processes with --loader-workers, else by a thread.
+    With --loader-workers worker processes make them, otherwise a thread does.
     """
     places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
     requests = ((step, first, rows) for step in steps for first, rows in places)
@@ -267,7 +273,7 @@ def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractConte
         return PrefetchingSampler(job.sampler, requests, config.prefetch_batches)
     held_out = config.evaluate_every is not None
     sampler = partial(open_sampler, config.data, held_out, job.batches.global_batch, config.context, config.seed)
-    # Two batches for each worker, unless it is said how many may wait.
+    # Two batches per worker, unless --prefetch-batches is given.
     return WorkerSampler(sampler, job.sampler, requests, workers, -(-config.prefetch_batches // workers) or 2)
 
 
@@ -277,8 +283,8 @@ Exchange = LayerSums | WholeMatrices
 def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
     """Return the optimizer's class (or a function that makes it on the host) and its settings.
 
-    exchange: where layers are sharded, what adds their squares over the ranks, for LARS and LAMB, or joins them, for
-    Muon.
+    exchange: where layers are sharded, the object that sums their squares over the ranks (for LARS and LAMB) or gathers
+    whole matrices (for Muon).
     """
     config = job.config
     settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
@@ -305,7 +311,7 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
 
 
 def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
-    """Make the job's optimizer for a FlatParameters or for slices; exchange: as for `optimizer_class`."""
+    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
     optimizer: Any = kind(parameters, **settings)
     if job.config.outer_optimizer != "none":

@@ -179,7 +179,7 @@ def test_a_key_has_the_content_the_name_the_version_and_every_parameter(tmp_path
     assert [array.tolist() for array in made] == [[n] * 3 for n in range(len(others))]
     assert content_hash(source.view(np.int8)) != content
     for wrong in (np.nan, b"x", np.float32(1)):
-        with pytest.raises(UsageError, match=r"of a cached words have no spelling .* pass numbers, texts"):
+        with pytest.raises(UsageError, match=r"of a cached words cannot be written as JSON .* pass numbers, texts"):
             cached(source, "words", lambda: source, tmp_path, least=wrong)
 
 

@@ -1,14 +1,14 @@
-"""The end of MPI: MPI_Finalize waits for every process, and none waits for ever for one that is stopped.
+"""The end of MPI: MPI_Finalize waits for every process, but not for ever for a process that is stopped.
 
-A rank has no watchdog any more when its program is over: rank 0 may still print and draw for minutes, while the others
-wait in MPI_Finalize, and only a process that does nothing at all is in trouble. So a thread beside each rank says once
-a second that its process lives, up to the end of MPI_Finalize. A rank that waits there longer than the timeout, for one
-that has said nothing for as long, names that one and ends the job:
+When a rank's program is over, its watchdog ends. Rank 0 may still print and draw for minutes while the others wait in
+MPI_Finalize; that is no failure, and only a process that does nothing at all is one. So a thread of each rank writes a
+file once per second, up to the end of MPI_Finalize. When a rank has waited there for longer than the timeout, and the
+file of another rank is older than the timeout, it reports that rank and ends the job:
 
     rank 0   its program is over ── MPI_Finalize ............ timeout ──▶ "rank 1 has given no sign of life ..."
     rank 1   its program is over ── SIGSTOP: rank1.json is not written any more
 
-Ranks of other hosts cannot be seen; each host's ranks look at their own.
+The files of other hosts cannot be read, so each rank checks only the ranks of its own host.
 
 Proved by: tests/comm/mpi/test_watchdog.py, tests/comm/mpi/test_failures.py
 """
@@ -26,12 +26,12 @@ from typing import Any
 from minidist.comm.call_log import ranks_text
 from minidist.comm.mpi.job_folder import JobFolder
 
-INTERVAL = 1.0  # seconds between two signs of life
-LOOKS = 3  # at a rank that is silent, before it is reported
+INTERVAL = 1.0  # seconds between two writes of a rank's file
+LOOKS = 3  # a silent rank is reported when so many checks in a row have found it silent
 
 
 class Ending:
-    """Says that this rank's process lives, from the end of its program to the end of MPI_Finalize, and watches that."""
+    """A thread that reports this process as alive, and checks the others, from the program's end to that of MPI."""
 
     def __init__(self, folder: JobFolder, rank: int, size: int, timeout: float) -> None:
         self.folder, self.rank, self.size, self.timeout = folder, rank, size, timeout
@@ -42,7 +42,7 @@ class Ending:
         self.thread.start()
 
     def wait_for_all(self) -> None:
-        """From here on this rank waits for the others."""
+        """Record that from now on this rank waits for the others."""
         self.since = time.monotonic()
 
     def leave(self) -> None:
@@ -57,7 +57,7 @@ class Ending:
             self.folder.write_state(self.rank, {"rank": self.rank, "state": "ended", "peers": []})
             late = self.since is not None and time.monotonic() - self.since > self.timeout
 
-            # Three times in a row: after Ctrl-Z of the whole job the others need a moment, too.
+            # Check three times in a row: when a whole job continues after Ctrl-Z, the other ranks need a moment, too.
             silent = self._silent() if late else []
             looks = looks + 1 if silent else 0
             if looks == LOOKS:
@@ -66,13 +66,13 @@ class Ending:
                 return
 
     def _silent(self) -> list[int]:
-        """Return the ranks of this host that have neither left nor given a sign of life within the timeout."""
+        """Return the ranks of this host that have not left, and have not written their file within the timeout."""
         moments = {rank: self.folder.written_at(rank) for rank in range(self.size) if rank != self.rank}
         limit = time.time() - self.timeout
         return [rank for rank, written in moments.items() if written is not None and written < limit]
 
     def _report(self, silent: list[int]) -> None:
-        """Say for which ranks the job waits, once per host, and end it."""
+        """Print for which ranks the job waits, once per host, and end the job."""
         try:
             if self.folder.first("reported"):
                 have = "has" if len(silent) == 1 else "have"
@@ -83,19 +83,19 @@ class Ending:
                     file=sys.stderr,
                     flush=True,
                 )
-                time.sleep(0.2)  # mpiexec may stop reading as soon as it hears of the end
+                time.sleep(0.2)  # mpiexec may stop reading the output as soon as a process has ended
             else:
-                time.sleep(1.0)  # another rank says it, and ends the job
+                time.sleep(1.0)  # another rank prints the sentence and ends the job
             self.folder.discard()
         finally:
-            os._exit(1)  # inside MPI_Finalize there is no MPI_Abort any more; the launcher ends the others
+            os._exit(1)  # MPI_Abort is not allowed during MPI_Finalize; the launcher ends the other processes
 
 
-_last: list[Ending] = []  # that of the process's last world; a process may have had several, one after the other
+_last: list[Ending] = []  # at most one: that of the last world, as a process may have several, one after the other
 
 
 def end_later(folder: JobFolder, rank: int, size: int, timeout: float) -> None:
-    """Let a rank whose world is closed give signs of life until MPI has ended. timeout: seconds; 0: no limit."""
+    """Report a rank whose world is closed as alive until MPI has ended. timeout: seconds; 0 means no limit."""
     leave()
     if timeout and size > 1:
         _last.append(Ending(folder, rank, size, timeout))
@@ -104,7 +104,7 @@ def end_later(folder: JobFolder, rank: int, size: int, timeout: float) -> None:
 
 
 def leave() -> None:
-    """Give no more signs of life, and remove this rank's files: MPI has ended, or this process will be killed."""
+    """Stop reporting this rank as alive and remove its files: MPI has ended, or this process will be killed."""
     while _last:
         _last.pop().leave()
 
@@ -120,11 +120,12 @@ def finalize_at_exit(MPI: Any) -> None:
 def _finalize(MPI: Any) -> None:
     for ending in _last:
         ending.wait_for_all()
-    # Inside MPI no KeyboardInterrupt can be raised: Ctrl-C ends the process.
+    # Python cannot raise KeyboardInterrupt inside MPI_Finalize, so Ctrl-C ends the process.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if not MPI.Is_finalized():
-        # mpi4py's own holds Python's lock meanwhile, so that no thread could see the time pass.
-        with suppress(OSError, AttributeError):  # a platform on which the library is not found: mpi4py does it later
+        # mpi4py's own call holds Python's lock, and the thread that checks the others could not run. Where ctypes does
+        # not find the function, mpi4py calls it later.
+        with suppress(OSError, AttributeError):
             ctypes.CDLL(MPI.__file__).MPI_Finalize()
     leave()

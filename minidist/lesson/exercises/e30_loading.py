@@ -13,7 +13,7 @@ from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 
 def in_order(comm: Comm, batches: int, make: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Batch i is made by loader i mod N, and the trainer takes the batches in their order from whoever makes them."""
+    """Loader i mod N makes batch i, and the trainer receives batch i from that loader, in the order of the batches."""
     loaders, result = comm.size - 1, np.zeros((batches, 2))
     if comm.rank > 0:
         for i in range(comm.rank - 1, batches, loaders):
@@ -28,7 +28,7 @@ def in_order(comm: Comm, batches: int, make: Callable[[int], np.ndarray]) -> np.
 
 
 class Maker:
-    """`make(i)` returns batch i. A loader makes its share, and the trainer none, unless it is alone."""
+    """`make(i)` returns batch i. A loader makes its share of the batches; the trainer makes none unless it is alone."""
 
     def __init__(self, case: Case, comm: Comm) -> None:
         self.case, self.rank, self.made = case, comm.rank, 0
@@ -36,7 +36,7 @@ class Maker:
     def __call__(self, i: int) -> np.ndarray:
         share = -(-self.case.size // max(1, self.case.ranks - 1))
         if self.rank == 0 and self.case.ranks > 1:
-            raise UsageError("rank 0 trains while the others load: it receives batches, and makes none")
+            raise UsageError("rank 0 is the trainer: it must receive batches from the loaders, and must not make any")
         self.made += 1
         if self.made > share:
             raise UsageError(f"loader {self.rank} was asked for {self.made} batches; its share is {share}")
@@ -75,8 +75,8 @@ EXERCISES = [
         hints=(
             Hint(
                 in_another_order,
-                "these are the right batches in the order in which they came: then who is fast decides what is trained"
-                " on; say beforehand who makes batch i, and take it from there",
+                "these are the right batches in the order in which they arrived, which depends on the speed of the"
+                " loaders; decide beforehand which loader makes batch i, and receive batch i from that loader",
             ),
             Hint(
                 lambda f: f.raised(UsageError) and "share" in f.message,
@@ -85,14 +85,15 @@ EXERCISES = [
             ),
             Hint(
                 lambda f: f.raised(UsageError, ZeroDivisionError),
-                "the trainer makes a batch only where it is alone: then there is no loader among whom to divide",
+                "the trainer makes batches only when there are no loaders; with 0 loaders it makes every batch itself;"
+                " do not divide by the number of loaders",
             ),
             Hint(
                 lambda f: f.raised(DeadlockError),
-                "a loader sends what the trainer does not take, or the other way round: both go through the same"
-                " batches i = 0, 1, 2, ... of this loader",
+                "a loader sends a batch that the trainer does not receive, or the trainer receives one that no loader"
+                " sends; for each loader both sides must go through the same batches i in the same order",
             ),
-            Hint(lambda f: f.kind == "limit", "right, but a batch travels more than once"),
+            Hint(lambda f: f.kind == "limit", "the result is right, but a batch is sent more than once"),
         ),
     )
 ]
