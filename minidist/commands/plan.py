@@ -41,7 +41,7 @@ def plan(
     gated: Annotated[bool, _option(MODEL, "gated MLPs, RMS norms, no biases, as in LLaMA", "--gated")] = False,
     tied: Annotated[bool | None, _option(MODEL, "the output projection is the embedding", "--tied/--untied")] = None,
     experts: Annotated[int, _option(MODEL, "experts per layer")] = 0,
-    top_k: Annotated[int, _option(MODEL, "experts per token")] = 2,
+    top_k: Annotated[int | None, _option(MODEL, "with --experts: experts per token (default: 2)")] = None,
     gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100",
     ranks: Annotated[int | None, _option(CLUSTER, "GPUs", "--ranks", "--gpus")] = None,
     global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
@@ -70,8 +70,8 @@ def plan(
 ) -> Result:
     """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.cluster.layout import RECOMPUTE, Job, check_layout
-    from minidist.planning.cluster.search import plan_layout, search
+    from minidist.planning.cluster.layout import RECOMPUTE, Job
+    from minidist.planning.cluster.search import search
 
     # The job: a model, a cluster, a batch.
     architecture = _architecture(
@@ -103,15 +103,17 @@ def plan(
     check_count(best, "--best", 1, 1000)
     length = seq if seq is not None else architecture.positions
     check_count(length, "--seq", 1, 10**8)
+    if architecture.has_positions and length > architecture.positions:
+        raise UsageError(
+            f"--seq {length} is out of range: the model has learned positions for {architecture.positions} tokens; give"
+            f" --seq {architecture.positions} or less"
+        )
     machine.peak(precision)
     job = Job(architecture, length, global_batch, precision, ranks, attention == "fused", dropout)
     found = search(job, machine, fixed)
 
-    # One layout that is wholly given is printed whether it fits or not.
-    shown = found.plans
-    if not shown and len(found.refused) == 1:
-        layout = check_layout(found.refused[0][0], job)
-        shown = [plan_layout(layout, job, machine)]
+    # When all values are given there is one layout, which is printed even if it does not fit.
+    shown = found.plans or (found.too_large if len(found.refused) == 1 else [])
     result = {
         "layouts": [one.as_dict() for one in shown[:best]],
         "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in found.refused[:MAX_REFUSED]],
@@ -136,7 +138,7 @@ def _architecture(
     gated: bool,
     tied: bool | None,
     experts: int,
-    top_k: int,
+    top_k: int | None,
 ) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
     from minidist.planning.architecture import Architecture, checked, named
@@ -154,6 +156,7 @@ def _architecture(
         "--gated": gated or None,
         "--tied": tied,
         "--experts": experts or None,
+        "--top-k": top_k,
     }
     if config is not None or model is not None:
         extra = [flag for flag, value in {**sizes, **others}.items() if value is not None]
@@ -172,6 +175,8 @@ def _architecture(
         if value is not None:
             check_count(value, flag, 1, 10**8)
     check_count(experts, "--experts", 0, 10**5)
+    if top_k is not None and not experts:
+        raise UsageError(f"--top-k {top_k} needs a model with experts; add --experts, or leave --top-k out")
     return checked(
         Architecture(
             layers or 0,
@@ -184,7 +189,7 @@ def _architecture(
             kv_heads=kv_heads,
             tied=tied,
             experts=experts,
-            top_k=top_k if experts else 0,
+            top_k=min(2, experts) if top_k is None else top_k,
         )
     )
 

@@ -7,6 +7,7 @@ import pytest
 from minidist.cli import main
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
+SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
 LAYOUT = ["--dp", "8", "--tp", "8", "--pp", "16", "--cp", "1", "--vp", "1", "--zero", "1", "--micro-batch", "1"]
 
 
@@ -97,6 +98,20 @@ def test_sizes_as_flags_and_a_file_are_the_same_model(capsys, tmp_path):
     assert printed(capsys, "plan", "--model", str(path), *cluster) == flags
 
 
+def test_experts_per_token_and_sequences_longer_than_positions(capsys):
+    """--top-k is 2 unless it is given, or unless there is one expert; rotary positions do not limit --seq."""
+
+    def active(*flags):
+        result = printed(capsys, "plan", *SMALL, *flags)
+        return result["parameters"] - result["parameters_active"]
+
+    expert = 2 * 64 * 256 + 256 + 64
+    assert active("--experts", "4") == active("--experts", "4", "--top-k", "2") == 2 * 2 * expert
+    assert active("--experts", "4", "--top-k", "3") == 2 * expert
+    assert active("--experts", "1") == active() == 0
+    assert printed(capsys, "plan", "--model", "llama-7b", "--seq", "4096", "--ranks", "64", "--global-batch", "64")
+
+
 def test_what_people_read(capsys, tmp_path):
     picture = tmp_path / "frontier.svg"
     assert run(*MEGATRON, "--tp", "8", "--micro-batch", "1", "--explain", "--best", "3", "-o", str(picture)) == 0
@@ -122,12 +137,22 @@ def test_nothing_fits(capsys):
         (["--model", "gpt2", "--ranks", "8"], "the batch is missing"),
         (["--model", "gpt2", "--global-batch", "8"], "the number of GPUs is missing"),
         (["--model", "gpt5", "--ranks", "8", "--global-batch", "8"], "--model 'gpt5' is unknown"),
-        (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--tp", "5"], "8 GPUs has tp 5|8 GPUs"),
+        (
+            ["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--tp", "5"],
+            "no layout of 8 GPUs has tp 5; change one of them",
+        ),
         (["--model", "gpt2", "--ranks", "16", "--global-batch", "16", "--pp", "16"], "more than the model's 12 layers"),
         (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--recompute", "all"], "--recompute 'all'"),
         (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--zero", "4"], "--zero is 4"),
         (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--precision", "fp4"], "--precision 'fp4'"),
         (["--layers", "2", "--hidden", "10", "--heads", "3", "--ranks", "1"], "not divisible by 3 heads"),
+        (["--model", "mixtral-8x7b", "--top-k", "1"], "--top-k describes a model, and 'mixtral-8x7b' is one"),
+        ([*SMALL, "--top-k", "1"], "--top-k 1 needs a model with experts; add --experts, or leave --top-k out"),
+        ([*SMALL, "--experts", "4", "--top-k", "0"], "0 experts per token of 4 experts; give --top-k from 1 to 4"),
+        (
+            ["--model", "gpt2", "--seq", "2048", "--ranks", "8", "--global-batch", "8"],
+            "--seq 2048 is out of range: the model has learned positions for 1024 tokens; give --seq 1024 or less",
+        ),
         (
             ["--model", "llama-3.1-405b", "--seq", "8192", "--ranks", "16384", "--global-batch", "128"]
             + ["--dp", "4", "--tp", "8", "--pp", "16", "--cp", "16"],

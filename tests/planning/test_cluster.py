@@ -137,7 +137,16 @@ def test_a_search_ranks_what_fits():
     assert all(plan.fits for plan in found.plans)
     assert found.plans[0].time.seconds <= 1.1 * min(plan.time.seconds for plan in found.plans)
     assert {plan.layout.ranks for plan in found.plans} == {16}
-    assert any(" needs " in reason for _, reason in found.refused)
+    # What does not fit says by how much, and what is impossible why; no layout is counted twice.
+    assert found.too_large
+    assert found.impossible
+    assert not any(plan.fits for plan in found.too_large)
+    assert found.refused == [(plan.layout, plan.shortage) for plan in found.too_large] + found.impossible
+    tried = [plan.layout for plan in found.plans + found.too_large] + [layout for layout, _ in found.impossible]
+    assert len(set(tried)) == len(tried)
+    one = found.too_large[0]
+    needed = max(rank.peak for rank in one.memory) + CALIBRATION.reserved_bytes
+    assert one.shortage.endswith(f" needs {needed / 1e9:,.1f} GB, and h100 has 85 GB")
     assert reason_for(found.plans[0], found.plans)
     # What is fixed stays, and the layouts with it are those of the whole search.
     fixed = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {"tp": 4, "zero": 1})

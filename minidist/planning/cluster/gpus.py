@@ -1,9 +1,9 @@
-"""What a GPU and its cluster can do, from the makers' data sheets.
+"""The speeds and sizes of GPUs and their clusters, from the makers' data sheets.
 
 Peaks are dense (without structured sparsity). `memory` is what the driver reports: a GPU of "80 GB" has 79.2 GiB, which
-are 85e9 bytes. `link` is the bandwidth of one GPU to the others of its node and
-`network` its share of the node's network adapters, both in one direction and in bytes per second. A machine of one's
-own is a JSON or TOML file with the same names (`Machine.read`).
+are 85e9 bytes. `link` is the bandwidth of one GPU to the others of its node, and `network` is its share of the
+bandwidth of the node's network adapters; both are in bytes per second and count one direction. Other machines are
+described by a JSON or TOML file with the same names (`Machine.read`).
 
 Sources: the data sheets of NVIDIA V100, A100, H100, H200, DGX B200, GB200 NVL72, GB300 NVL72 and AMD MI300X; DGX A100
 and H100 have eight adapters of 200 and 400 Gbit/s for eight GPUs.
@@ -20,7 +20,7 @@ from minidist.base.limits import check_number, check_whole
 from minidist.base.read_file import read_json, read_toml
 
 PRECISIONS = ("fp16", "bf16", "fp8")
-FAMILIES = ("a100", "h100", "b200")  # whose efficiencies calibration.py has
+FAMILIES = ("a100", "h100", "b200")  # the families whose efficiencies are in calibration.py
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ class Machine:
             elif field.name not in values:
                 raise UsageError(f"{quoted(str(path))} has no key {field.name!r}; {remedy}")
             elif field.name != "name":
-                least = 0.0 if field.name == "fp8" else None
+                # Only fp8 may be 0, which means that the GPU has no 8-bit floats.
                 values[field.name] = check_number(
-                    field.name, values[field.name], least=0.0, above=None if least is not None else 0.0
+                    field.name, values[field.name], above=None if field.name == "fp8" else 0.0
                 )
         if values.setdefault("family", "h100") not in FAMILIES:
             raise UsageError(

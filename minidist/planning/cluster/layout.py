@@ -160,9 +160,8 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
     return next((sentence for applies, sentence in rules if applies), None)
 
 
-def check_layout(layout: ClusterLayout, job: Job) -> ClusterLayout:
-    """Return the layout; UsageError with the reason and the remedy for one that is not possible."""
+def check_layout(layout: ClusterLayout, job: Job) -> None:
+    """Raise UsageError with the reason and the remedy when a layout is not possible for a job."""
     reason = refusal(layout, job)
     if reason:
         raise UsageError(f"{reason}; change one of them")
-    return layout

@@ -1,7 +1,8 @@
 """Tries every layout of a job on a cluster, and ranks those that fit by the seconds of a step.
 
-What is given is fixed, everything else is searched: degrees that divide the GPUs, powers of two for micro-batches,
-ZeRO stages 0 to 3, and recomputation. Tensor parallelism stays inside a node, as its messages cannot be hidden.
+Values that are given are fixed, and all others are searched: degrees that divide the GPUs, powers of two for
+micro-batches, ZeRO stages 0 to 3, and recomputation. Tensor parallelism stays inside a node, because its messages do
+not overlap with computing.
 
 Proved by: tests/planning/test_cluster.py
 """
@@ -14,19 +15,22 @@ from typing import Any
 from minidist.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
-from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, check_layout, refusal
+from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal
 from minidist.planning.cluster.memory import RankMemory, memory_by_rank
 from minidist.planning.cluster.step_time import StepModel, StepTime
 
 MAX_GPUS = 1_000_000
-MAX_VP = 16  # chunks of layers per pipeline rank that are searched
-MAX_MICRO_BATCH = 64
-AXES = ("tp", "pp", "cp", "ep", "vp", "zero", "sequence_parallel", "micro_batch", "recompute", "dp")
+# The largest values that are searched; a larger one may be given.
+MAX_TP = 8
+MAX_CP = 64
+MAX_PP = 128
+MAX_VP = 16
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout with its memory by pipeline rank and its step."""
+    """A layout with the memory of each pipeline rank and the time of a step."""
 
     layout: ClusterLayout
     job: Job
@@ -49,6 +53,14 @@ class Plan:
     def fits(self) -> bool:
         """Return whether the fullest rank fits."""
         return self.needed <= self.machine.memory
+
+    @property
+    def shortage(self) -> str:
+        """Return how much memory the fullest rank needs and has, as a sentence for a plan that does not fit."""
+        return (
+            f"pipeline rank {self.memory.index(self.fullest)} needs {self.needed / 1e9:,.1f} GB, and"
+            f" {self.machine.name} has {self.machine.memory / 1e9:,.0f} GB"
+        )
 
     @property
     def tokens_per_second(self) -> float:
@@ -111,10 +123,20 @@ class Plan:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found: `plans` that fit, the fastest first; `refused` layouts with the reason."""
+    """The result of a search.
+
+    plans: the layouts that fit, the fastest first. too_large: the layouts that do not fit. impossible: the layouts that
+    the job or the cluster rules out, each with the reason.
+    """
 
     plans: list[Plan]
-    refused: list[tuple[ClusterLayout, str]]
+    too_large: list[Plan]
+    impossible: list[tuple[ClusterLayout, str]]
+
+    @property
+    def refused(self) -> list[tuple[ClusterLayout, str]]:
+        """Return all layouts that cannot be used, each with the reason; first those that do not fit."""
+        return [(plan.layout, plan.shortage) for plan in self.too_large] + self.impossible
 
 
 def divisors(number: int, most: int | None = None) -> list[int]:
@@ -143,14 +165,15 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
         return [fixed[axis]] if axis in fixed else values
 
     for tp, cp in product(
-        choices("tp", divisors(gpus, machine.gpus_per_node if machine.gpus_per_node <= 8 else 8)),
+        choices("tp", divisors(gpus, min(machine.gpus_per_node, MAX_TP))),
         choices(
-            "cp", [c for c in divisors(gpus, 64) if c == 1 or (job.length // c >= 2048 and job.length % (2 * c) == 0)]
+            "cp",
+            [c for c in divisors(gpus, MAX_CP) if c == 1 or (job.length // c >= 2048 and job.length % (2 * c) == 0)],
         ),
     ):
         if gpus % (tp * cp) and not {"dp", "pp"} <= set(fixed):
             continue
-        for pp in choices("pp", divisors(gpus // (tp * cp) or 1, min(model.layers, 128))):
+        for pp in choices("pp", divisors(gpus // (tp * cp) or 1, min(model.layers, MAX_PP))):
             dp = fixed.get("dp", gpus // (tp * cp * pp))
             rest = job.global_batch // dp if dp else 0
             for vp, ep, zero, sequence, micro, recompute in product(
@@ -158,47 +181,39 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
                 choices("ep", divisors(model.experts, min(dp * cp * tp, model.experts)) if model.experts else [1]),
                 choices("zero", [0, 1, 2, 3] if dp * cp > 1 and pp == 1 else [0, 1] if dp * cp > 1 else [0]),
                 choices("sequence_parallel", [tp > 1]),
-                choices("micro_batch", [m for m in (1, 2, 4, 8, 16, 32, 64) if m <= min(rest, MAX_MICRO_BATCH)] or [1]),
+                choices("micro_batch", [m for m in MICRO_BATCHES if m <= rest] or [1]),
                 choices("recompute", list(RECOMPUTE)),
             ):
                 yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, max(1, rest // micro), recompute)
 
 
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
-    """Return the layouts that fit, the fastest first, and those that are refused, with the reason.
+    """Return the layouts that fit, the fastest first, those that do not fit, and those that are impossible.
 
-    fixed: values by name of `ClusterLayout`'s fields. Errors: UsageError with the reason when every layout that has
-    these values is impossible; one that does not fit is no error.
+    fixed: values by the name of `ClusterLayout`'s fields. Raises UsageError with the reason when every layout that has
+    these values is impossible, but not when layouts are possible and none of them fits.
     """
     if not 1 <= job.gpus <= MAX_GPUS:
         raise UsageError(f"--gpus {job.gpus} is out of range; give 1 to {MAX_GPUS:,}")
-    tried = list(candidates(job, machine, fixed))
-    plans, refused = [], []
-    for layout in tried:
+    found = Search([], [], [])
+    for layout in candidates(job, machine, fixed):
         reason = refusal(layout, job)
         if reason:
-            refused.append((layout, reason))
+            found.impossible.append((layout, reason))
             continue
         plan = plan_layout(layout, job, machine, calibration)
-        if plan.fits:
-            plans.append(plan)
-        else:
-            fullest = max(range(len(plan.memory)), key=lambda rank: plan.memory[rank].peak)
-            refused.append(
-                (
-                    layout,
-                    f"pipeline rank {fullest} needs {plan.needed / 1e9:,.1f} GB, and {machine.name} has"
-                    f" {machine.memory / 1e9:,.0f} GB",
-                )
-            )
-    possible = len(plans) + sum("needs" in reason and "GB" in reason for _, reason in refused)
-    if not possible:
-        # One reason, that of the layout nearest to what was asked for.
-        if not tried:
+        (found.plans if plan.fits else found.too_large).append(plan)
+
+    # Without a possible layout the search is an error, with the reason of the first one.
+    if not found.plans and not found.too_large:
+        if not found.impossible:
             raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
-        check_layout(tried[0], job)
-    # A prediction is not exact to a percent: of nearly equal layouts the one with fewer axes comes first.
-    return Search(sorted(plans, key=lambda plan: plan.time.seconds * 1.01**plan.layout.axes), refused)
+        raise UsageError(f"{found.impossible[0][1]}; change one of them")
+
+    # Predictions differ from measurements by more than a percent, so of nearly equal layouts the one with fewer axes
+    # comes first.
+    found.plans.sort(key=lambda plan: plan.time.seconds * 1.01**plan.layout.axes)
+    return found
 
 
 def _described(fixed: Mapping[str, Any]) -> str:

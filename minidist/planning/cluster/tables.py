@@ -6,7 +6,7 @@ Proved by: tests/commands/test_plan.py
 from collections import Counter
 from collections.abc import Sequence
 
-from minidist.planning.cluster.layout import ClusterLayout, Job
+from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.memory import in_flight
 from minidist.planning.cluster.search import Plan, Search
 
@@ -40,12 +40,11 @@ def refused_table(search: Search, most: int = 3) -> str:
     """Format how many layouts do not fit or are impossible, with examples."""
     if not search.refused:
         return ""
-    too_large = [pair for pair in search.refused if " needs " in pair[1] and pair[1].endswith(" GB")]
-    impossible = Counter(reason for _, reason in search.refused) - Counter(reason for _, reason in too_large)
-    lines = [f"{len(too_large):,} layouts do not fit, {sum(impossible.values()):,} are impossible; for example"]
-    examples: list[tuple[ClusterLayout, str]] = too_large[:most]
-    for layout, reason in examples:
-        lines.append(f"  {layout}: {reason}")
+    impossible = Counter(reason for _, reason in search.impossible)
+    lines = [
+        f"{len(search.too_large):,} layouts do not fit, {len(search.impossible):,} are impossible; for example",
+        *(f"  {plan.layout}: {plan.shortage}" for plan in search.too_large[:most]),
+    ]
     lines += [f"  {count:,} x {reason}" for reason, count in impossible.most_common(most)]
     return "\n".join(lines)
 
