@@ -38,7 +38,7 @@ def bench_virtual_collectives(
             name: virtual_seconds(operation, name, ranks, nbytes, links) for name in sorted(ALGORITHMS[operation])
         }
         best = min(seconds.values())
-        chosen = cheapest(operation, nbytes, ranks, links.alpha, links.beta)
+        chosen = cheapest(operation, nbytes, ranks, links.alpha, links.beta, links.overhead)
         seconds["auto"] = virtual_seconds(operation, "auto", ranks, nbytes, links)
         for name, time in seconds.items():
             # A single rank sends nothing, in no time.
@@ -56,7 +56,14 @@ def bench_virtual_collectives(
                     "busbw": bandwidth and bandwidth * bus_factor(operation, ranks),
                 }
             )
-    clock = {"operation": operation, "ranks": ranks, "alpha": links.alpha, "beta": links.beta, "clock": "virtual"}
+    clock = {
+        "operation": operation,
+        "ranks": ranks,
+        "alpha": links.alpha,
+        "beta": links.beta,
+        "overhead": links.overhead,
+        "clock": "virtual",
+    }
     return {"environment": clock, "rows": rows}
 
 
@@ -67,8 +74,8 @@ def table(result: dict[str, Any]) -> str:
     widths = {name: max(len(name), 8) + 2 for name in names}
     lines = [
         (
-            f"{clock['operation']} on {clock['ranks']} ranks, alpha {clock['alpha']:g} s, beta {clock['beta']:g} s a"
-            " byte: virtual microseconds"
+            f"{clock['operation']} on {clock['ranks']} ranks, alpha {clock['alpha']:g} s, beta {clock['beta']:g} s per"
+            f" byte, overhead {clock['overhead']:g} s: virtual microseconds"
         ),
         f"{'bytes':>11s}" + "".join(name.rjust(widths[name]) for name in names) + "  auto / best",
     ]

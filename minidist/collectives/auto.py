@@ -38,6 +38,7 @@ from minidist.comm.sim.world import SimWorld
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks
+OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 27 measures it on your machine
 
 
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
@@ -46,7 +47,7 @@ def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     # Formulas hold for uniform links. For too many ranks the formulas of the slowest link are an upper bound.
     alike, alpha, beta = _slowest(links, members)
     if alike or comm.size > MAX_TRIED_RANKS:
-        return cheapest(operation, nbytes, comm.size, alpha, beta)
+        return cheapest(operation, nbytes, comm.size, alpha, beta, links.overhead)
 
     # Tuples, because `fastest` remembers its result for each set of arguments.
     nodes = tuple(map(tuple, comm.nodes)) if comm.nodes else None
@@ -54,12 +55,18 @@ def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
 
 
 @lru_cache(4096)
-def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float) -> str:
-    """Return the algorithm with the smallest formula; of equal ones the first in alphabetical order."""
+def cheapest(operation: str, nbytes: int, ranks: int, alpha: float, beta: float, overhead: float | None = None) -> str:
+    """Return the algorithm with the smallest formula; of equal ones the first in alphabetical order.
 
+    overhead: seconds of alpha in which a port is busy with a message; by default OVERHEAD_SHARE of alpha, because no
+    machine handles messages in no time. `choose` passes that of the world's links.
+    """
+    overhead = OVERHEAD_SHARE * alpha if overhead is None else overhead
     # Sorted, so that every rank breaks a tie in the same way.
     entries = sorted(ALGORITHMS[operation].items())
-    costs = {name: entry.seconds(nbytes, ranks, alpha, beta) for name, entry in entries if entry.seconds is not None}
+    costs = {
+        name: entry.time(nbytes, ranks, alpha, beta, overhead) for name, entry in entries if entry.seconds is not None
+    }
     return min(costs, key=costs.__getitem__)
 
 

@@ -65,7 +65,9 @@ def scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return messages, elements
 
 
-def down_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
+def down_seconds(
+    nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0, cut: bool = False
+) -> float:
     """Return the seconds of a broadcast: log2 n (alpha + beta nbytes) for n = 2^k.
 
     Messages to the children leave one behind the other.
@@ -80,12 +82,13 @@ def down_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool
         for child in reversed(children(rank, ranks)):
             below = len(subtree(child, ranks))
             share = nbytes * below / ranks + (8 * below if below > 1 else 0) if cut else nbytes
-            port += beta * share
-            arrival[child] = port + alpha
+            messages = 2 if cut and below > 1 else 1
+            port += beta * share + messages * overhead
+            arrival[child] = port + alpha - overhead
     return max(arrival)
 
 
-def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool = False) -> float:
+def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0, cut: bool = False) -> float:
     """Return the seconds of a reduce, for n = 2^k those of a broadcast.
 
     A rank receives from its children one after the other, then sends.
@@ -98,7 +101,7 @@ def up_seconds(nbytes: float, ranks: int, alpha: float, beta: float, cut: bool =
         port = 0.0
         for child in children(rank, ranks):
             share = nbytes * len(subtree(child, ranks)) / ranks if cut else nbytes
-            port = max(ready[child] + alpha + beta * share, port + beta * share)
+            port = max(ready[child] + alpha + beta * share, port + overhead + beta * share)
         ready[rank] = port
     return ready[0]
 
@@ -157,7 +160,9 @@ def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     "all_reduce",
     "binomial",
     sends=all_reduce_sends,
-    seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta) + down_seconds(nbytes, n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: (
+        up_seconds(nbytes, n, alpha, beta, overhead) + down_seconds(nbytes, n, alpha, beta, overhead)
+    ),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then broadcast."""
@@ -171,7 +176,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     "gather",
     "binomial",
     sends=lambda sizes, rank: (1, sum(sizes[v] for v in subtree(rank, len(sizes)))) if rank else (0, 0),
-    seconds=lambda nbytes, n, alpha, beta: up_seconds(nbytes, n, alpha, beta, cut=True),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: up_seconds(nbytes, n, alpha, beta, overhead, cut=True),
 )
 def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Send the whole subtree's shards to the parent in one message."""
@@ -199,7 +204,7 @@ def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -
     "scatter",
     "binomial",
     sends=scatter_sends,
-    seconds=lambda nbytes, n, alpha, beta: down_seconds(nbytes, n, alpha, beta, cut=True),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: down_seconds(nbytes, n, alpha, beta, overhead, cut=True),
 )
 def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
     """Receive the subtree's chunks in one message and pass on the children's.

@@ -59,12 +59,14 @@ def folded_seconds(
     after: Sequence[float],
     alpha: float,
     beta: float,
+    overhead: float = 0.0,
 ) -> float:
     """Return the seconds of rounds of exchanges between folded numbers v and v xor distance, where v sends bytes[v].
 
     rounds: (distance, bytes) of each. A folded pair has a message of before[v] bytes first and one of after[v] at the
     end. In a power of two all ranks advance together: a round is alpha + beta bytes. Otherwise folded ranks begin
-    later, and an exchange ends when the port is through with both directions and the partner's message is there.
+    later, and an exchange ends when the port is through with both directions and the partner's message is there. A
+    port is busy with a message for the overhead and its bytes.
     """
     # time[v]: when v is ready for its next round. First the message of the rank that gives to the one that takes.
     time = [alpha + beta * before[v] if v < fold.extra else 0.0 for v in range(fold.power)]
@@ -73,8 +75,11 @@ def folded_seconds(
     # In each round the in-port takes the partner's message, and the out-port sends to the partner.
     for distance, sent in rounds:
         partner = [v ^ distance for v in range(fold.power)]
-        port = [max(time[w] + alpha + beta * sent[w], port[v] + beta * sent[w], time[v]) for v, w in enumerate(partner)]
-        time = [max(port[v], time[v] + beta * sent[v]) for v in range(fold.power)]
+        port = [
+            max(time[w] + alpha + beta * sent[w], port[v] + overhead + beta * sent[w], time[v])
+            for v, w in enumerate(partner)
+        ]
+        time = [max(port[v], time[v] + overhead + beta * sent[v]) for v in range(fold.power)]
 
     # Last the message back to the rank that gave.
     return max([*time, *(time[v] + alpha + beta * after[v] for v in range(fold.extra))])

@@ -12,6 +12,7 @@ Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_
 import numpy as np
 
 from minidist.base.layout import offsets
+from minidist.collectives.naive import fan
 from minidist.collectives.registry import algorithm
 from minidist.comm.point_to_point import PointToPoint
 
@@ -20,7 +21,7 @@ from minidist.comm.point_to_point import PointToPoint
     "all_to_all",
     "linear",
     sends=lambda sizes, rank: (len(sizes) - 1, sum(sizes) - sizes[rank]),
-    seconds=lambda nbytes, n, alpha, beta: alpha + (n - 1) * beta * nbytes / n if n > 1 else 0.0,
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: fan(nbytes / n, n, alpha, beta, overhead),
 )
 def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], receive_sizes: list[int]) -> np.ndarray:
     """Rank r sends its piece j straight to rank j: all of `array` but its own piece, in n-1 messages."""

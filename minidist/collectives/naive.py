@@ -15,9 +15,12 @@ from minidist.collectives.registry import algorithm
 from minidist.comm.point_to_point import PointToPoint
 
 
-def fan(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """Return the seconds of n-1 messages of `nbytes` each that leave, or reach, one rank one after the other."""
-    return alpha + (ranks - 1) * beta * nbytes if ranks > 1 else 0.0
+def fan(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
+    """Return the seconds of n-1 messages of `nbytes` each that leave, or reach, one rank one after the other.
+
+    The overhead of the first message is a part of its alpha; each of the others keeps the port busy for its own.
+    """
+    return alpha + (ranks - 1) * beta * nbytes + (ranks - 2) * overhead if ranks > 1 else 0.0
 
 
 @algorithm(
@@ -60,7 +63,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
     "gather",
     "naive",
     sends=lambda sizes, rank: (1, sizes[rank]) if rank else (0, 0),
-    seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: fan(nbytes / n, n, alpha, beta, overhead),
 )
 def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -> np.ndarray | None:
     """Send every rank's shard to the root."""
@@ -79,7 +82,7 @@ def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -
     "scatter",
     "naive",
     sends=lambda sizes, rank: (0, 0) if rank else (len(sizes) - 1, sum(sizes) - sizes[0]),
-    seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: fan(nbytes / n, n, alpha, beta, overhead),
 )
 def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out: np.ndarray, root: int) -> np.ndarray:
     """Send each rank its chunk from the root."""
@@ -99,7 +102,9 @@ def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out:
     "all_gather",
     "naive",
     sends=lambda sizes, rank: (1, sizes[rank]) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
-    seconds=lambda nbytes, n, alpha, beta: fan(nbytes / n, n, alpha, beta) + fan(nbytes, n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: (
+        fan(nbytes / n, n, alpha, beta, overhead) + fan(nbytes, n, alpha, beta, overhead)
+    ),
 )
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Gather to rank 0, then broadcast the whole."""
@@ -113,7 +118,9 @@ def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.
     "reduce_scatter",
     "naive",
     sends=lambda sizes, rank: (1, sum(sizes)) if rank else (len(sizes) - 1, sum(sizes) - sizes[0]),
-    seconds=lambda nbytes, n, alpha, beta: fan(nbytes, n, alpha, beta) + fan(nbytes / n, n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: (
+        fan(nbytes, n, alpha, beta, overhead) + fan(nbytes / n, n, alpha, beta, overhead)
+    ),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then scatter the chunks."""
@@ -124,7 +131,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     "all_reduce",
     "naive",
     sends=lambda sizes, rank: (1, sum(sizes)) if rank else (len(sizes) - 1, (len(sizes) - 1) * sum(sizes)),
-    seconds=lambda nbytes, n, alpha, beta: 2 * fan(nbytes, n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: 2 * fan(nbytes, n, alpha, beta, overhead),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Reduce to rank 0, then broadcast."""

@@ -16,14 +16,15 @@ import numpy as np
 from minidist.base.layout import chunk_sizes, cut
 from minidist.base.watchers import watchers
 from minidist.collectives import ring
+from minidist.collectives.naive import fan
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm, formulas
 from minidist.comm.point_to_point import PointToPoint
 
 
-def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+def reduce_scatter_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds: n-1 chunks leave one after the other without a wait in between, so one latency for all."""
-    return alpha + (ranks - 1) * beta * nbytes / ranks if ranks > 1 else 0.0
+    return fan(nbytes / ranks, ranks, alpha, beta, overhead)
 
 
 @algorithm(
@@ -63,8 +64,8 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     "all_reduce",
     "ordered",
     sends=formulas("all_reduce", "ring")["sends"],
-    seconds=lambda nbytes, n, alpha, beta: (
-        reduce_scatter_seconds(nbytes, n, alpha, beta) + (n - 1) * (alpha + beta * nbytes / n)
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: (
+        reduce_scatter_seconds(nbytes, n, alpha, beta, overhead) + (n - 1) * (alpha + beta * nbytes / n)
     ),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:

@@ -31,11 +31,11 @@ def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return messages, messages * sum(sizes)
 
 
-def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds of log2 n whole arrays for n = 2^k; otherwise of at most floor(log2 n) + 2 of them."""
     fold = Fold(ranks)
     rounds = [(1 << i, [nbytes] * fold.power) for i in range(fold.power.bit_length() - 1)]
-    return folded_seconds(fold, [nbytes] * fold.extra, rounds, [nbytes] * fold.extra, alpha, beta)
+    return folded_seconds(fold, [nbytes] * fold.extra, rounds, [nbytes] * fold.extra, alpha, beta, overhead)
 
 
 @algorithm("all_reduce", "recursive_doubling", sends=all_reduce_sends, seconds=all_reduce_seconds)
@@ -79,21 +79,21 @@ def all_gather_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return rounds + fold.takes(rank), sum(known) + fold.takes(rank) * sum(sizes)
 
 
-def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float) -> float:
+def all_gather_seconds(sizes: Sequence[float], alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds; with equal shards log2 n alpha + (n-1)/n beta nbytes for n = 2^k.
 
     sizes: bytes of each rank's shard.
     """
     fold = Fold(len(sizes))
     first, last = sizes[: 2 * fold.extra : 2], [sum(sizes)] * fold.extra  # the folded pairs' messages
-    return folded_seconds(fold, first, doubling_rounds(fold.merge(sizes)), last, alpha, beta)
+    return folded_seconds(fold, first, doubling_rounds(fold.merge(sizes)), last, alpha, beta, overhead)
 
 
 @algorithm(
     "all_gather",
     "recursive_doubling",
     sends=all_gather_sends,
-    seconds=lambda nbytes, n, alpha, beta: all_gather_seconds([nbytes / n] * n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: all_gather_seconds([nbytes / n] * n, alpha, beta, overhead),
 )
 def all_gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], out: np.ndarray) -> np.ndarray:
     """Exchange log2 n messages, each twice as long as the one before: everything but the own shard in all."""

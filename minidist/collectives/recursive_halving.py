@@ -34,21 +34,23 @@ def reduce_scatter_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return fold.power.bit_length() - 1 + fold.takes(rank), given + (sizes[rank - 1] if fold.takes(rank) else 0)
 
 
-def reduce_scatter_seconds(sizes: Sequence[float], alpha: float, beta: float) -> float:
+def reduce_scatter_seconds(sizes: Sequence[float], alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds; with equal chunks log2 n alpha + (n-1)/n beta nbytes for n = 2^k.
 
     sizes: bytes of each rank's chunk.
     """
     fold = Fold(len(sizes))
     first, last = [sum(sizes)] * fold.extra, sizes[: 2 * fold.extra : 2]  # the folded pairs' messages
-    return folded_seconds(fold, first, halving_rounds(fold.merge(sizes)), last, alpha, beta)
+    return folded_seconds(fold, first, halving_rounds(fold.merge(sizes)), last, alpha, beta, overhead)
 
 
 @algorithm(
     "reduce_scatter",
     "recursive_halving",
     sends=reduce_scatter_sends,
-    seconds=lambda nbytes, n, alpha, beta: reduce_scatter_seconds([nbytes / n] * n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: reduce_scatter_seconds(
+        [nbytes / n] * n, alpha, beta, overhead
+    ),
 )
 def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out: np.ndarray, op: str) -> np.ndarray:
     """Exchange log2 n messages, each half as long as the one before: everything but the own chunk in all."""
@@ -91,13 +93,13 @@ def all_reduce_sends(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return scattered[0] + gathered[0] + fold.takes(rank), scattered[1] + gathered[1] + fold.takes(rank) * size
 
 
-def all_reduce_seconds(shares: Sequence[float], ranks: int, alpha: float, beta: float) -> float:
+def all_reduce_seconds(shares: Sequence[float], ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds; with equal shares 2 log2 n alpha + 2 (n-1)/n beta nbytes for n = 2^k.
 
     For other n at most 2 (alpha + beta nbytes) more than that of q. shares: bytes of each folded number's chunk.
     """
-    whole = [sum(shares)] * ranks
-    return folded_seconds(Fold(ranks), whole, halving_rounds(shares) + doubling_rounds(shares), whole, alpha, beta)
+    whole, rounds = [sum(shares)] * ranks, halving_rounds(shares) + doubling_rounds(shares)
+    return folded_seconds(Fold(ranks), whole, rounds, whole, alpha, beta, overhead)
 
 
 def equal_shares(nbytes: float, ranks: int) -> list[float]:
@@ -110,7 +112,9 @@ def equal_shares(nbytes: float, ranks: int) -> list[float]:
     "all_reduce",
     "rabenseifner",
     sends=all_reduce_sends,
-    seconds=lambda nbytes, n, alpha, beta: all_reduce_seconds(equal_shares(nbytes, n), n, alpha, beta),
+    seconds=lambda nbytes, n, alpha, beta, overhead=0.0: all_reduce_seconds(
+        equal_shares(nbytes, n), n, alpha, beta, overhead
+    ),
 )
 def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     """Recursive halving, then doubling, in place: 2 log2 n messages per rank."""

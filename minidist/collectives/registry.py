@@ -50,16 +50,25 @@ class Algorithm:
     run: the function, called with the call. sends: (sizes, rank) -> (messages, elements) that leave `rank`, where
     sizes are the elements of each rank's chunk; of an operation with a root both count from the root. seconds:
     (nbytes, ranks, alpha, beta) -> seconds on the alpha-beta clock until the last rank is done, when all ranks begin
-    at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there. A user's algorithm may
-    have neither. function: what was registered; is_users: by a program, not by minidist.
+    at once and the number of ranks divides the array of `nbytes`. Adding costs nothing there. A formula with a
+    parameter `overhead` counts it for every message that waits behind another one at a port; a formula without it says
+    that none does. A user's algorithm may have neither. function: what was registered; is_users: by a program, not by
+    minidist.
     """
 
     name: str
     run: Callable[..., Any]
     sends: Callable[..., tuple[int, int]] | None
-    seconds: Callable[[float, int, float, float], float] | None
+    seconds: Callable[..., float] | None
     function: Callable[..., Any]
     is_users: bool = False
+
+    def time(self, nbytes: float, ranks: int, alpha: float, beta: float, overhead: float) -> float:
+        """Return the seconds of one call; the algorithm must have a formula."""
+        assert self.seconds is not None
+        if overhead and "overhead" in inspect.signature(self.seconds).parameters:
+            return self.seconds(nbytes, ranks, alpha, beta, overhead=overhead)
+        return self.seconds(nbytes, ranks, alpha, beta)
 
 
 # What an algorithm of each operation is called with, after the call.
@@ -97,7 +106,7 @@ def algorithm(
     name: str,
     *,
     sends: Callable[..., tuple[int, int]] | None = None,
-    seconds: Callable[[float, int, float, float], float] | None = None,
+    seconds: Callable[..., float] | None = None,
 ) -> Callable[[Function], Function]:
     """Register a function as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
     if operation not in ALGORITHMS:
@@ -235,9 +244,15 @@ def volume(
     return Volume(*formula(operation, algorithm, "sends")(sizes, rank, **options))
 
 
-def seconds(operation: str, algorithm: str, nbytes: float, ranks: int, alpha: float, beta: float) -> float:
-    """Return the seconds of one call: alpha per message, beta per byte; see `Algorithm.seconds`."""
-    return formula(operation, algorithm, "seconds")(nbytes, ranks, alpha, beta)  # type: ignore[no-any-return]
+def seconds(
+    operation: str, algorithm: str, nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0
+) -> float:
+    """Return the seconds of one call: alpha per message, beta per byte, of alpha the overhead keeps a port busy.
+
+    See `Algorithm.seconds`; UsageError when the algorithm has no formula.
+    """
+    formula(operation, algorithm, "seconds")
+    return ALGORITHMS[operation][algorithm].time(nbytes, ranks, alpha, beta, overhead)
 
 
 def bus_factor(operation: str, ranks: int) -> float:

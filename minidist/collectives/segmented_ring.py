@@ -36,12 +36,13 @@ def in_segments(array: np.ndarray, count: int) -> list[np.ndarray]:
     return cut(array, chunk_sizes(array.size, count))
 
 
-def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+def chain_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds of broadcast and reduce: the first of k segments makes n-1 hops, the others follow at once."""
     if ranks == 1:
         return 0.0
-    first = nbytes / segments(ceil(nbytes))
-    return (ranks - 1) * (alpha + beta * first) + beta * (nbytes - first)
+    k = segments(ceil(nbytes))
+    first = nbytes / k
+    return (ranks - 1) * (alpha + beta * first) + beta * (nbytes - first) + (k - 1) * overhead
 
 
 @algorithm(
@@ -112,7 +113,7 @@ def all_reduce_sends(sizes: Sequence[int], rank: int, itemsize: int = 8) -> tupl
     return 2 * (n - 1) * segments(sizes[0] * itemsize), 2 * sum(sizes) - sizes[rank] - sizes[(rank + 1) % n]
 
 
-def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> float:
+def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float, overhead: float = 0.0) -> float:
     """Return the seconds of 2 (n-1) steps of one chunk.
 
     A step takes the chunk's time on the port or, if that is longer, a segment's way.
@@ -120,8 +121,9 @@ def all_reduce_seconds(nbytes: float, ranks: int, alpha: float, beta: float) -> 
     if ranks == 1:
         return 0.0
     chunk = nbytes / ranks
-    step = max(beta * chunk, alpha + beta * chunk / segments(ceil(chunk)))
-    return (2 * ranks - 3) * step + alpha + beta * chunk
+    k = segments(ceil(chunk))
+    step = max(k * overhead + beta * chunk, alpha + beta * chunk / k)
+    return (2 * ranks - 3) * step + alpha + beta * chunk + (k - 1) * overhead
 
 
 @algorithm("all_reduce", "segmented_ring", sends=all_reduce_sends, seconds=all_reduce_seconds)

@@ -33,6 +33,13 @@ def bench_collectives(
         float, typer.Option(help="with --simulated: seconds of latency per message", callback=within_limits)
     ] = 1e-6,
     beta: Annotated[float, typer.Option(help="with --simulated: seconds per byte", callback=within_limits)] = 1e-10,
+    overhead: Annotated[
+        float,
+        typer.Option(
+            help="with --simulated: seconds of the latency in which a port is busy with a message",
+            callback=within_limits,
+        ),
+    ] = 0.0,
     algorithm: Annotated[
         list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
     ] = None,
@@ -51,7 +58,7 @@ def bench_collectives(
         load_algorithm(source, operation if simulated else "all_reduce")
     if simulated:
         ranks = 16 if ranks is None else ranks
-        links = LinkModel(alpha, beta)
+        links = LinkModel(alpha, beta, overhead=overhead)
         result = virtual_collectives.bench_virtual_collectives(
             operation, ranks, links, lengths or virtual_collectives.SIZES
         )

@@ -1,15 +1,20 @@
 """What a message costs: the alpha-beta model, with one port in and one port out for each stream of a rank.
 
-    sender    post ──▶ depart = max(post, out_free)          out_free = depart + beta n
+    sender    post ──▶ depart = max(post, out_free)          out_free = depart + o + beta n
     wire      arrival = depart + alpha + beta n
-    receiver  landed = max(arrival, in_free + beta n, receive posted)                  in_free = landed
+    receiver  landed = max(arrival, in_free + o + beta n, receive posted)              in_free = landed
               its wait ends at max(landed, now): what has landed already costs nothing
+
+The overhead o is the part of alpha in which a port is busy with a message, however short it is. One message takes alpha
++ beta n with any o; n-1 messages into one port take n-2 times o longer. With o = 0, the default, a port handles any
+number of empty messages in no time, so a root is never a bottleneck for short arrays.
 
 Every term depends only on the order in which a stream's program posts and waits, never on the order in which a
 scheduler happens to run the ranks. So a program without wildcards has exactly one virtual time. The price: contention
 inside the fabric is not modelled, since it would depend on the schedule.
 
-Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta.
+Source: Hockney, The communication challenge for MPP, Parallel Computing 20 (1994), for alpha and beta; Culler et al.,
+LogP: Towards a realistic model of parallel computation, PPoPP 1993, for the overhead.
 
 Proved by: tests/comm/sim/test_clock.py, tests/comm/sim/test_world.py
 """
@@ -29,7 +34,8 @@ class LinkModel:
     alpha: seconds of latency per message. beta: seconds per byte. flops: floating-point operations per second of a
     rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
     ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
-    by which its computing takes longer, for machines that differ.
+    by which its computing takes longer, for machines that differ. overhead: the seconds of alpha in which the port of
+    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha.
     """
 
     alpha: float = 1e-6
@@ -38,10 +44,16 @@ class LinkModel:
     memory_bandwidth: float = 5e10
     link: Callable[[int, int], tuple[float, float]] | None = None
     slowdown: Callable[[int], float] | None = None
+    overhead: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
+        for name in ("alpha", "beta", "overhead"):
             check_size(getattr(self, name), f"link model: {name}")
+        if self.link is None and self.overhead > self.alpha:
+            raise UsageError(
+                f"link model: overhead is {self.overhead}; it is a part of the latency alpha, so it must be from 0 to "
+                f"{self.alpha}"
+            )
         for name in ("flops", "memory_bandwidth"):
             if not (MIN_VALUE <= getattr(self, name) <= MAX_VALUE or getattr(self, name) == inf):
                 raise UsageError(

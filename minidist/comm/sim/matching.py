@@ -94,12 +94,13 @@ class Matching:
             state.works[rank].refuse(request)
 
         if kind == "send":
-            # The out-port sends one message after the other.
+            # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
             links = state.links
             alpha, beta = (links.alpha, links.beta) if links.link is None else links.link(rank, world_peer)
             request.depart = depart = max(stream.time, stream.out_free)
-            request.sent = stream.out_free = sent = depart + beta * nbytes
-            request.arrival = sent + alpha
+            left = depart + beta * nbytes
+            request.sent = stream.out_free = left + links.overhead
+            request.arrival = left + alpha
             request.eager = nbytes <= state.eager_limit
             if watched:
                 request.checksum = checksum(array)
@@ -259,7 +260,8 @@ class Matching:
             # A receive: `landed` of the picture in `clock`. The in-port takes one message after the other.
             source = request.comm.members[request.peer]
             beta = links.beta if links.link is None else links.link(source, stream.rank)[1]
-            stream.in_free = end = max(request.arrival, stream.in_free + beta * event.nbytes, event.posted)
+            busy = links.overhead + beta * event.nbytes
+            stream.in_free = end = max(request.arrival, stream.in_free + busy, event.posted)
         elif request.eager:
             end = request.sent
         else:

@@ -17,7 +17,7 @@ def test_each_operation_costs_its_slower_part():
     assert SimWorld(1, links=links).run(program) == [5.5]
 
 
-@pytest.mark.parametrize("name", ["alpha", "beta", "flops", "memory_bandwidth"])
+@pytest.mark.parametrize("name", ["alpha", "beta", "overhead", "flops", "memory_bandwidth"])
 def test_negative_costs_are_refused(name):
     with pytest.raises(UsageError, match=f"{name} is -1"):
         LinkModel(**{name: -1.0})
