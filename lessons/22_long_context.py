@@ -118,7 +118,7 @@ print(inspect.getsource(UlyssesRingAttention.__init__))
 # document's:
 
 # %%
-print(inspect.getsource(AllGatherAttention._attend))
+print(inspect.getsource(AllGatherAttention.attend))
 print(inspect.getsource(document_ids))
 
 # %% [markdown]

@@ -4,12 +4,13 @@ Weights are replicated over the context axis and every rank sees a part of the t
 it is summed over the context axis *and* the data axis, also when there is one replica only. `gradient_axes(mesh)` is
 the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
 
-positions.py        the global positions of a rank's tokens
-ring_attention.py   ring attention
-ulysses.py          Ulysses
-ulysses_ring.py     Ulysses among neighbours, rings between their groups
+positions.py              the global positions of a rank's tokens
+split_attention.py        how GPT and Llama call ring attention and all-gather attention
+ring_attention.py         ring attention
 all_gather_attention.py   all-gather attention, with documents
-documents.py        which document a token belongs to
+ulysses.py                Ulysses
+ulysses_ring.py           Ulysses among neighbours, and rings between their groups
+documents.py              the document of each token
 """
 
 from minidist.comm import Comm, Mesh

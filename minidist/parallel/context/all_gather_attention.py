@@ -25,18 +25,18 @@ from minidist.base.half import is_half
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Comm
-from minidist.nn.module import Module
 from minidist.parallel.context.documents import current_documents
 from minidist.parallel.context.positions import chunks_of, sequence_positions
+from minidist.parallel.context.split_attention import SplitAttention
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
 
 
-class AllGatherAttention(Module):
-    """Causal attention over `length` tokens, inside documents where `documents(ids)` says which they are.
+class AllGatherAttention(SplitAttention):
+    """Causal attention over `length` tokens, inside documents if the call is made in the context `documents(ids)`.
 
-    Of the tokens each rank of `comm` holds its zig-zag part (`sequence_positions`); None: this process has all. Called
-    as `RingAttention` is, by GPT and by Llama.
+    Each rank of `comm` holds its zig-zag part of the tokens (`sequence_positions`); without a communicator this process
+    holds all. Called as `SplitAttention` is, by GPT and by Llama.
     """
 
     def __init__(self, comm: Comm | None, length: int) -> None:
@@ -44,18 +44,8 @@ class AllGatherAttention(Module):
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self.rows = len(sequence_positions(length, self.rank, self.size))
 
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
-        # GPT packs Q, K and V in one array, (batch, T_local, 3 D).
-        if isinstance(rest[0], int):
-            heads, *dropout = rest
-            batch, rows, width = x.shape
-            split = reshape(x, (batch, rows, 3, heads, width // (3 * heads)))
-            mixed = self._attend(split[:, :, 0], split[:, :, 1], split[:, :, 2], *dropout)
-            return reshape(mixed, (batch, rows, width // 3))
-        return self._attend(x, *rest)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+        """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
         if q.ndim != 4 or q.shape[1] != self.rows or k.shape != v.shape or k.shape[1] != self.rows:
             raise ShapeError(
                 f"all-gather attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.rank} of {self.size} holds"

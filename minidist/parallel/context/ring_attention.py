@@ -29,7 +29,7 @@ Proved by: tests/parallel/test_context.py
 from operator import itemgetter
 from typing import Any
 
-from minidist.autograd import Tensor, current_flop_counter, reshape
+from minidist.autograd import Tensor, current_flop_counter
 from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
@@ -39,20 +39,18 @@ from minidist.base.half import downcast, upcast
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm import Comm
-from minidist.nn.module import Module
 from minidist.parallel.context.positions import chunks_of, sequence_positions
+from minidist.parallel.context.split_attention import SplitAttention
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
 
 Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that they are
 
 
-class RingAttention(Module):
+class RingAttention(SplitAttention):
     """Causal attention over `length` tokens, of which each rank holds its zig-zag part (`sequence_positions`).
 
-    Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT; with (q, k, v) of shapes
-    (batch, T_local, heads or kv_heads, n) one for Llama; a last argument is the dropout of the weights. Every rank must
-    call it for the same layers in the same order.
+    Called as `SplitAttention` is, by GPT and by Llama. Every rank must call it for the same layers in the same order.
     """
 
     def __init__(self, comm: Comm, length: int) -> None:
@@ -65,18 +63,8 @@ class RingAttention(Module):
         (a, b), (c, d) = chunks_of(self.length, rank, self.comm.size)
         return [(slice(0, b - a), rank), (slice(b - a, b - a + d - c), 2 * self.comm.size - 1 - rank)]
 
-    def forward(self, x: Tensor, *rest: Any) -> Tensor:
-        """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""
-        # GPT packs Q, K and V in one array, (batch, T_local, 3 D).
-        if isinstance(rest[0], int):
-            heads, *dropout = rest
-            batch, rows, width = x.shape
-            split = reshape(x, (batch, rows, 3, heads, width // (3 * heads)))
-            mixed = self._attend(split[:, :, 0], split[:, :, 1], split[:, :, 2], *dropout)
-            return reshape(mixed, (batch, rows, width // 3))
-        return self._attend(x, *rest)
-
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+        """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
         rows = self.rows[self.comm.rank]
         if q.ndim != 4 or q.shape[1] != rows or k.shape != v.shape or k.shape[1] != rows or q.shape[2] % k.shape[2]:
             raise ShapeError(
