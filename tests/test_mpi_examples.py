@@ -81,6 +81,16 @@ def test_collectives(world, example):
     assert lines[-1] == "all_reduce in two levels, nodes [[0, 1], [2]]: right"
 
 
+@in_both_worlds(3)
+def test_order_of_additions(world, example):
+    code, output = example(world, 3, "order_of_additions")
+    assert code == 0, output
+    found = dict(re.findall(r"(\S+, element \d): (.*?)   \S+\n", output))
+    assert [found[f"ring, element {k}"] for k in range(3)] == ["1 + 2 + 0", "0 + 2 + 1", "0 + 1 + 2"]
+    assert {found[f"ordered, element {k}"] for k in range(3)} == {"0 + 1 + 2"}
+    assert ("MPI_Allreduce, element 2" in found) == (world == "mpi")
+
+
 def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks(example):
     assert "= 0\nrank 0 sent 0 B" in example("simulated", 1, "ring_all_reduce")[1]
     assert "= 0\n" in example("simulated", 5, "ring_all_reduce", "--elements", "3")[1]

@@ -33,6 +33,7 @@ from minidist.commands.explain import explain
 from minidist.commands.generate import generate
 from minidist.commands.memory import memory
 from minidist.commands.museum import museum
+from minidist.commands.order import order
 from minidist.commands.output import say
 from minidist.commands.partition import partition
 from minidist.commands.plan import plan
@@ -71,6 +72,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": compare,
     "demo": demo,
     "check-collective": check_collective,
+    "order": order,
     "run": run,
     "memory": memory,
     "data": data,

@@ -10,4 +10,6 @@ served.py           the same for a parameter server
 layout_sweep.py     the same for all layouts of some ranks
 own_functions.py    what a user's own functions return, on ranks and on one device
 collective_check.py a collective of one's own beside NumPy
+summation_order.py  in which order a sum adds, found by calling it
+reduction_order.py  the same of sums over ranks, and whether it depends on their number
 """

@@ -168,6 +168,7 @@ NEEDED = {
     "explain": ["ds.json", *MODEL],
     "memory": ["--model", "gpt2"],
     "check-collective": ["none.py:f"],
+    "order": ["ring"],
     "tiles": ["--tp", "2"],
     "generate": ["none"],
     "staleness": ["asp", "--seconds", "0.01"],
