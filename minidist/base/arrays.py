@@ -1,10 +1,13 @@
-"""Array functions for NumPy and CuPy alike: autograd, nn, optim and the strategies import them from here alone.
+"""The array functions that autograd, nn, optim and the strategies use, for NumPy, CuPy and meta arrays alike.
+
+What of NumPy is imported here is what `ArrayModule` lists in array_interface.py; of an array itself a program uses what
+`ArrayInterface` lists. A test compares both with all three implementations and with the source above base/.
 
 NumPy's functions pass CuPy arrays (and any other array type that implements `__array_ufunc__` and `__array_function__`)
 to their own library, so one name serves both. This file adds what the protocols do not cover: creating an array *like*
 another one, scattering into rows, and sums that are fast on both.
 
-Proved by: tests/base/test_arrays.py
+Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
 from contextlib import AbstractContextManager
@@ -19,7 +22,6 @@ from numpy import (
     argsort,
     array_equal,
     bincount,
-    broadcast_shapes,
     broadcast_to,
     concatenate,
     copyto,
@@ -28,8 +30,6 @@ from numpy import (
     dtype,
     empty_like,
     exp,
-    expand_dims,
-    float16,
     float32,
     float64,
     floor,
@@ -38,19 +38,18 @@ from numpy import (
     inf,
     int64,
     isfinite,
+    isnan,
     log,
-    log1p,
     matmul,
     maximum,
     minimum,
     moveaxis,
     multiply,
     ndarray,
-    negative,
     ones_like,
-    power,
+    packbits,
+    put_along_axis,
     reciprocal,
-    result_type,
     sign,
     sin,
     sqrt,
@@ -59,9 +58,9 @@ from numpy import (
     subtract,
     swapaxes,
     take,
-    take_along_axis,
     tanh,
     transpose,
+    unpackbits,
     where,
     zeros_like,
 )
@@ -69,7 +68,7 @@ from numpy import (
 from minidist.base.device import creating
 from minidist.base.meta import MetaArray
 
-# What annotations check is NumPy's interface; CuPy arrays and `MetaArray`s have the part of it that is used.
+# Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
 
 __all__ = [
@@ -84,7 +83,6 @@ __all__ = [
     "as_rows",
     "bincount",
     "block_starts",
-    "broadcast_shapes",
     "broadcast_to",
     "channels_last_rows",
     "concatenate",
@@ -97,8 +95,6 @@ __all__ = [
     "empty",
     "empty_like",
     "exp",
-    "expand_dims",
-    "float16",
     "float32",
     "float64",
     "floor",
@@ -109,23 +105,22 @@ __all__ = [
     "int64",
     "is_array",
     "isfinite",
+    "isnan",
     "largest",
     "log",
-    "log1p",
     "matmul",
     "maximum",
     "minimum",
     "moveaxis",
     "multiply",
     "ndarray",
-    "negative",
     "ones",
     "ones_like",
+    "packbits",
+    "put_along_axis",
     "owner",
-    "power",
     "quiet_overflow",
     "reciprocal",
-    "result_type",
     "scatter_add",
     "scatter_add_rows",
     "sign",
@@ -137,11 +132,11 @@ __all__ = [
     "sum_rows",
     "swapaxes",
     "take",
-    "take_along_axis",
     "tanh",
     "to_device",
     "to_host",
     "transpose",
+    "unpackbits",
     "where",
     "zeros",
     "zeros_like",

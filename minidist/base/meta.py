@@ -18,12 +18,13 @@ Proved by: tests/base/test_meta.py, tests/train/test_dry_run.py
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.lib.stride_tricks import as_strided
 
+from minidist.base.array_interface import ArrayInterface
 from minidist.base.device import creating_on
 from minidist.base.errors import UsageError
 
@@ -171,6 +172,10 @@ class MetaArray(NDArrayOperatorsMixin):
             )
         return np.ones(self.shape, dtype or self.dtype)
 
+    def nonzero(self) -> Any:
+        """Errors: UsageError, because the size of the result depends on values."""
+        raise UsageError("nonzero() has a size that depends on values, which a meta array does not have")
+
     def tolist(self) -> Any:
         """Return a list of ones of the array's shape."""
         return np.ones(self.shape, self.dtype).tolist()
@@ -232,11 +237,11 @@ class MetaArray(NDArrayOperatorsMixin):
     def copy(self, order: str = "C") -> "MetaArray":
         return MetaArray(self.shape, self.dtype)
 
-    def astype(self, dtype: Any, copy: bool = True, **_: Any) -> "MetaArray":
-        if not copy and np.dtype(dtype) == self.dtype:
+    def astype(self, dtype: Any, order: Any = "K", copy: bool = True, **_: Any) -> "MetaArray":
+        if not copy and np.dtype(dtype) == self.dtype and (order == "K" or self.flags.c_contiguous):
             return self
-        order = _keep_order([self], self.shape)
-        return MetaArray._of(_layout(self.shape, np.dtype(dtype), order))
+        axes = _keep_order([self], self.shape) if order == "K" else None
+        return MetaArray._of(_layout(self.shape, np.dtype(dtype), axes))
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
         return MetaArray(self.shape, self.dtype) if out is None else out
@@ -417,6 +422,12 @@ def _stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, **_: Any) -> A
     return MetaArray(tuple(shape), arrays[0].dtype) if out is None else out
 
 
+def _bincount(array: Any, weights: Any = None, minlength: int = 0) -> Any:
+    # Indices are real in a dry run, so the number of bins is known; of meta indices, `minlength` bins.
+    bins = 1 + int(array.max()) if isinstance(array, np.ndarray) and array.size else 0
+    return MetaArray((max(bins, minlength),), np.int64 if weights is None else np.float64)
+
+
 def _take(array: Any, indices: Any, axis: Any = None, out: Any = None, **_: Any) -> Any:
     if out is not None:
         return out
@@ -519,8 +530,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.all: _method("all"),
     np.any: _method("any"),
     np.cumsum: lambda array, *_, **__: MetaArray(array.shape, array.dtype),
-    np.bincount: lambda array, weights=None, minlength=0: MetaArray((minlength,), np.int64),
-    np.transpose: _method("transpose"),
+    np.bincount: _bincount,
+    np.transpose: lambda array, axes=None: array.transpose() if axes is None else array.transpose(axes),
     np.swapaxes: _method("swapaxes"),
     np.reshape: _method("reshape"),
     np.ravel: _method("ravel"),
@@ -539,3 +550,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 def _owner(array: Any) -> Any:
     return array if getattr(array, "base", None) is None else array.base
+
+
+if TYPE_CHECKING:
+
+    def _implements(array: MetaArray) -> ArrayInterface:
+        return array

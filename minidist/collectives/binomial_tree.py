@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import offsets
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
@@ -131,7 +132,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
     n = comm.size
     me, total = (comm.rank - root) % n, array
     for child in children(me, n):
-        incoming = np.empty_like(array)
+        incoming = xp.empty_like(array)
         comm.recv(incoming, (root + child) % n)
         # The caller's array is not overwritten: the first addition moves to a copy.
         if total is array:
@@ -185,7 +186,7 @@ def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -
     me = (comm.rank - root) % n
     below = subtree(me, n)
     start = offsets([sizes[(root + v) % n] for v in below])  # in the order of the tree
-    held = np.empty_like(shard, shape=(start[-1],))
+    held = xp.empty_like(shard, shape=(start[-1],))
     held[: start[1]] = shard.reshape(-1)
 
     # Each child sends its whole subtree in one message.
@@ -222,7 +223,7 @@ def scatter(comm: PointToPoint, array: np.ndarray | None, sizes: list[int], out:
     counts = np.empty(len(below), dtype=np.int64)
     if me:
         comm.recv(counts, parent)
-        held = np.empty_like(out, shape=(int(counts.sum()),))
+        held = xp.empty_like(out, shape=(int(counts.sum()),))
         comm.recv(held, parent)
     else:
         # The root brings the chunks into the tree's order: its own first.
@@ -247,6 +248,6 @@ def _rotated(array: np.ndarray, start: int) -> np.ndarray:
     """Return the elements from `start` on, then those before: between the order of the tree and that of the ranks."""
     if start in (0, array.size):
         return array
-    result = np.empty_like(array)
+    result = xp.empty_like(array)
     result[: array.size - start], result[array.size - start :] = array[start:], array[:start]
     return result

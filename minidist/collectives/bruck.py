@@ -22,6 +22,7 @@ from math import ceil, log2
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import offsets
 from minidist.collectives.registry import algorithm
 from minidist.comm.point_to_point import PointToPoint
@@ -68,20 +69,20 @@ def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], rec
 
         # Pack what makes this hop into one message.
         counts = np.array([chunks[i].size for i in moving], dtype=np.int64)
-        outgoing, place = np.empty_like(flat, shape=(int(counts.sum()),)), offsets(counts.tolist())
+        outgoing, place = xp.empty_like(flat, shape=(int(counts.sum()),)), offsets(counts.tolist())
         for k, i in enumerate(moving):
             outgoing[place[k] : place[k + 1]] = chunks[i]
 
         # Learn how much arrives: the sizes travel ahead, unless all chunks are equal.
         arriving, sends = counts, []
         if not equal:
-            arriving = np.empty_like(counts)
+            arriving = xp.empty_like(counts)
             receive = comm.irecv(arriving, source)
             sends = [comm.isend(counts, to), comm.isend(outgoing, to)]
             comm.wait(receive)
 
         # Exchange the message and unpack it.
-        incoming, place = np.empty_like(flat, shape=(int(arriving.sum()),)), offsets(arriving.tolist())
+        incoming, place = xp.empty_like(flat, shape=(int(arriving.sum()),)), offsets(arriving.tolist())
         if equal:
             comm.sendrecv(outgoing, to, incoming, source)
         else:
@@ -93,7 +94,7 @@ def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], rec
 
     # chunks[i] came from rank - i.
     goal = offsets(receive_sizes)
-    out = np.empty_like(flat, shape=(goal[-1],))
+    out = xp.empty_like(flat, shape=(goal[-1],))
     for i in range(n):
         source = (rank - i) % n
         out[goal[source] : goal[source + 1]] = chunks[i]

@@ -17,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
@@ -324,7 +325,7 @@ def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence
 def _output(comm: PointToPoint, operation: str, out: np.ndarray | None, size: int, like: np.ndarray) -> np.ndarray:
     """Return the flat array for the result: a new one, or the caller's when it has the right size and dtype."""
     if out is None:
-        return np.empty_like(like, shape=(size,))
+        return xp.empty_like(like, shape=(size,))
     if out.size != size or out.dtype != like.dtype or not out.flags.c_contiguous:
         raise UsageError(
             f"rank {comm.rank}: {operation} needs a C-contiguous out of {size} elements of {like.dtype}, "

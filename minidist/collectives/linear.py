@@ -11,6 +11,7 @@ Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import offsets
 from minidist.collectives.naive import fan
 from minidist.collectives.registry import algorithm
@@ -28,7 +29,7 @@ def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], rec
     # The own piece is copied, not sent.
     n, rank = comm.size, comm.rank
     flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)
-    out = np.empty_like(flat, shape=(place[-1],))
+    out = xp.empty_like(flat, shape=(place[-1],))
     out[place[rank] : place[rank + 1]] = flat[start[rank] : start[rank + 1]]
 
     # Receives in the order in which the others' messages come: rank - 1 is the first to send here.

@@ -9,6 +9,7 @@ Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import offsets
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
@@ -47,7 +48,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
         return None
 
     # The root has memory for all n contributions, because it adds in rank order, not in the order of arrival.
-    parts = [array if other == root else np.empty_like(array) for other in range(comm.size)]
+    parts = [array if other == root else xp.empty_like(array) for other in range(comm.size)]
     comm.waitall([comm.irecv(parts[other], other) for other in range(comm.size) if other != root])
 
     # 0 + 1 + ... + (n-1); the root's own array is not overwritten.
@@ -72,7 +73,7 @@ def gather(comm: PointToPoint, shard: np.ndarray, sizes: list[int], root: int) -
         return None
     # The root: each shard arrives at its place in the whole, and nothing is copied afterwards.
     start = offsets(sizes)
-    whole = np.empty_like(shard, shape=(start[-1],))
+    whole = xp.empty_like(shard, shape=(start[-1],))
     whole[start[root] : start[root + 1]] = shard.reshape(-1)
     comm.waitall([comm.irecv(whole[start[r] : start[r + 1]], r) for r in range(comm.size) if r != root])
     return whole
@@ -152,7 +153,7 @@ def all_to_all(comm: PointToPoint, array: np.ndarray, send_sizes: list[int], rec
     # The own chunk is copied, not sent.
     n, rank = comm.size, comm.rank
     flat, start, place = array.reshape(-1), offsets(send_sizes), offsets(receive_sizes)
-    out = np.empty_like(flat, shape=(place[-1],))
+    out = xp.empty_like(flat, shape=(place[-1],))
     out[place[rank] : place[rank + 1]] = flat[start[rank] : start[rank + 1]]
 
     # In each step the ranks' partners are a permutation: no two ranks send to the same one.

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.arrays import quiet_overflow
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import add_into, downcast, is_half, upcast
 
 _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
-    "sum": np.add,
-    "avg": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-    "prod": np.multiply,
+    "sum": xp.add,
+    "avg": xp.add,
+    "max": xp.maximum,
+    "min": xp.minimum,
+    "prod": xp.multiply,
 }
 
 
@@ -67,6 +68,6 @@ def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> 
     """Store first (op) second in `out`, which may be one of the two, where ranks must agree on which comes first."""
     if op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
         with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
-            np.add(first, second, out=out)
+            xp.add(first, second, out=out)
         return
     _UFUNCS[op](first, second, out=out)

@@ -13,6 +13,7 @@ Proved by: tests/collectives/test_ordered.py
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, cut
 from minidist.base.watchers import watchers
 from minidist.collectives import ring
@@ -39,7 +40,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     n, rank, chunks = comm.size, comm.rank, cut(array.reshape(-1), sizes)
     contributions = []
     for other in range(n):
-        contributions.append(chunks[rank] if other == rank else np.empty_like(out))
+        contributions.append(chunks[rank] if other == rank else xp.empty_like(out))
         if other != rank:
             for watcher in watchers.get():
                 watcher.allocated(contributions[other], "communication")
@@ -73,6 +74,6 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     # The sum of this rank's chunk goes to its place in `array`, from where the ring passes it on.
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, comm.size)
     mine = cut(flat, sizes)[comm.rank]
-    mine[...] = reduce_scatter(comm, flat, sizes, np.empty_like(mine), op)
+    mine[...] = reduce_scatter(comm, flat, sizes, xp.empty_like(mine), op)
     ring.all_gather(comm, mine, sizes, flat)
     return array

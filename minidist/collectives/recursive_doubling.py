@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import offsets
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds
 from minidist.collectives.operations import combine, divide
@@ -48,7 +49,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
         comm.send(array, rank + 1)
         comm.recv(array, rank + 1)
         return array
-    incoming = np.empty_like(array)
+    incoming = xp.empty_like(array)
     if fold.takes(rank):
         comm.recv(incoming, rank - 1)
         combine(op, incoming, array, out=array)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives.folding import Fold, doubling_rounds, folded_seconds, halving_rounds
 from minidist.collectives.operations import accumulate, combine, divide
@@ -64,7 +65,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
         return out
     total = flat.copy()  # the sums grow here: `array` stays as it was
     if fold.takes(rank):
-        incoming = np.empty_like(flat)
+        incoming = xp.empty_like(flat)
         comm.recv(incoming, rank - 1)
         combine(op, incoming, total, out=total)
 
@@ -127,7 +128,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
 
     # Unfold: the neighbour that gave gets the whole.
     if fold.takes(rank):
-        incoming = np.empty_like(flat)
+        incoming = xp.empty_like(flat)
         comm.recv(incoming, rank - 1)
         combine(op, incoming, flat, out=flat)
 
@@ -154,7 +155,7 @@ def scatter_halving(comm: PointToPoint, fold: Fold, total: np.ndarray, start: li
         first = me // distance * distance  # the block of `distance` numbers that this rank stays in
         other = first ^ distance
         keep, give = (total[start[b] : start[b + distance]] for b in (first, other))
-        incoming, partner = np.empty_like(keep), fold.rank(me ^ distance)
+        incoming, partner = xp.empty_like(keep), fold.rank(me ^ distance)
         comm.sendrecv(give, partner, incoming, partner)
         accumulate(op, keep, incoming)
         distance //= 2

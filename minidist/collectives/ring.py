@@ -19,6 +19,7 @@ Proved by: tests/collectives/test_collectives.py, tests/collectives/test_closed_
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, cut
 from minidist.base.memory import track
 from minidist.base.watchers import watchers
@@ -41,7 +42,7 @@ def reduce_scatter(comm: PointToPoint, array: np.ndarray, sizes: list[int], out:
     travelling = chunks[(rank - 1) % n]  # what this rank sends next
     for step in range(1, n):  # the steps of the picture
         mine = chunks[(rank - 1 - step) % n]
-        incoming = out if step == n - 1 else track(np.empty_like(mine), "communication")
+        incoming = out if step == n - 1 else track(xp.empty_like(mine), "communication")
         comm.sendrecv(travelling, (rank + 1) % n, incoming, (rank - 1) % n)
         accumulate(op, incoming, mine)
         travelling = incoming
@@ -90,7 +91,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     n, rank = comm.size, comm.rank
     flat, sizes = array.reshape(-1), chunk_sizes(array.size, n)
     chunks = cut(flat, sizes)
-    arrived = np.empty_like(flat, shape=(sizes[0],))  # chunk 0 is a largest one
+    arrived = xp.empty_like(flat, shape=(sizes[0],))  # chunk 0 is a largest one
     for watcher in watchers.get():
         watcher.allocated(arrived, "communication")
 
@@ -138,7 +139,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
     total = array
     if distance > 0:
-        total = np.empty_like(array)
+        total = xp.empty_like(array)
         comm.recv(total, (comm.rank - 1) % n)
         accumulate(op, total, array)
     if distance < n - 1:

@@ -18,6 +18,7 @@ from math import ceil
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, cut
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
@@ -81,7 +82,7 @@ def reduce(comm: PointToPoint, array: np.ndarray, root: int, op: str) -> np.ndar
     """Add along the chain that ends at the root: each rank adds its part to every segment and passes it on."""
     n = comm.size
     distance = (comm.rank - root - 1) % n  # 0 is the rank after the root, n-1 the root
-    total = np.empty_like(array) if distance else array
+    total = xp.empty_like(array) if distance else array
 
     # growing[i]: segment i of the sum so far; it arrives from the rank before and leaves to the rank after.
     k = segments(array.nbytes)
@@ -144,7 +145,7 @@ def all_reduce(comm: PointToPoint, array: np.ndarray, op: str) -> np.ndarray:
     sizes = chunk_sizes(array.size, n)
     k = segments(sizes[0] * array.itemsize)
     chunks = [in_segments(chunk, k) for chunk in cut(array.reshape(-1), sizes)]
-    slots = in_segments(np.empty_like(array, shape=(sizes[0],)), k)  # where segments arrive that are to be added
+    slots = in_segments(xp.empty_like(array, shape=(sizes[0],)), k)  # where segments arrive that are to be added
 
     def receive(step: int, i: int) -> Request:
         target = chunks[(rank - step - 1) % n][i]

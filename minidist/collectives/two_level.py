@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import binomial_tree, ring
 from minidist.collectives.operations import divide
@@ -74,7 +75,7 @@ def reordered(flat: np.ndarray, sizes: Sequence[int], order: Sequence[int], back
     if list(order) == list(range(len(sizes))):
         return flat
     # start: of each rank's chunk in rank order. moved: of the chunks in `order`.
-    result, start, moved = np.empty_like(flat), offsets(list(sizes)), offsets([sizes[rank] for rank in order])
+    result, start, moved = xp.empty_like(flat), offsets(list(sizes)), offsets([sizes[rank] for rank in order])
     for i, rank in enumerate(order):
         here, there = (moved[i], moved[i + 1]), (start[rank], start[rank + 1])
         (a, b), (c, d) = (there, here) if back else (here, there)
@@ -120,7 +121,7 @@ def all_reduce(comm: CollectiveCall, array: np.ndarray, op: str) -> np.ndarray:
     if levels.equal:
         flat, sizes = array.reshape(-1), chunk_sizes(array.size, inside.size)
         start = offsets(sizes)
-        mine = np.empty_like(flat, shape=(sizes[inside.rank],))
+        mine = xp.empty_like(flat, shape=(sizes[inside.rank],))
 
         # [1] to [3]: place l gets chunk l of its node's sum, then of the sum over all, then every chunk.
         ring.reduce_scatter(inside, flat, sizes, mine, inner)
@@ -152,7 +153,7 @@ def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], ou
     if levels.equal:
         # totals[l]: elements of place l, over all nodes. held: this place's chunks, node by node.
         totals = levels.totals(sizes)
-        held = np.empty_like(flat, shape=(totals[inside.rank],))
+        held = xp.empty_like(flat, shape=(totals[inside.rank],))
         ring.reduce_scatter(inside, reordered(flat, sizes, levels.order), totals, held, inner)
         ring.reduce_scatter(across, held, [sizes[rank] for rank in across.ranks], out, inner)
         if op == "avg":
@@ -163,7 +164,7 @@ def reduce_scatter(comm: CollectiveCall, array: np.ndarray, sizes: list[int], ou
     total = binomial_tree.reduce(inside, flat, 0, inner)
     mine, node_sizes = nodes[levels.node], [sum(sizes[rank] for rank in node) for node in nodes]
     if total is not None:
-        ours = np.empty_like(flat, shape=(node_sizes[levels.node],))
+        ours = xp.empty_like(flat, shape=(node_sizes[levels.node],))
         by_node = reordered(total, sizes, [rank for node in nodes for rank in node])
         ring.reduce_scatter(across, by_node, node_sizes, ours, inner)
         if op == "avg":
@@ -183,7 +184,7 @@ def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: n
     if levels.equal:
         totals, order = levels.totals(sizes), levels.order
         straight = order == list(range(len(sizes)))
-        held = out if straight else np.empty_like(out)  # by (place, node)
+        held = out if straight else xp.empty_like(out)  # by (place, node)
         start = offsets(totals)
         ours = held[start[inside.rank] : start[inside.rank + 1]]
         ring.all_gather(across, flat, [sizes[rank] for rank in across.ranks], ours)
@@ -195,7 +196,7 @@ def all_gather(comm: CollectiveCall, shard: np.ndarray, sizes: list[int], out: n
     # Unequal nodes: the leaders gather, exchange whole nodes' shards, and broadcast them inside.
     together = binomial_tree.gather(inside, flat, [sizes[rank] for rank in nodes[levels.node]], 0)
     order = [rank for node in nodes for rank in node]
-    held = np.empty_like(out)
+    held = xp.empty_like(out)
     if together is not None:
         ring.all_gather(across, together, [sum(sizes[rank] for rank in node) for node in nodes], held)
     binomial_tree.broadcast(inside, held, 0)

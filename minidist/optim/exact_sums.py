@@ -54,7 +54,7 @@ def square_sum(array: xp.Array) -> np.ndarray:
 
 def value_of(limbs: np.ndarray) -> float:
     """Return the number that `limbs` stand for, rounded once; NaN where a limb is not finite."""
-    if not np.isfinite(limbs).all():
+    if not xp.isfinite(limbs).all():
         return float("nan")
     total = sum(int(limb) << (LIMB_BITS * i) for i, limb in enumerate(limbs.tolist()))
     return total / (1 << -LOWEST)  # Python rounds the quotient of two whole numbers correctly

@@ -17,8 +17,6 @@ Proved by: tests/optim/test_sparsity.py
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import whole_number
@@ -92,8 +90,8 @@ def pattern_mask(weight: xp.Array, n: int, m: int, axis: int) -> xp.Array:
         )
     groups = xp.moveaxis(weight, axis, -1).reshape(-1, m)
     order = xp.argsort(-xp.absolute(groups), axis=1, kind="stable")
-    mask = np.zeros(groups.shape, bool)
-    np.put_along_axis(mask, order[:, :n], True, axis=1)
+    mask = xp.zeros(groups.shape, bool, weight)
+    xp.put_along_axis(mask, order[:, :n], True, axis=1)
     rest = [length for i, length in enumerate(weight.shape) if i != axis % weight.ndim]
     return xp.moveaxis(mask.reshape(*rest, weight.shape[axis]), -1, axis)
 

@@ -20,9 +20,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from minidist.autograd import Parameter, backward_hooks
+from minidist.base import arrays as xp
 from minidist.base.errors import MismatchError, UsageError, quoted
 from minidist.base.fingerprint import fingerprint
 from minidist.base.trace import purpose
@@ -167,17 +166,17 @@ def check_same_model(flat: FlatParameters, comm: Comm, wrapper: str, settings: M
     text = repr([(p.name, p.shape, str(p.dtype), p.requires_grad) for p in flat.parameters])
     said = ", ".join(f"{name}={_in_words(value)}" for name, value in settings.items())
     half = DIGEST_BYTES // 2
-    mine = np.concatenate([fingerprint(text, half), fingerprint(f"{wrapper} {said}", half)])
+    mine = xp.concatenate([fingerprint(text, half), fingerprint(f"{wrapper} {said}", half)])
     with purpose("startup"):
         theirs: Any = broadcast(comm, mine.copy())
 
     # The model first: of another one the settings say nothing.
-    if not np.array_equal(mine[:half], theirs[:half]):
+    if not xp.array_equal(mine[:half], theirs[:half]):
         raise MismatchError(
             f"rank {comm.rank}: its model differs from rank 0's in a parameter's name, shape, dtype or requires_grad; "
             f"here it has {len(flat)} parameters and {flat.numel} elements; build the same model on every rank"
         )
-    if not np.array_equal(mine, theirs):
+    if not xp.array_equal(mine, theirs):
         raise MismatchError(
             f"rank {comm.rank}: its {wrapper} has other settings than rank 0's; here they are {said}; pass the same"
             " settings on every rank, or the ranks would send other messages or compute other numbers"
@@ -200,7 +199,7 @@ def check_same_values(flat: FlatParameters, comm: Comm) -> None:
     mine = fingerprint(flat.data.tobytes(), DIGEST_BYTES)
     with purpose("startup"):
         theirs: Any = broadcast(comm.collective("load_state_dict"), mine.copy())
-    if not np.array_equal(mine, theirs):
+    if not xp.array_equal(mine, theirs):
         raise MismatchError(
             f"rank {comm.rank}: load_state_dict gave its replica other values than rank 0's, and they would train"
             " apart; load the same state on every rank, or load it before wrapping the model"

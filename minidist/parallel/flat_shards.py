@@ -186,14 +186,14 @@ def shard_square_sums(
 
     # One all-gather brings those of all shards; a unit's blocks are in order when its ranks' parts follow each other.
     with purpose("clip_norm"):
-        gathered = all_gather(comm, np.concatenate(sums), equal=equal).reshape(comm.size, -1)
+        gathered = all_gather(comm, xp.concatenate(sums), equal=equal).reshape(comm.size, -1)
 
     # (ranks, blocks of all shards) -> unit by unit, rank by rank: the order of the blocks on one device.
     blocks, start = [], 0
     for part in sums:
         blocks.append(gathered[:, start : start + part.size].reshape(-1))
         start += part.size
-    return np.concatenate(blocks)
+    return xp.concatenate(blocks)
 
 
 def clip_shards_(comm: Comm, shards: Sequence[Shard], max_norm: float, optimizer: Any = None) -> float:

@@ -297,7 +297,7 @@ class FSDPParamGroup:
 
         Every rank needs the bits of all shards, to leave out what their owners do: an all-gather of 1/8 B per element.
         """
-        self.kept = track(all_gather(self.shard.comm, np.packbits(mine)), "optimizer")
+        self.kept = track(all_gather(self.shard.comm, xp.packbits(mine)), "optimizer")
 
     def start_reduce(self, context: FSDPCommContext) -> None:
         """Start the reduce-scatter of the gradient and drop the whole one, after the reduction before it has ended."""
@@ -315,7 +315,7 @@ class FSDPParamGroup:
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         counts, self.own = [shard.size] * shard.comm.size, None
         if self.kept is not None:
-            kept = track(np.unpackbits(self.kept).view(bool), "workspace")
+            kept = track(xp.unpackbits(self.kept).view(bool), "workspace")
             parts = cut(kept, counts)
             self.own, counts = parts[shard.comm.rank], [int(part.sum()) for part in parts]
             whole = track(whole[kept], "communication")

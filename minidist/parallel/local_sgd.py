@@ -22,8 +22,6 @@ Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from minidist.base import arrays as xp
 from minidist.base.limits import check_whole
 from minidist.base.memory import track
@@ -79,7 +77,7 @@ class PeriodicModelAverager:
             all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm, equal=equal)
         # The statistics that go with these weights: 8 B per number, as the weights are.
         if self.norms:
-            words = np.concatenate([statistic for layer in self.norms for statistic in layer.running])
+            words = xp.concatenate([statistic for layer in self.norms for statistic in layer.running])
             with purpose("metrics"):
                 all_reduce(self.comm, words, "avg", algorithm=self.algorithm)
             for layer in self.norms:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm
@@ -31,7 +32,7 @@ def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = N
     if not observers:
         return
     # The smallest values negated, so that one maximum serves both; -inf where this rank saw nothing.
-    unseen = (np.inf, -np.inf)
+    unseen = (xp.inf, -xp.inf)
     rows = [(float(-low), float(high)) for low, high in (observer.seen or unseen for observer in observers.values())]
     table = np.array(rows, next(iter(observers.values())).dtype)
     if comm is not None and comm.size > 1:
@@ -40,7 +41,7 @@ def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = N
 
     for observer, (minus_low, high) in zip(observers.values(), table, strict=True):
         observer.seen = None
-        if high > -np.inf:
+        if high > -xp.inf:
             observer.update(-minus_low, high)
 
 

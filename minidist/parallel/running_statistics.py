@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd.batch_norm import Statistics
+from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
@@ -60,14 +61,14 @@ class RunningStatistics:
         # One row per rank: of each layer the number of rows, the means and the variances; zeros where it saw none.
         words = []
         for layer, statistics in zip(layers, seen, strict=True):
-            zeros = np.zeros(layer.weight.size)
+            zeros = xp.zeros(layer.weight.size, xp.float64, layer.running[0])
             mean, variance, rows = statistics or (zeros, zeros, 0)
-            words += [np.array([float(rows)]), mean, variance]
+            words += [xp.full(1, float(rows), mean.dtype, mean), mean, variance]
         with purpose("metrics"):
             if isinstance(comm, Comm):
-                table = np.asarray(all_gather(comm, np.concatenate(words))).reshape(comm.size, -1)
+                table = all_gather(comm, xp.concatenate(words)).reshape(comm.size, -1)
             else:
-                table = comm(np.concatenate(words))
+                table = comm(xp.concatenate(words))
 
         # Every rank merges the same numbers in the same order, so the results are equal bit for bit.
         merged, start = list[Statistics | None](), 0

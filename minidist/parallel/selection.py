@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce
@@ -28,7 +29,7 @@ COUNT_BYTES = 8  # of an int64
 
 def magnitude_keys(values: Array, kept: Array | None = None) -> Array:
     """Return unsigned integers (uint64) in the order of the magnitudes, at least 1; 0 where `kept` (bool) is false."""
-    keys = np.abs(values).view(f"u{values.dtype.itemsize}").astype(np.uint64) + np.uint64(1)
+    keys = xp.absolute(values).view(f"u{values.dtype.itemsize}").astype(np.uint64) + np.uint64(1)
     return keys if kept is None else keys * kept
 
 
@@ -47,7 +48,8 @@ def keep_largest(
         counts = np.zeros((len(keep), DIGITS), np.int64)
         for key, group in zip(keys, groups, strict=True):
             alike = key[key >> np.uint64(shift + 8) == digits[group]]
-            counts[group] += np.bincount((alike >> np.uint64(shift)) & np.uint64(DIGITS - 1), minlength=DIGITS)
+            digit = (alike >> np.uint64(shift)) & np.uint64(DIGITS - 1)
+            counts[group] += xp.to_host(xp.bincount(digit.astype(np.int64), minlength=DIGITS))
         if comm is not None:
             with purpose("pruning"):
                 all_reduce(comm, counts.reshape(-1))
@@ -59,7 +61,7 @@ def keep_largest(
         digits = [digit << 8 | int(next_digit) for digit, next_digit in zip(digits, chosen, strict=True)]
 
     # Equal to the threshold: (ranks, layers). Those of earlier layers, and of earlier ranks in this one, come first.
-    equal = np.array([(key == digits[group]).sum() for key, group in zip(keys, groups, strict=True)])
+    equal = np.array([int((key == digits[group]).sum()) for key, group in zip(keys, groups, strict=True)])
     table, rank = equal[None], 0
     if comm is not None:
         with purpose("pruning"):
@@ -69,7 +71,7 @@ def keep_largest(
         earlier = [other for other in range(layer) if groups[other] == group]
         before = table[:, earlier].sum() + table[:rank, layer].sum()
         mask = key > digits[group]
-        mask[np.flatnonzero(key == digits[group])[: max(0, left[group] - before)]] = True
+        mask[(key == digits[group]).nonzero()[0][: max(0, int(left[group] - before))]] = True
         masks.append(mask)
     return masks
 

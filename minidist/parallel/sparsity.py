@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.base.memory import track
@@ -129,7 +130,7 @@ class Pruner:
     def kept(self, bucket: Bucket) -> Array:
         """Return which elements of a bucket of whole parameters the masks keep (bool), padding among them."""
         # In flat order; a bucket's parameters come from the end. What lies behind the last one is padding.
-        first, kept = bucket.slice.start, np.ones(bucket.slice.stop - bucket.slice.start, bool)
+        first, kept = bucket.slice.start, xp.ones(bucket.buffer.size, bool, bucket.buffer)
         for parameter in bucket.parameters:
             if parameter.name in self.masks:
                 place = bucket.flat.slice_of(parameter)
@@ -152,10 +153,10 @@ class Pruner:
         for name in self.matrices:
             old = self.masks.get(name)
             # A rank may hold nothing of a matrix. What is pruned has the key 0, so that no later mask keeps it.
-            none = np.zeros(0, np.uint64)
+            none = xp.zeros(0, np.uint64)
             keys.append(magnitude_keys(held[name].values, old and old.values) if name in held else none)
         groups, itemsize = self.groups(), next(iter(self.matrices.values())).itemsize
-        sizes = np.bincount(groups, [matrix.size for matrix in self.matrices.values()]).astype(int)
+        sizes = xp.bincount(groups, [matrix.size for matrix in self.matrices.values()]).astype(int)
         keep = [int(size) - zeros for size, zeros in zip(sizes, self.pruned(done), strict=True)]
         return dict(zip(self.matrices, keep_largest(keys, groups, keep, itemsize, self.comm), strict=True))
 
@@ -183,6 +184,6 @@ class KeptEntries(Compressor):
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do an all-reduce of the kept entries, one after the other in one array."""
-        kept, total = self.pruner.kept(bucket), np.zeros_like(bucket.buffer)
+        kept, total = self.pruner.kept(bucket), xp.zeros_like(bucket.buffer)
         total[kept] = all_reduce(comm, bucket.buffer[kept], algorithm=self.algorithm)
         self.finish(bucket, total)

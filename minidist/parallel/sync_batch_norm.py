@@ -16,8 +16,6 @@ Proved by: tests/parallel/test_sync_batch_norm.py, tests/train/test_cnn.py
 
 from typing import Any
 
-import numpy as np
-
 from minidist.autograd.batch_norm import Statistics
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
@@ -37,13 +35,14 @@ class SyncStatistics:
         """Return the statistics of the rows of all ranks, the same bits on each. 8 (1 + 2 C) bytes to every rank."""
         mean, variance, rows = statistics
         with purpose("batch_norm"):
-            words = all_gather(self.comm, np.concatenate([[float(rows)], mean, variance]))
-        table, channels = np.asarray(words).reshape(self.comm.size, -1), len(mean)
+            own = xp.concatenate([xp.full(1, float(rows), mean.dtype, mean), mean, variance])
+            table = all_gather(self.comm, own).reshape(self.comm.size, -1)
+        channels = len(mean)
         return merge_statistics((row[1 : 1 + channels], row[1 + channels :], int(row[0])) for row in table if row[0])
 
     def sum(self, values: xp.Array) -> xp.Array:
         """Return the sum over all ranks: an all-reduce in float64."""
-        total = np.array(values, np.float64)
+        total = xp.array(values, xp.float64)
         with purpose("batch_norm"):
             all_reduce(self.comm, total.reshape(-1), algorithm="ring")
         return xp.as_array(total, values.dtype)

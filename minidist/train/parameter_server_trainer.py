@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -180,10 +181,11 @@ def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
     own = dict(job.model.named_buffers())
     if not own:
         return []
-    words = np.concatenate(list(own.values())) * (comm.rank >= job.config.servers)
+    words = xp.concatenate(list(own.values())) * (comm.rank >= job.config.servers)
     with purpose("checkpoint"):
         all_reduce(comm, words)
-    means = np.split(words / job.batches.dp, np.cumsum([array.size for array in own.values()])[:-1])
+    ends = accumulate(array.size for array in own.values())
+    means = [words[end - array.size : end] / job.batches.dp for array, end in zip(own.values(), ends, strict=True)]
     replica = ReplicaId(comm.rank, comm.size)
     return [(name, array, replica) for name, array in zip(own, means, strict=True)]
 

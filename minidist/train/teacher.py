@@ -185,7 +185,7 @@ class Teacher:
 
         self.asked += len(inputs)
         if self.cache is not None:
-            result = np.concatenate([self._stored(step, inputs[row : row + 1]) for row in range(len(inputs))])
+            result = xp.concatenate([self._stored(step, inputs[row : row + 1]) for row in range(len(inputs))])
         else:
             result = self._computed(step, inputs)
         return result if positions is None else result[:, positions]

@@ -69,7 +69,8 @@ def serve_logits(comm: Comm, config: TrainConfig, batches: Batches) -> TrainResu
                         comm.wait(sending[student])
                     positions = sequence_positions(config.context, part, dims.cp, order) if dims.cp > 1 else slice(None)
                     with purpose("teacher"):
-                        sending[student] = comm.isend(np.ascontiguousarray(logits[:, positions]), student)
+                        rows = logits[:, positions].astype(logits.dtype, order="C", copy=False)
+                        sending[student] = comm.isend(rows, student)
         for request in sending.values():
             comm.wait(request)
     counts = teacher.counts()

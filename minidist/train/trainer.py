@@ -14,8 +14,6 @@ import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-import numpy as np
-
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
@@ -216,9 +214,9 @@ def _or_clip(job: Job) -> str:
 def _first_non_finite(strategy: Strategy) -> str:
     tensors = strategy.tensors()
     for name, array in tensors["weights"].items():
-        if not np.isfinite(array).all():
+        if not xp.isfinite(array).all():
             return f"the first parameter with a value that is not finite is {name!r}"
     for name, array in tensors["gradients"].items():
-        if not np.isfinite(array).all():
+        if not xp.isfinite(array).all():
             return f"all parameters are finite, the first gradient that is not is that of {name!r}"
     return "all parameters and gradients are finite, so it comes from the data or the loss"

@@ -2,8 +2,10 @@
 
 A `DeviceArray` has NumPy's values inside and CuPy's interface outside: only the functions, ufuncs, methods and
 parameters that interface.json lists (read from CuPy's wheel by read_interface.py), no implicit conversion to a NumPy
-array, and no operation on it and a NumPy array together. A reduction to one value is an array of shape (), not a
-scalar. What passes here calls nothing that CuPy does not have; whether a GPU gives the same numbers, only a GPU tells.
+array, and no operation on it and a NumPy array together. Of these it has only what minidist's own list has
+(minidist/base/array_interface.py), so that no program uses a name that the list lacks. A reduction to one value is an
+array of shape (), not a scalar. What passes here calls nothing that CuPy does not have; whether a GPU gives the same
+numbers, only a GPU tells.
 """
 
 import json
@@ -12,8 +14,12 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from minidist.base.array_interface import ArrayInterface, ArrayModule
+
 INTERFACE = json.loads((Path(__file__).parent / "interface.json").read_text())
 UFUNCS, FUNCTIONS, METHODS = set(INTERFACE["ufuncs"]), INTERFACE["functions"], INTERFACE["methods"]
+# What base/ itself uses of CuPy beside the list: host copies, arrays like others, and the pieces of its own functions.
+BASE_METHODS, BASE_FUNCTIONS = {"get", "set"}, {"empty", "zeros"}
 UFUNC_PARAMETERS = {"out", "dtype", "casting", "where"}
 # matmul is a function of CuPy's that NumPy has as a ufunc.
 AT = {"add", "subtract", "maximum", "minimum", "bitwise_and", "bitwise_or", "bitwise_xor"}
@@ -69,6 +75,8 @@ class DeviceArray(NDArrayOperatorsMixin):
 
     def view_of(self, held):
         """Return a result that may be a view of this array."""
+        if held is self.held:
+            return self
         root = self if self.base is None else self.base
         return DeviceArray(held, root if np.may_share_memory(held, self.held) and held.size else None)
 
@@ -96,6 +104,8 @@ class DeviceArray(NDArrayOperatorsMixin):
             raise AttributeError(name)
         if name not in METHODS:
             raise AttributeError(f"cupy.ndarray has no attribute {name!r}")
+        if name not in BASE_METHODS and not hasattr(ArrayInterface, name):
+            raise AttributeError(f"cupy.ndarray has {name!r}, and ArrayInterface does not list it")
 
         def method(*arguments, **keywords):
             check(name, METHODS[name], arguments, keywords, "method")
@@ -190,6 +200,8 @@ class DeviceArray(NDArrayOperatorsMixin):
             raise TypeError(f"cupy.linalg.{name} is not used here")
         if name not in FUNCTIONS:
             raise TypeError(f"cupy has no function {name}")
+        if name not in BASE_FUNCTIONS and not hasattr(ArrayModule, name):
+            raise TypeError(f"cupy has {name}, and ArrayModule does not list it")
         keywords = {key: value for key, value in keywords.items() if key != "like"}
         check(name, FUNCTIONS[name], arguments, keywords, "function")
         out = keywords.get("out")

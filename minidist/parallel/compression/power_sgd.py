@@ -8,10 +8,12 @@ Source: Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
 Proved by: tests/parallel/test_compression.py
 """
 
+from itertools import accumulate
 from math import prod
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.limits import check_whole
 from minidist.base.random import Key, normal
 from minidist.collectives import all_reduce
@@ -78,10 +80,10 @@ class PowerSGD(Compressor):
         ]
 
         # Biases and norms' weights are sent as they are, together in one message; they leave no residual.
-        total, residual = np.zeros_like(x), np.zeros_like(x)
+        total, residual = xp.zeros_like(x), xp.zeros_like(x)
         if whole:
-            together = all_reduce(comm, np.concatenate([x[piece] for piece in whole]))
-            at = np.cumsum([0, *(piece.stop - piece.start for piece in whole)])
+            together = all_reduce(comm, xp.concatenate([x[piece] for piece in whole]))
+            at = list(accumulate((piece.stop - piece.start for piece in whole), initial=0))
             for piece, start, stop in zip(whole, at, at[1:], strict=False):
                 total[piece] = together[start:stop]
 
@@ -91,7 +93,7 @@ class PowerSGD(Compressor):
             for name, matrix, _, r in matrices:
                 if name not in self.queries or self.queries[name].shape != (matrix.shape[1], r):
                     draws = normal(Key(self.seed, "powersgd", name=name), (matrix.shape[1], r))
-                    self.queries[name] = draws.astype(x.dtype)
+                    self.queries[name] = xp.to_device(draws.astype(x.dtype))
             # [1] P, (m, r) each: summed over the ranks, then orthonormal columns, the same bits on every rank.
             left = summed(comm, [matrix @ self.queries[name] for name, matrix, _, _ in matrices])
             left = [orthonormal(p) for p in left]
@@ -110,8 +112,8 @@ class PowerSGD(Compressor):
 def summed(comm: PointToPoint, arrays: list[np.ndarray]) -> list[np.ndarray]:
     """Return the sums over all ranks of several arrays, sent as one."""
     # One message for all arrays: latency is paid once.
-    together = all_reduce(comm, np.concatenate([array.reshape(-1) for array in arrays]))
-    at = np.cumsum([0, *(array.size for array in arrays)])
+    together = all_reduce(comm, xp.concatenate([array.reshape(-1) for array in arrays]))
+    at = list(accumulate((array.size for array in arrays), initial=0))
     return [together[start:stop].reshape(a.shape) for a, start, stop in zip(arrays, at, at[1:], strict=False)]
 
 
@@ -124,10 +126,10 @@ def orthonormal(columns: np.ndarray) -> np.ndarray:
     for j in range(result.shape[1]):
         # Projected twice: after one pass rounding leaves a part of the earlier columns, when the new one is nearly
         # dependent.
-        length = np.linalg.norm(result[:, j])
+        length = float(result[:, j] @ result[:, j]) ** 0.5
         for _ in range(2):
             result[:, j] -= result[:, :j] @ (result[:, :j].T @ result[:, j])
         # What is left of a dependent column is rounding error, which must not be scaled up to length 1.
-        rest = np.linalg.norm(result[:, j])
+        rest = float(result[:, j] @ result[:, j]) ** 0.5
         result[:, j] *= 0 if rest <= 100 * np.finfo(result.dtype).eps * length else 1 / rest
     return result

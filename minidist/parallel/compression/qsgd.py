@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.limits import check_whole
 from minidist.base.random import Key, uniform
@@ -60,11 +61,11 @@ class QSGD(Compressor):
 
         # Each rank draws numbers of its own; otherwise the errors of all ranks would add up instead of averaging out.
         key = Key(self.seed, "qsgd", call, f"bucket {bucket.index}", comm.rank)
-        levels, norm = quantize(x, self.levels, uniform(key, 0, x.size))
+        levels, norm = quantize(x, self.levels, xp.to_device(uniform(key, 0, x.size)))
 
         # Every rank adds all ranks' levels in rank order, so all get the same bits.
         norms, everything = all_gather(comm, norm), all_gather(comm, levels)
-        total = np.zeros_like(x)
+        total = xp.zeros_like(x)
         for rank in range(comm.size):
             total += dequantize(everything[rank * x.size : (rank + 1) * x.size], norms[rank], self.levels)
         self.finish(bucket, total)
@@ -73,15 +74,15 @@ class QSGD(Compressor):
 def quantize(x: np.ndarray, levels: int, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (signed levels as int8, the norm as an array of one element); draws: uniform in [0, 1)."""
     # (1,), an array, so that it can be sent.
-    norm = np.sqrt(np.square(x, dtype=np.float64).sum(keepdims=True)).astype(x.dtype)
+    norm = xp.sqrt(xp.square(x, dtype=np.float64).sum(keepdims=True)).astype(x.dtype)
     if not norm[0]:
-        return np.zeros(x.size, np.int8), norm
+        return xp.zeros(x.size, np.int8, x), norm
 
     # |x| / |x|_2 s lies between the levels l and l + 1; it becomes l + 1 with the probability of its distance from l.
-    place = np.minimum(np.abs(x).astype(np.float64) / float(norm[0]) * levels, levels)
-    level = np.floor(place)
+    place = xp.minimum(xp.absolute(x).astype(np.float64) / float(norm[0]) * levels, levels)
+    level = xp.floor(place)
     level += draws < place - level
-    return (np.sign(x) * level).astype(np.int8), norm
+    return (xp.sign(x) * level).astype(np.int8), norm
 
 
 def dequantize(level: np.ndarray, norm: Any, levels: int) -> np.ndarray:

@@ -6,6 +6,7 @@ Proved by: tests/parallel/test_compression.py
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.collectives import all_gather
 from minidist.comm import PointToPoint
 from minidist.parallel.compression.compressor import Compressor, gather_bytes, wide
@@ -26,13 +27,13 @@ class Sign(Compressor):
         x = self.corrected(bucket)
 
         # The scale (1,) is the mean magnitude, so the sum of |x| is kept. Eight signs are packed into a byte.
-        scale = np.abs(x).sum(keepdims=True) / x.dtype.type(x.size)
-        signs = np.packbits(x >= 0)
+        scale = xp.absolute(x).sum(keepdims=True) / x.dtype.type(x.size)
+        signs = xp.packbits(x >= 0)
         self.keep(bucket, x - signed(signs, scale, x.size))
 
         # Every rank adds all ranks' signs in rank order, so all get the same bits.
         scales, bits = all_gather(comm, scale), all_gather(comm, signs)
-        total = np.zeros_like(x)
+        total = xp.zeros_like(x)
         for rank in range(comm.size):
             total += signed(bits[rank * signs.size : (rank + 1) * signs.size], scales[rank : rank + 1], x.size)
         self.finish(bucket, total)
@@ -40,4 +41,4 @@ class Sign(Compressor):
 
 def signed(bits: np.ndarray, scale: np.ndarray, size: int) -> np.ndarray:
     """Return packed signs and a magnitude as an array of +scale and -scale."""
-    return np.where(np.unpackbits(bits, count=size), scale, -scale)
+    return xp.where(xp.unpackbits(bits)[:size].view(bool), scale, -scale)

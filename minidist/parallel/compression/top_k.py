@@ -8,6 +8,7 @@ from math import ceil
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.limits import check_number
 from minidist.collectives import all_gather
@@ -53,13 +54,13 @@ class TopK(Compressor):
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do two ring all-gathers: k indices (4 B each) and k values from each rank."""
         x, k = self.corrected(bucket), self.kept(bucket)
-        magnitude = np.abs(x)
+        magnitude = xp.absolute(x)
 
         # NaN would sort last and never be sent.
-        magnitude[np.isnan(magnitude)] = np.inf
+        magnitude[xp.isnan(magnitude)] = xp.inf
 
         # A stable sort, so that of equal magnitudes the first are sent, the same on every run.
-        largest = np.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
+        largest = xp.argsort(-magnitude, kind="stable")[:k].astype(np.int32)
         values = x[largest].astype(bucket.buffer.dtype)
 
         # The residual is x without what is sent: of 16-bit gradients the rounding stays, too.
@@ -68,7 +69,7 @@ class TopK(Compressor):
 
         # Ranks choose different elements; they are added in rank order, so all ranks get the same bits.
         indices, everything = all_gather(comm, largest), all_gather(comm, values)
-        total = np.zeros_like(x)
+        total = xp.zeros_like(x)
         for rank in range(comm.size):
             mine = slice(rank * k, (rank + 1) * k)
             total[indices[mine]] += everything[mine].astype(x.dtype)

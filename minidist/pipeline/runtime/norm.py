@@ -7,10 +7,12 @@ Proved by: tests/pipeline/test_runtime.py
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
@@ -25,8 +27,8 @@ def gather_blocks(comm: Comm, own: Sequence[Any]) -> Any:
     with purpose("clip_norm"):
         counts = np.array([float(part.size) for part in own])
         all_reduce(comm, counts, algorithm="ordered")
-        ends = np.cumsum(counts).astype(int)
-        blocks = np.zeros(ends[-1])
+        ends = [int(end) for end in accumulate(counts.tolist())]
+        blocks = xp.zeros(ends[-1], np.float64)
         for part, end in zip(own, ends, strict=True):
             if part.size:
                 blocks[end - part.size : end] = part

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.autograd import MeanOfRows, Tensor, current_flop_counter, no_grad
+from minidist.base import arrays as xp
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.fingerprint import fingerprint
 from minidist.base.random import batch_coordinates
@@ -190,7 +191,7 @@ class Pipeline:
             return None
 
         def exchange(words: np.ndarray) -> np.ndarray:
-            comm, table = self.shared.comm, np.tile(words, (len(ranks), 1))
+            comm, table = self.shared.comm, xp.stack([words] * len(ranks))
             others = [(at, rank) for at, rank in enumerate(ranks) if rank != comm.rank]
             requests = [comm.irecv(table[at], rank) for at, rank in others]
             requests += [comm.isend(words, rank) for _, rank in others]
@@ -384,11 +385,11 @@ class Pipeline:
         sums: dict[int, Any] = {}
         for n, stage in self.stages.items():
             gradients = [
-                np.zeros(p.size) if p.grad is None else p.grad.reshape(-1)
+                xp.zeros(p.size, np.float64, p.data) if p.grad is None else p.grad.reshape(-1)
                 for p in stage.parameters
                 if p.requires_grad and (n, self.comm.rank, p.name) not in self.shared.copies
             ]
-            sums[n] = block_square_sums(np.concatenate(gradients) if gradients else np.zeros(0))
+            sums[n] = block_square_sums(xp.concatenate(gradients) if gradients else xp.zeros(0, np.float64))
         return sums
 
     def clip_grad_norm_(self, max_norm: float, optimizer: Any = None) -> float:
@@ -399,7 +400,7 @@ class Pipeline:
         """
         check_max_norm(max_norm)
         sums = self.block_sums()
-        own = [sums[stage] if rank == self.comm.rank else np.zeros(0) for stage, rank in self.places()]
+        own = [sums[stage] if rank == self.comm.rank else xp.zeros(0, np.float64) for stage, rank in self.places()]
         return clip_by_norm_(self.flats, norm_from_blocks(gather_blocks(self.comm, own)), max_norm, optimizer)
 
     # --- one action ---
@@ -472,7 +473,7 @@ class Pipeline:
             count, arrays = len(self.metadata.tensors[source, stage, slot]), []
             for leaf in leaves[at : at + count]:
                 if has_gradient(leaf.dtype):
-                    arrays.append(np.zeros(leaf.shape, leaf.dtype) if leaf.grad is None else leaf.grad)
+                    arrays.append(xp.zeros(leaf.shape, leaf.dtype, leaf.data) if leaf.grad is None else leaf.grad)
             self.messages.enqueue("B", stage, source, i, arrays)
             at += count
 
@@ -516,7 +517,7 @@ class Pipeline:
         mine = fingerprint(self.plan.to_csv())
         with purpose("startup"):
             first: Any = broadcast(self.comm, mine.copy())
-        if not np.array_equal(mine, first):
+        if not xp.array_equal(mine, first):
             raise MismatchError(
                 f"rank {self.comm.rank}: its plan differs from rank 0's; build the same plan on every rank"
             )

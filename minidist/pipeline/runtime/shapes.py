@@ -53,7 +53,7 @@ class MicroBatches(Sequence[Any]):
     def __init__(self, read: Callable[[int], Any], count: int, first: Sequence[Any]) -> None:
         self.read = read
         # Without data, for what is to be known of every micro-batch before the first one is read.
-        empty = [np.broadcast_to(np.zeros((), value.dtype), value.shape) for value in first]
+        empty = [xp.broadcast_to(np.zeros((), value.dtype), value.shape) for value in first]
         self.described = [empty[i % len(empty)] for i in range(count)]
 
     def __len__(self) -> int:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.errors import MismatchError, UsageError, nearest
 from minidist.base.fingerprint import fingerprint, fingerprint_number
 from minidist.base.trace import purpose
@@ -113,7 +114,7 @@ class SharedGradients:
             for name in group.names:
                 self.mine[stage, name].zero_fill()  # when nothing was added to it
                 gradients.append(_local(self.mine[stage, name]).reshape(-1))
-            sums[stage, rank] = np.concatenate(gradients)
+            sums[stage, rank] = xp.concatenate(gradients)
         total = sum_over_places(self._matching(group, own), group, sums)
         for stage, _ in own:
             at = 0
@@ -131,7 +132,7 @@ def sum_over_places(comm: PointToPoint, group: Group, sums: Mapping[Place, Any])
     requests, by_place, like = [], dict(sums), next(iter(sums.values()))
     for tag, place in enumerate(group.places):
         if place not in sums:
-            by_place[place] = np.empty_like(like)
+            by_place[place] = xp.empty_like(like)
             requests.append(comm.irecv(by_place[place], place[1], tag))
     for tag, place in enumerate(group.places):
         if place in sums:

@@ -11,9 +11,8 @@ Proved by: tests/train/test_pipelines.py
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.parallel import Shard
 from minidist.pipeline.runtime.shared import Group, Place, SharedGradients, sum_over_places
@@ -39,7 +38,7 @@ class SharedShards(SharedGradients):
         return [shard for shard in self.shards[stage] if set(shard.flat.names) <= set(group.names)]
 
     def _add(self, group: Group, own: list[Place]) -> None:
-        sums = {place: np.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
+        sums = {place: xp.concatenate([shard.grad_buffer() for shard in self._units(place[0], group)]) for place in own}
         total = sum_over_places(self._matching(group, own), group, sums)
         for stage, _ in own:
             start = 0

@@ -12,8 +12,6 @@ Proved by: tests/pipeline/test_pipedream.py
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from minidist.base import arrays as xp
 from minidist.base.memory import track
 from minidist.base.trace import purpose
@@ -150,7 +148,7 @@ class SharedUnitVersions(UnitVersions):
                 return
             self._release(self.rule(number * self.round) if self.rule else number)
             for _, rank in self.places[1:]:
-                part = track(np.empty_like(mine), "communication")
+                part = track(xp.empty_like(mine), "communication")
                 self.comm.recv(part, rank, 0)
                 mine += part
             if factor != 1.0:

@@ -24,8 +24,6 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.checkpoint.directory import ReplicaId
@@ -228,7 +226,7 @@ class AsynchronousPipeline(MeshStrategy):
                 # Before the first update there is no gradient.
                 gradient = unit.gradient
                 if gradient is None and self.job.keep_gradients:
-                    gradient = np.zeros_like(unit.weights)
+                    gradient = xp.zeros_like(unit.weights)
                 add_record(result, unit.flat, unit.weights, gradient, unit.optimizer.state)
         return gather_tensors(self.axes.pp, result)
 

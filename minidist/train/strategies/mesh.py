@@ -13,9 +13,8 @@ from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
-import numpy as np
-
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
 from minidist.checkpoint.buffers import Buffer
@@ -67,7 +66,7 @@ class MeshStrategy(Strategy):
         return agree_on_overflow(self.axes.comm, super().overflow())
 
     def square_sums(self) -> Array:
-        return np.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
+        return xp.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
 
     def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:
         """Return one data axis's part of `square_sums`: shards of tp and ep are summed, and replicas count once."""

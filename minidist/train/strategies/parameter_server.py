@@ -148,7 +148,7 @@ def touched_rows(job: Job, step: int, worker: int) -> Array:
     """Return the distinct tokens that occur in the worker's rows of a step, in ascending order."""
     k = job.batches.accumulation
     tokens = [job.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)]
-    return np.unique(np.concatenate(tokens)).astype(np.int64)
+    return np.unique(xp.concatenate(tokens)).astype(np.int64)
 
 
 def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerConfig:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
 from minidist.checkpoint.buffers import Buffer
@@ -112,9 +113,8 @@ class PipelineParallel(MeshStrategy):
 
         # In the order of the stages, and for each stage of the ranks that hold it: this rank's blocks, others empty.
         places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
-        own = [
-            np.concatenate([np.zeros(0), *local.get(stage, [])]) if at == rank else np.zeros(0) for stage, at in places
-        ]
+        nothing = xp.zeros(0, np.float64)
+        own = [xp.concatenate([nothing, *local.get(stage, [])]) if at == rank else nothing for stage, at in places]
         return gather_blocks(self.axes.pp, own)  # type: ignore[no-any-return]
 
     # --- what this rank holds -----------------------------------------------------------------------------------------

@@ -18,9 +18,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.trace import purpose
 from minidist.checkpoint.directory import SINGLE, ReplicaId
@@ -177,7 +176,7 @@ class FullySharded(Sharded):
         """Let every unit with weights that may be pruned reduce the kept ones alone: its ranks exchange their masks."""
         for unit in self._prunable_units():
             assert self.pruner is not None
-            mine = np.ones(unit.shard.size, bool)
+            mine = xp.ones(unit.shard.size, bool, unit.shard.data)
             for p, place, _, _ in unit.shard.ranges():
                 if p.name in self.pruner.masks:
                     mine[place] = self.pruner.masks[p.name].values
