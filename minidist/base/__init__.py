@@ -1,6 +1,7 @@
 """The base layer: arrays, errors, randomness, layouts, memory accounts and traces; no tensors, no communication.
 
-arrays.py         array functions for NumPy and CuPy alike
+array_interface.py  what may be used of an array: NumPy, CuPy and meta arrays alike
+arrays.py         the array functions
 half.py           float16 and bfloat16
 device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data
