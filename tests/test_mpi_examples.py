@@ -17,6 +17,7 @@ from minidist.base.trace import read_traces
 from minidist.collectives import ALGORITHMS
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
+from tests.cupy.stand_in import Device
 from tests.examples import in_both_worlds
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,6 +159,21 @@ def test_mixed_precision(world, example):
     assert len(set(re.findall(r"\|w\| = ([\d.]+)", output))) == 1
     assert output.count("sent 983,040 B of gradients") == 3  # 20 steps, 2 of 3 shards of 12,288 elements of 2 B
     assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
+
+
+@in_both_worlds(2)
+def test_device(world, example, monkeypatch):
+    code, output = example(world, 2, "device", "--device", "cpu")
+    assert code == 0, output
+    assert output.count("on cpu: loss ") == 2
+    assert len(set(re.findall(r"\|w\| = ([\d.]+)", output))) == 1
+    assert output.count("sent 1,387,520 B of gradients") == 2  # 10 steps of 34,688 parameters, 4 B each
+
+    # The same on arrays that have CuPy's interface, where the machine has no GPU.
+    monkeypatch.setattr("minidist.base.device.cuda", Device)
+    code, there = example("simulated", 2, "device", "--device", "cuda")
+    assert code == 0, there
+    assert there == output.replace("on cpu", "on cuda")
 
 
 @in_both_worlds(2)

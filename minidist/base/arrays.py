@@ -65,8 +65,9 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.base.device import creating
-from minidist.base.meta import MetaArray
+from minidist.base.device import Device, creating
+from minidist.base.errors import UsageError
+from minidist.base.meta import MetaArray, NoDevice
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -112,6 +113,7 @@ __all__ = [
     "maximum",
     "minimum",
     "moveaxis",
+    "moved",
     "multiply",
     "ndarray",
     "ones",
@@ -181,6 +183,18 @@ def to_device(value: Array) -> Array:
     """One of NumPy's arrays, on the device on which new arrays are made."""
     device = creating.get()
     return value if device is None else device.asarray(value)
+
+
+def moved(value: Array, device: Device | None) -> Array:
+    """An array on a device (None: the host), itself when it is there already; on no device (`NoDevice`) without values.
+
+    Errors: UsageError for a meta array that is to have values.
+    """
+    if isinstance(device, NoDevice):
+        return device.empty(value.shape, value.dtype)  # type: ignore[no-any-return]
+    if isinstance(value, MetaArray):
+        raise UsageError(f"a meta array of shape {value.shape} has no values to move; make it on the device instead")
+    return to_host(value) if device is None else device.asarray(value)  # type: ignore[no-any-return]
 
 
 def to_host(value: Any) -> Any:

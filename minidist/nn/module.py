@@ -7,7 +7,7 @@ dicts by key, so that `model.transformer.h[0].attn.c_attn.weight` is called "tra
 
 Parallelism changes a model in two ways only: it replaces a submodule by its parallel class, or registers a hook.
 
-Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py
+Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py, tests/nn/test_module_to.py
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from minidist.autograd import AutogradError, Parameter, ShapeError
 from minidist.base import arrays as xp
+from minidist.base.device import Device, device_of
 from minidist.base.errors import UsageError, nearest
 from minidist.base.random import initial_weight
 from minidist.nn.describe import describe
@@ -185,6 +186,30 @@ class Module:
     def eval(self) -> Self:
         """Training mode off."""
         return self.train(False)
+
+    def to(self, device: str | Device | None) -> Self:
+        """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
+
+        device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. What a forward pass
+        makes beside its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
+
+            device = device_of("cuda")
+            model = GPT(...).to(device)
+            with creating_on(device):
+                loss = cross_entropy(model(xp.to_device(tokens)), xp.to_device(targets))
+
+        As in PyTorch, move a model before an optimizer or a strategy is made of it: an optimizer's states stay where
+        they are. Errors: UsageError for a device that is not there, and for a meta array, which has no values to move;
+        AutogradError for a model that is wrapped.
+        """
+        target = device_of(device) if isinstance(device, str) else device
+        for parameter in self.parameters():
+            parameter.move(target)
+        for module in self.modules():
+            buffers = module.own_buffers()
+            if buffers:
+                module.load_buffers({name: xp.moved(array, target) for name, array in buffers.items()})
+        return self
 
     def own_buffers(self) -> dict[str, xp.Array]:
         """Arrays of this module alone that are state and not trained, by name: running statistics. Usually none."""
