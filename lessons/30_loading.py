@@ -30,12 +30,12 @@ from pathlib import Path
 import numpy as np
 
 from minidist.autograd import FlopCounter
+from minidist.base.cache import content_hash, key_of
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.generation import generate
 from minidist.config.train_config import TrainConfig
 from minidist.data import PrefetchingSampler, WorkerSampler, cached
-from minidist.data.cache import content_hash, key_of
 from minidist.data.workers import open_sampler
 from minidist.lesson import check, expect, solution
 from minidist.nn import GPT, GPTConfig

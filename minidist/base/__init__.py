@@ -17,6 +17,7 @@ trace_checks.py   the checks of a trace file
 errors.py         the exceptions, and how a sentence quotes a value
 limits.py         the limits of sizes
 files.py          writing files
+cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
 user_file.py      FILE.py:FUNCTION
 registry.py       entries that are found by name

@@ -61,6 +61,7 @@ PURPOSES = (
     "teacher",
     "checkpoint",
     "startup",
+    "tuning",
     "parameter_push",
     "parameter_pull",
     "user",

@@ -33,6 +33,7 @@ from minidist.bench.harness import (
     slowest,
 )
 from minidist.collectives import ALGORITHMS, all_reduce, bus_factor, load_algorithm
+from minidist.collectives.auto import choose
 from minidist.comm import Comm, SimWorld
 from minidist.comm.mpi.world import MPIWorld
 
@@ -103,8 +104,11 @@ def measure(world: MPIWorld, sides: dict[str, Side], size: int, rounds: int) -> 
     return interleave_ranks(world, bound, rounds, calls)
 
 
-def rows(times: Times, size: int, ranks: int, rounds: int) -> list[dict[str, Any]]:
-    """Return each side against each opponent, and the best of ours; `algbw` and `busbw` in GB/s as in nccl-tests."""
+def rows(times: Times, size: int, ranks: int, rounds: int, chosen: str = "auto") -> list[dict[str, Any]]:
+    """Return each side against each opponent, and the best of ours; `algbw` and `busbw` in GB/s as in nccl-tests.
+
+    to_best: the ratio to the best of ours. chosen: the algorithm that "auto" takes.
+    """
     median = {name: statistics.median(seconds) for name, seconds in times.items()}
     ours = [name for name in times if name not in OPPONENTS]
     best = min((name for name in ours if name != "auto"), key=median.__getitem__)
@@ -126,7 +130,8 @@ def rows(times: Times, size: int, ranks: int, rounds: int) -> list[dict[str, Any
                     "bytes": size,
                     "side": name,
                     "other": other,
-                    "algorithm": mine,
+                    "algorithm": chosen if name == "auto" else mine,
+                    "to_best": median_ratio(times[mine], times[best]),
                 }
             )
     return result
@@ -137,7 +142,7 @@ def table(result: dict[str, Any]) -> str:
     measured = [row for row in result["rows"] if "side" in row]
     others = [name for name in OPPONENTS if any(row["other"] == name for row in measured)]
     lines = [
-        f"{'bytes':>10s}  {'all-reduce':20s}{'time us':>10s}{'algbw GB/s':>12s}{'busbw GB/s':>12s}"
+        f"{'bytes':>10s}  {'all-reduce':25s}{'time us':>10s}{'algbw GB/s':>12s}{'busbw GB/s':>12s}"
         + "".join(f"{'/ ' + name:>17s}" for name in others)
     ]
     # One line per size and side, with the ratios to all opponents.
@@ -146,10 +151,15 @@ def table(result: dict[str, Any]) -> str:
             group = {row["other"]: row for row in measured if (row["bytes"], row["side"]) == (size, side)}
             row = next(iter(group.values()))
             ratios = "".join(f"{group[name]['ratio']:17.2f}" if name in group else f"{'-':>17s}" for name in others)
-            name = f"* {row['algorithm']}" if side == BEST else f"  {side}"
+            name = {BEST: f"* {row['algorithm']}", "auto": f"  auto {row['algorithm']}"}.get(side, f"  {side}")
             lines.append(
-                f"{size:10,d}  {name:20s}{1e6 * row['median_s']:10.1f}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}"
+                f"{size:10,d}  {name:25s}{1e6 * row['median_s']:10.1f}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}"
             )
+    # What a wrong choice costs.
+    auto = [row for row in measured if row["side"] == "auto"]
+    if auto:
+        worst = max(auto, key=lambda row: row["to_best"])
+        lines.append(f"auto / best of ours: at most {worst['to_best']:.2f}, at {worst['bytes']:,} B")
     lines.append("* the best of ours; all are float32 sums in place, checks and record off")
     return "\n".join(lines)
 
@@ -202,7 +212,10 @@ def main(rounds: int, sizes: list[int], own: Sequence[str] = ()) -> None:
     with_torch = has_torch()
     with mpi_world(with_torch=with_torch) as world:
         sides = sides_of(world, with_torch)
-        result = [row for size in sizes for row in rows(measure(world, sides, size, rounds), size, world.size, rounds)]
+        result = []
+        for size in sizes:
+            times = measure(world, sides, size, rounds)
+            result += rows(times, size, world.size, rounds, choose(world.comm, "all_reduce", size))
         library = world.MPI.Get_library_version().splitlines()[0].strip("\0 ")
         report(world, {**environment(with_torch), "mpi": library}, result)
 

@@ -12,6 +12,7 @@ its algorithm, beside the code: the ring's in ring.py.
 calls.py                the collectives as a user calls them
 registry.py             the algorithms of each collective
 auto.py                 the cheapest algorithm for a call
+tuning.py               measured times, for the choice under MPI
 operations.py           sum, avg, max, min, prod
 naive.py                everything through one rank
 ring.py                 the ring

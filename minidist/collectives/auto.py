@@ -11,10 +11,10 @@ on the network:
 Where all links of the communicator have the same alpha and beta, the cost is the formula that each algorithm is
 registered with. Where they differ (fast inside a node, slow between nodes) no formula fits every group of ranks. Then
 each algorithm runs once per size, on meta arrays in a simulated world of its own, and the virtual time is its cost. On
-more than 64 such ranks that takes too long, and the formulas with the slowest link's alpha and beta are used. A world
-that does not know its links (MPI) counts as one with the default `LinkModel`. All ranks choose the same algorithm,
-because they choose from values that are equal on all ranks. An algorithm that was registered without a formula for its
-time is never chosen.
+more than 64 such ranks that takes too long, and the formulas with the slowest link's alpha and beta are used. Under MPI
+a communicator of all ranks chooses by measured times (see tuning.py), and a group of some of them by the formulas of
+the default `LinkModel`. All ranks choose the same algorithm, because they choose from values that are equal on all
+ranks. An algorithm that was registered without a formula for its time is never chosen.
 
 Source of the method: Thakur, Rabenseifner, Gropp, Optimization of collective communication operations in MPICH, 2005.
 Proved by: tests/collectives/test_auto.py
@@ -24,14 +24,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from minidist.base.errors import UsageError, text_of
-from minidist.base.layout import chunk_sizes
 from minidist.base.meta import MetaArray
-from minidist.collectives.registry import ALGORITHMS, at_registration
+from minidist.collectives.registry import ALGORITHMS, arguments_of, at_registration
+from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.comm.communicator import Comm
+from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.world import SimWorld
@@ -40,9 +42,17 @@ MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's alg
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks
 OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 27 measures it on your machine
 
+_tables: "WeakKeyDictionary[Comm, dict[str, MeasuredTimes | None]]" = WeakKeyDictionary()  # see `choose`
+
 
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
+    # For MPI ranks: a table of measured times. The first call measures or reads it, and this involves all ranks.
+    measured = _table(comm, operation)
+    taken = measured.fastest(nbytes) if measured is not None else None
+    if taken is not None:
+        return taken
+
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
     # Formulas hold for uniform links. For too many ranks the formulas of the slowest link are an upper bound.
     alike, alpha, beta = _slowest(links, members)
@@ -52,6 +62,17 @@ def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     # Tuples, because `fastest` remembers its result for each set of arguments.
     nodes = tuple(map(tuple, comm.nodes)) if comm.nodes else None
     return fastest(operation, nbytes, links, members, nodes)
+
+
+def _table(comm: PointToPoint, operation: str) -> MeasuredTimes | None:
+    """Return the measured times for a communicator of all ranks of an MPI world, or None for any other communicator."""
+    world = comm.world
+    if not (isinstance(world, MPIWorld) and isinstance(comm, Comm) and 1 < comm.size == world.size):
+        return None
+    tables = _tables.setdefault(comm, {})
+    if operation not in tables:
+        tables[operation] = measured_times(comm, world, operation)
+    return tables[operation]
 
 
 @lru_cache(4096)
@@ -93,7 +114,7 @@ def fastest(
 
 
 # A program may register an algorithm after the first choice.
-at_registration.extend((cheapest.cache_clear, fastest.cache_clear))
+at_registration.extend((cheapest.cache_clear, fastest.cache_clear, _tables.clear))
 
 
 def virtual_seconds(
@@ -136,30 +157,14 @@ def _run_on_shapes(
 ) -> None:
     """Make one rank's call, with the arguments that calls.py passes to the algorithm."""
 
-    def _bytes(size: int) -> Any:
-        return make(size, np.uint8)
-
     if nodes:
         comm.set_nodes([list(node) for node in nodes])
-    # sizes: the bytes of each rank's chunk. each: those of an all_to_all, whose chunks have equal sizes, rounded up.
-    sizes, each = chunk_sizes(nbytes, comm.size), [-(-nbytes // comm.size)] * comm.size
     if algorithm == "auto":
-        algorithm = choose(comm, operation, {"scatter": 0, "all_to_all": sum(each)}.get(operation, nbytes))
-
-    # The arguments of each operation's algorithms, in the order in which calls.py passes them.
-    whole, chunk = _bytes(nbytes), _bytes(sizes[comm.rank])
-    arguments: dict[str, tuple[Any, ...]] = {
-        "all_gather": (chunk, sizes, whole),
-        "all_reduce": (whole, "sum"),
-        "all_to_all": (_bytes(sum(each)), each, each),
-        "broadcast": (whole, 0),
-        "gather": (chunk, sizes, 0),
-        "reduce": (whole, 0, "sum"),
-        "reduce_scatter": (whole, sizes, chunk, "sum"),
-        "scatter": (whole if comm.rank == 0 else None, sizes, chunk, 0),
-    }
+        whole = {"scatter": 0, "all_to_all": -(-nbytes // comm.size) * comm.size}.get(operation, nbytes)
+        algorithm = choose(comm, operation, whole)
+    arguments = arguments_of(comm, operation, nbytes, lambda size: make(size, np.uint8))
     call = comm.collective(f"{operation}/{algorithm}")
-    ALGORITHMS[operation][algorithm].run(call, *arguments[operation])
+    ALGORITHMS[operation][algorithm].run(call, *arguments)
 
 
 @lru_cache(256)

@@ -84,6 +84,27 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
+def arguments_of(comm: Any, operation: str, elements: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
+    """Return what calls.py would pass to an algorithm after the call, for an array of so many elements in all.
+
+    make: returns an array of so many elements.
+    """
+    # sizes: elements of each rank's chunk. each: of an all_to_all, where all chunks have the same size, rounded up.
+    sizes, each = chunk_sizes(elements, comm.size), [-(-elements // comm.size)] * comm.size
+    whole, chunk = make(elements), make(sizes[comm.rank])
+    arguments: dict[str, Callable[[], tuple[Any, ...]]] = {
+        "all_gather": lambda: (chunk, sizes, whole),
+        "all_reduce": lambda: (whole, "sum"),
+        "all_to_all": lambda: (make(sum(each)), each, each),
+        "broadcast": lambda: (whole, 0),
+        "gather": lambda: (chunk, sizes, 0),
+        "reduce": lambda: (whole, 0, "sum"),
+        "reduce_scatter": lambda: (whole, sizes, chunk, "sum"),
+        "scatter": lambda: (whole if comm.rank == 0 else None, sizes, chunk, 0),
+    }
+    return arguments[operation]()
+
+
 class Algorithms(Registry[Algorithm]):
     """The algorithms of one operation by name; FILE.py:FUNCTION is loaded at its first use."""
 

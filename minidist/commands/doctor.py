@@ -2,7 +2,8 @@
 
 It is the first thing to look at when something does not start. Under a launcher (`mpiexec -n 4 minidist doctor`) all
 ranks report, and rank 0 prints what they found together: who started them, on which hosts, with which software, how
-many cores and BLAS threads each has, and how fast their messages are. docs/clusters.md says how to read it.
+many cores and BLAS threads each has, how fast their messages are, and which collectives `algorithm="auto"` takes.
+docs/clusters.md says how to read it.
 
 Proved by: tests/commands/test_doctor.py
 """
@@ -18,8 +19,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from minidist import __version__
+from minidist.base.cache import folder
 from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process, usable_cores
+from minidist.collectives import ALGORITHMS
+from minidist.collectives.tuning import BUDGET, TRANSPORT, entry_of, kept_times
 from minidist.comm.launched import check_family, load_mpi
 from minidist.comm.launcher import find_mpiexec, launcher_version
 from minidist.comm.mpi.start import Starting, start_limit
@@ -154,8 +158,6 @@ LAUNCHERS = (
     ("Slurm's srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("torchrun", "RANK", "WORLD_SIZE"),
 )
-# Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
-TRANSPORT = ("UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD", "OMPI_MCA_btl", "OMPI_MCA_pml")
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,12 @@ def ranks_together() -> list[Finding] | None:
     # Rank 0 reports. Ranks that MPI does not see together are all rank 0, and then the launcher's number decides.
     if world.rank != 0 or (world.size == 1 and found[1] != 0):
         return None
-    return [launcher_finding(os.environ, world.size), *judge_ranks(facts), transport(MPI, messages)]
+    return [
+        launcher_finding(os.environ, world.size),
+        *judge_ranks(facts),
+        transport(MPI, messages),
+        *collectives(MPI, facts),
+    ]
 
 
 def _facts(MPI: Any) -> RankFacts:
@@ -322,3 +329,25 @@ def transport(MPI: Any, messages: Mapping[str, tuple[float, float]]) -> Finding:
         for where, (seconds, rate) in messages.items()
     ]
     return Finding("transport", True, "; ".join([*([device] if device else []), chosen or "chosen by MPI", *measured]))
+
+
+def collectives(MPI: Any, facts: Sequence[RankFacts]) -> list[Finding]:
+    """Return what `algorithm="auto"` chooses by, on these ranks and with checked messages, of each operation."""
+    measured = []
+    for operation in ALGORITHMS:
+        hosts = [fact.host for fact in facts]
+        place = entry_of(operation, hosts, MPI.Get_library_version(), nodes=None, checks=True, synchronous=False)
+        times = kept_times(place, operation)
+        if times is not None:
+            measured.append(Finding(operation, True, f"measured: {times} (in {place.name})"))
+
+    # Of those without a table.
+    others = "each operation" if not measured else "each other operation"
+    if os.environ.get("MINIDIST_TUNING") == "off":
+        text, measured = 'MINIDIST_TUNING=off: algorithm="auto" chooses by formulas', []
+    else:
+        text = (
+            f'the first algorithm="auto" of {others} measures it on these {len(facts)} ranks, in about {BUDGET:.0f} s,'
+            f" and keeps the times in {folder()}; MINIDIST_TUNING=refresh measures anew"
+        )
+    return [Finding("auto", True, text), *measured] if len(facts) > 1 else []

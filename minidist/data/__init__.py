@@ -4,7 +4,6 @@ load.py        what `--data` names
 datasets.py    a stream of tokens, and samples with labels
 generated.py   data that need no download
 files.py       the user's own files
-cache.py       data that are made once and memory-mapped from then on
 sampler.py     which samples a step trains on
 shares.py      which rank computes which of them
 prefetch.py    batches that a thread makes ahead of time
@@ -12,7 +11,7 @@ workers.py     batches that worker processes make ahead of time
 entropy.py     the entropy of a text, which a model must beat
 """
 
-from minidist.data.cache import cached
+from minidist.base.cache import cached
 from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, data_digest, hold_out
 from minidist.data.entropy import bigram_entropy, unigram_entropy
 from minidist.data.files import idx_folder, npz_file, text_file, token_file

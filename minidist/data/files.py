@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from minidist.base.cache import cached
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.read_file import check_path
-from minidist.data.cache import cached
 from minidist.data.datasets import SampleDataset, TokenDataset
 
 TOKEN_DTYPES = {".u8": "<u1", ".u16": "<u2", ".u32": "<u4", ".i32": "<i4", ".i64": "<i8", ".bin": "<u2"}

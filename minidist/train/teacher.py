@@ -34,6 +34,7 @@ import numpy as np
 from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
+from minidist.base.cache import folder
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
@@ -43,7 +44,6 @@ from minidist.comm import Comm
 from minidist.config.models import DTYPES, make_model
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.data import Dataset, TokenDataset, cached
-from minidist.data.cache import folder
 from minidist.parallel import fully_shard
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.fsdp_state import param_groups_of

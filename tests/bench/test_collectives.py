@@ -11,7 +11,7 @@ from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.bench import collectives as real
 from minidist.bench import virtual_collectives as virtual
-from minidist.collectives import ALGORITHMS, bus_factor, seconds
+from minidist.collectives import ALGORITHMS, bus_factor, seconds, tuning
 from minidist.comm import LinkModel
 from minidist.report.crossover import crossover
 
@@ -31,7 +31,7 @@ def test_rows_of_measured_times():
         "auto": [1e-3] * 3,
         "MPI_Allreduce": [2e-3, 4e-3, 2e-3],
     }
-    rows = {row["side"]: row for row in real.rows(times, 8_000_000, 4, 3)}
+    rows = {row["side"]: row for row in real.rows(times, 8_000_000, 4, 3, chosen="naive")}
     assert set(rows) == {"best of ours", "ring", "naive", "auto"}
     assert (rows["ring"]["ratio"], rows["best of ours"]["algorithm"], rows["best of ours"]["ratio"]) == (
         2.0,
@@ -43,13 +43,17 @@ def test_rows_of_measured_times():
     assert "* ring" in text
     assert "/ MPI_Allreduce" in text
     assert "gloo" not in text
+    assert (rows["auto"]["algorithm"], rows["auto"]["to_best"], rows["naive"]["to_best"]) == ("naive", 0.25, 1.25)
+    assert "auto / best of ours: at most 0.25, at 8,000,000 B" in text
 
 
 @pytest.mark.mpi(2)
-def test_every_side_is_measured_and_compared(comm):
+def test_every_side_is_measured_and_compared(comm, monkeypatch, tmp_path):
     from minidist.base.errors import MinidistError
     from minidist.comm.mpi.world import MPIWorld
 
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
     world = MPIWorld(checks=False, record=False, timeout=0)
     sides = real.sides_of(world, with_torch=False)  # torch takes seconds to import
     assert set(sides) == {*ALGORITHMS["all_reduce"], "auto", "MPI_Allreduce"}

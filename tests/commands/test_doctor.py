@@ -4,9 +4,11 @@ import json
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from minidist.base.process import usable_cores
+from minidist.collectives import tuning
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.commands import doctor
 from minidist.commands.doctor import RankFacts, judge_ranks, launcher_finding, launcher_of, spans
@@ -95,3 +97,24 @@ def test_rank_0_reports_for_all_ranks():
     assert findings["hosts"]["text"].startswith("2 ranks on ")
     assert findings["software"]["ok"]
     assert "on one host 8 B in" in findings["transport"]["text"]
+
+
+def test_what_auto_chooses_by_is_said(monkeypatch, tmp_path):
+    """Nothing is measured yet; a table of these ranks; the formulas, by the user's word."""
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
+    monkeypatch.delenv("MINIDIST_TUNING", raising=False)
+    MPI = SimpleNamespace(Get_library_version=lambda: "MPICH 5")
+    facts = [RankFacts(rank, 2, "node0", "minidist 1", (0, 1), 1) for rank in range(2)]
+    (finding,) = doctor.collectives(MPI, facts)
+    assert 'the first algorithm="auto" of each operation measures it on these 2 ranks, in about 2 s' in finding.text
+
+    place = tuning.entry_of("all_reduce", ["node0"] * 2, "MPICH 5", nodes=None, checks=True, synchronous=False)
+    tuning.write_entry(place, np.ones((len(tuning.candidates("all_reduce")), len(tuning.SIZES))))
+    others, finding = doctor.collectives(MPI, facts)
+    assert "of each other operation" in others.text
+    assert (finding.name, finding.text) == ("all_reduce", f"measured: binomial for all sizes (in {place.name})")
+
+    monkeypatch.setenv("MINIDIST_TUNING", "off")
+    (finding,) = doctor.collectives(MPI, facts)
+    assert finding.text == 'MINIDIST_TUNING=off: algorithm="auto" chooses by formulas'
+    assert doctor.collectives(MPI, facts[:1]) == []

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.base import cache as cache_module
+from minidist.base.cache import content_hash, key_of
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import LinkModel, SimWorld
@@ -28,8 +30,6 @@ from minidist.data import (
     text_file,
     weighted_shards,
 )
-from minidist.data import cache as cache_module
-from minidist.data.cache import content_hash, key_of
 from minidist.train.trainer import train
 from mpi_examples import uneven_ranks
 

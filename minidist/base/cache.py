@@ -1,4 +1,4 @@
-"""A cache of arrays that are made from data once: unpacked text, tokens, features, a teacher's logits.
+"""A cache of arrays that are made once: unpacked text, tokens, features, a teacher's logits, measured times.
 
 An entry is found by its content, not by a path or a time stamp. Its key is the SHA-256 of
 
@@ -13,7 +13,7 @@ number of processes may read and write one directory:
     a damaged entry    An entry ends with the SHA-256 of its bytes. When the hash is wrong, one line on standard error
                        says so, and the entry is made again.
 
-Proved by: tests/data/test_loading.py
+Proved by: tests/data/test_loading.py, tests/collectives/test_tuning.py
 """
 
 import hashlib
@@ -87,22 +87,30 @@ def cached(
     """
     # Usually the entry exists: an earlier run made it, or another process that was faster.
     place = (cache or folder()) / f"{what}-{key_of(content_hash(source), what, version, **parameters)}.npy"
+    entry = read_entry(place)
+    if entry is not None:
+        return entry
+    array = make()
+    try:
+        write_entry(place, array)
+        return _mapped(place)
+    except OSError:
+        return array
+
+
+def read_entry(place: Path) -> np.ndarray | None:
+    """Return an entry as a read-only memory map, or None without one. A damaged one is reported, and counts as none."""
     try:
         return _mapped(place)
     except OSError:  # there is no such entry
         pass
     except (ValueError, EOFError) as error:
         print(f"minidist: the cache entry {place} {error}; it is made again", file=sys.stderr, flush=True)
-    array = make()
-    try:
-        _write(place, array)
-        return _mapped(place)
-    except OSError:
-        return array
+    return None
 
 
-def _write(place: Path, array: np.ndarray) -> None:
-    """Write an entry so that other processes see all of it or nothing."""
+def write_entry(place: Path, array: np.ndarray) -> None:
+    """Write an entry so that other processes see all of it or nothing. Raises OSError where it cannot be written."""
     place.parent.mkdir(parents=True, exist_ok=True)
     _discard_unfinished(place)
     # [1] Write a temporary file that no other process writes, with the hash of its bytes at its end, and wait until all

@@ -1,0 +1,220 @@
+"""Measured times of the algorithms of a collective. Under MPI `algorithm="auto"` chooses by them.
+
+A formula of alpha and beta describes messages on an idle link. Real ranks also copy and add, share memory and cores
+with each other, and wait for the scheduler, so the best algorithm by the formula may be several times slower than the
+fastest one. Therefore the first call of an operation with `algorithm="auto"` measures a table:
+
+    seconds              4 KiB    16 KiB   ...   4 MiB        Arrays are float32. A number is the first quartile of 4
+    ordered              2.2e-5   2.9e-5         1.0e-3       to 20 rounds; the slowest rank's time counts in each.
+    recursive_doubling   6.0e-6   1.0e-5         3.3e-4       Between two sizes the time is interpolated linearly.
+    ...
+
+This takes about BUDGET seconds. Sizes for which there is no time are left out, and formulas choose for them. Rank 0
+reports the measurement in one line and stores the table in the user's cache directory (see `base.cache`). Its key has
+all that the times depend on: the hosts of the ranks in order, the nodes, the MPI library with its version, the
+variables that choose its transport, the number of cores, and whether messages are checked.
+
+In later runs rank 0 reads the table and sends it to the other ranks. So all ranks choose the same algorithm, whatever
+is on their disks, and every run with the same table chooses as the run before. The environment variable
+MINIDIST_TUNING of rank 0 is `refresh` to measure again, or `off` to choose by formulas, as simulated ranks do.
+
+Only communicators of all ranks are measured. Two groups that hold copies of the same parameters could not agree on a
+table without messages between the groups, and sums in different orders would let the copies drift apart.
+
+Proved by: tests/collectives/test_tuning.py
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist import __version__
+from minidist.base.cache import folder, key_of, read_entry, write_entry
+from minidist.base.errors import UsageError, quoted
+from minidist.base.process import usable_cores
+from minidist.base.trace import purpose
+from minidist.collectives.registry import ALGORITHMS, Algorithm, arguments_of
+from minidist.comm.communicator import Comm
+from minidist.comm.mpi.world import MPIWorld
+
+SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
+LEAST_ROUNDS, MOST_ROUNDS = 4, 20  # of each size
+CALLS = 4  # in a row, where there is time
+BUDGET = 2.0  # seconds
+VERSION = 1  # of what is measured, and how
+MEASURE, FORMULAS = -1.0, -2.0  # sent in place of seconds: there is no table; no table is to be used
+
+# Variables that choose how messages travel: of UCX, libfabric, MPICH and Open MPI.
+TRANSPORT = ("UCX_TLS", "UCX_NET_DEVICES", "FI_PROVIDER", "MPIR_CVAR_CH4_NETMOD", "OMPI_MCA_btl", "OMPI_MCA_pml")
+
+
+class MeasuredTimes:
+    """The table of one operation. seconds: a row per algorithm, a column per size; inf where it was not measured."""
+
+    def __init__(self, names: Sequence[str], seconds: np.ndarray) -> None:
+        self.names, self.seconds = names, seconds
+        self.columns = int(np.isfinite(seconds[0]).sum())
+        self._chosen: dict[int, str] = {}
+
+    def fastest(self, nbytes: int) -> str | None:
+        """Return the algorithm with the least time (of equal ones the first), or None for sizes that were left out.
+
+        Arrays shorter than the first of SIZES, or longer than the last, have the choice of that size.
+        """
+        sizes = SIZES[: self.columns]
+        if nbytes > sizes[-1] and self.columns < len(SIZES):
+            return None
+        if nbytes not in self._chosen:
+            times = [float(np.interp(nbytes, sizes, row[: self.columns])) for row in self.seconds]
+            self._chosen[nbytes] = self.names[times.index(min(times))]
+        return self._chosen[nbytes]
+
+    def __str__(self) -> str:
+        """The fastest algorithm and the sizes for which it is: "recursive_doubling to 64 KiB, ring from there"."""
+        fastest = [self.names[row] for row in self.seconds[:, : self.columns].argmin(axis=0)]
+        ends = [i for i in range(len(fastest)) if i + 1 == len(fastest) or fastest[i + 1] != fastest[i]]
+        parts = [f"{fastest[i]} to {_size(SIZES[i])}" for i in ends]
+        if self.columns < len(SIZES):
+            return ", ".join((*parts, "then by formula"))
+        parts[-1] = f"{fastest[-1]} from there" if len(parts) > 1 else f"{fastest[-1]} for all sizes"
+        return ", ".join(parts)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
+
+
+def candidates(operation: str) -> dict[str, Algorithm]:
+    """Return the algorithms that "auto" chooses among: those with a formula, in alphabetical order."""
+    return {name: entry for name, entry in sorted(ALGORITHMS[operation].items()) if entry.seconds is not None}
+
+
+def entry_of(operation: str, hosts: Sequence[str], library: str, **conditions: Any) -> Path:
+    """Return the path of a table. hosts: the host of each rank. conditions: what else the times depend on."""
+    environment = {name: os.environ[name] for name in TRANSPORT if name in os.environ}
+    key = key_of(
+        " ".join(hosts),
+        "tuning",
+        VERSION,
+        operation=operation,
+        algorithms=list(candidates(operation)),
+        software=[__version__, np.__version__, library],
+        environment=environment,
+        cores=len(usable_cores()),
+        **conditions,
+    )
+    return folder() / f"tuning-{key}.npy"
+
+
+def kept_times(place: Path, operation: str) -> MeasuredTimes | None:
+    """Return the table stored at `place`, a path of `entry_of`, or None if there is none."""
+    names, kept = list(candidates(operation)), read_entry(place)
+    return None if kept is None or kept.shape != (len(names), len(SIZES)) else MeasuredTimes(names, np.array(kept))
+
+
+def measured_times(comm: Comm, world: MPIWorld, operation: str) -> MeasuredTimes | None:
+    """Return the table of `operation` for all ranks of `world`, or None with MINIDIST_TUNING=off. Collective.
+
+    Everything is sent with purpose `tuning`. Rank 0 sends the table that it read, 8 B per algorithm and size, to every
+    other rank. If there is none, the ranks measure: a round calls each algorithm 1 or CALLS times after a barrier, and
+    ends with an all-reduce of 8 B per algorithm and another 8 B. Raises UsageError for another MINIDIST_TUNING.
+    """
+    algorithms, place = candidates(operation), None
+    table = np.full((len(algorithms), len(SIZES)), MEASURE)
+    if comm.rank == 0:
+        # The code of a user's algorithm may have changed since the last run, so its times are never stored.
+        if not any(entry.is_users for entry in algorithms.values()):
+            place = entry_of(
+                operation,
+                [world.hosts[member] for member in comm.members],
+                world.MPI.Get_library_version(),
+                nodes=comm.nodes,
+                checks=world.checks,
+                synchronous=world.synchronous,
+            )
+        setting = os.environ.get("MINIDIST_TUNING", "")
+        if setting not in ("", "refresh", "off"):
+            raise UsageError(
+                f"MINIDIST_TUNING={quoted(setting)}; use refresh to measure the collectives anew, or off to choose"
+                " their algorithms by formulas"
+            )
+        kept = kept_times(place, operation) if place is not None and setting == "" else None
+        table = kept.seconds if kept is not None else np.full_like(table, FORMULAS if setting == "off" else MEASURE)
+
+    with purpose("tuning", whole=True):
+        broadcast = comm.collective("broadcast/naive tuning", root=0)
+        ALGORITHMS["broadcast"]["naive"].run(broadcast, table, 0)
+        if table[0, 0] == MEASURE:
+            began = time.perf_counter()
+            table = _measure(comm, operation, algorithms)
+            if comm.rank == 0:
+                _keep(place, table, f"{operation} on {world.size} ranks", time.perf_counter() - began)
+    return None if table[0, 0] == FORMULAS else MeasuredTimes(list(algorithms), table)
+
+
+def _keep(place: Path | None, table: np.ndarray, what: str, seconds: float) -> None:
+    """Store a measured table where the next run looks for it, and report the measurement on standard error."""
+    where = "for this run, because an algorithm is the user's"
+    if place is not None:
+        where = f"kept in {place}"
+        try:
+            write_entry(place, table)
+        except OSError as error:
+            where = f"for this run: {place} cannot be written ({error.strerror}); set MINIDIST_CACHE"
+    print(f'minidist: measured {what} for algorithm="auto" in {seconds:.1f} s, {where}', file=sys.stderr, flush=True)
+
+
+def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) -> np.ndarray:
+    """Measure and return the seconds of each algorithm at each size; all ranks return the same table. Collective."""
+    table = np.full((len(algorithms), len(SIZES)), np.inf)
+    began, total = time.perf_counter(), inf
+    for column, nbytes in enumerate(SIZES):
+        # `np.full` writes to the arrays, so that their pages exist before the first call.
+        arguments = arguments_of(comm, operation, nbytes // 4, lambda size: np.full(size, 0.0, np.float32))
+
+        # Each round ends with a maximum over ranks: of the times, and of the time since the start, so that all ranks
+        # stop after the same round. The first round, which opens connections, is not counted; it shows whether there is
+        # time for several calls in a row.
+        rounds: list[np.ndarray] = []
+        calls = 1
+        for number in range(MOST_ROUNDS + 1):
+            times = [
+                _seconds(comm, partial(_call, comm, f"{operation}/{name}", entry.run, arguments), calls)
+                for name, entry in algorithms.items()
+            ]
+            agreed = np.array([*times, time.perf_counter() - began])
+            doubling = comm.collective("all_reduce/recursive_doubling max tuning")
+            ALGORITHMS["all_reduce"]["recursive_doubling"].run(doubling, agreed, "max")
+            if number > 0:
+                rounds.append(agreed[:-1])
+            elif CALLS * LEAST_ROUNDS * agreed[:-1].sum() < BUDGET / len(SIZES):
+                calls = CALLS
+            if number >= LEAST_ROUNDS and agreed[-1] > BUDGET * (column + 1) / len(SIZES):
+                break
+        table[:, column] = np.quantile(rounds, 0.25, axis=0)  # other processes can only add time
+
+        # Stop if the next size would exceed the budget; its time grows as it did from the last size, at most fourfold.
+        last, total = total, float(table[:, column].sum()) * calls
+        if agreed[-1] + (LEAST_ROUNDS + 1) * min(4.0, total / last) * total > BUDGET:
+            break
+    return table
+
+
+def _call(comm: Comm, name: str, run: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    run(comm.collective(name), *arguments)
+
+
+def _seconds(comm: Comm, call: Callable[[], None], calls: int) -> float:
+    """Return this rank's mean time of some calls in a row, which begin after a barrier."""
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - start) / calls

@@ -1,0 +1,209 @@
+"""Measured times of collectives: one table for all ranks, kept for the next run; what is sent, and what is chosen."""
+
+from math import inf
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.collectives import ALGORITHMS, algorithm, all_reduce, auto, ring, tuning, volume
+from minidist.collectives.tuning import SIZES, MeasuredTimes, candidates, entry_of, kept_times, measured_times
+from minidist.comm import SimWorld
+
+NAMES = list(candidates("all_reduce"))
+
+
+def table(*fastest):
+    """A table in which these algorithms are the fastest of their sizes; inf for the sizes that are left."""
+    seconds = np.full((len(NAMES), len(SIZES)), inf)
+    for column, name in enumerate(fastest):
+        seconds[:, column] = [1e-3 * (column + 1) if row == name else 1.0 for row in NAMES]
+    return seconds
+
+
+def pretended(monkeypatch, tmp_path, ranks, hosts=None, library="MPICH 5"):
+    """What `measured_times` needs of an MPI world, so that simulated ranks may be measured; a cache of its own."""
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
+    monkeypatch.delenv("MINIDIST_TUNING", raising=False)
+    MPI = SimpleNamespace(Get_library_version=lambda: library)
+    return SimpleNamespace(size=ranks, hosts=hosts or ["node0"] * ranks, MPI=MPI, checks=True, synchronous=False)
+
+
+def bytes_of(operation, name, elements, ranks, rank):
+    """The bytes that leave a rank in one call on float32, in closed form."""
+    options = {"itemsize": 4} if name == "segmented_ring" else {}
+    return 4 * volume(operation, name, elements, ranks, rank, **options).elements
+
+
+def run(ranks, world, operation="all_reduce"):
+    """Return the tables of all ranks, and the bytes that each rank sent to find them."""
+    simulated = SimWorld(ranks)
+    found = simulated.run(lambda comm: measured_times(comm, world, operation))
+    sent = [trace.bytes_by_purpose() for trace in simulated.traces]
+    assert all(set(purposes) <= {"tuning"} for purposes in sent)
+    return found, [purposes.get("tuning", 0) for purposes in sent]
+
+
+def test_the_least_time_is_chosen_and_sizes_that_were_not_measured_are_left_to_the_formulas():
+    times = MeasuredTimes(NAMES, table("naive", "ring", "ring"))
+    assert [times.fastest(n) for n in (1, SIZES[0], SIZES[1], SIZES[2])] == ["naive", "naive", "ring", "ring"]
+    assert times.fastest(SIZES[2] + 1) is None
+    assert str(times) == "naive to 4 KiB, ring to 64 KiB, then by formula"
+
+    # Between two sizes straight lines: naive 1e-3 -> 1, ring 1 -> 2e-3 cross just above the middle.
+    middle = (SIZES[0] + SIZES[1]) // 2
+    assert (times.fastest(middle - 50), times.fastest(middle + 50)) == ("naive", "ring")
+
+    # A whole table says it of longer arrays, too.
+    whole = MeasuredTimes(NAMES, table(*["naive"] * (len(SIZES) - 1), "ring"))
+    assert whole.fastest(1 << 40) == "ring"
+    assert str(whole) == "naive to 1 MiB, ring from there"
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_to_all", "scatter"])
+def test_one_table_for_all_ranks_and_every_byte_counted(operation, monkeypatch, tmp_path):
+    """Broadcast what rank 0 has; then per size and round each algorithm, and the all-reduce of the times."""
+    ranks, rounds = 3, 3
+    monkeypatch.setattr(tuning, "SIZES", SIZES[:2])
+    monkeypatch.setattr(tuning, "MOST_ROUNDS", rounds)
+    monkeypatch.setattr(tuning, "BUDGET", inf)
+    found, sent = run(ranks, pretended(monkeypatch, tmp_path, ranks), operation)
+    names = list(candidates(operation))
+    for times in found:
+        assert np.array_equal(times.seconds, found[0].seconds)
+        assert (times.columns, np.isfinite(times.seconds).all(), (times.seconds > 0).all()) == (2, True, True)
+    for rank in range(ranks):
+        expected = 8 * len(names) * 2 * volume("broadcast", "naive", 1, ranks, rank).elements
+        for size in SIZES[:2]:
+            elements = -(-(size // 4) // ranks) * ranks if operation == "all_to_all" else size // 4
+            for name in names:
+                expected += (1 + rounds * tuning.CALLS) * bytes_of(operation, name, elements, ranks, rank)
+            doubling = volume("all_reduce", "recursive_doubling", len(names) + 1, ranks, rank)
+            expected += (1 + rounds) * 8 * doubling.elements
+        assert sent[rank] == expected, rank
+
+
+def test_a_slow_network_is_measured_for_short_arrays_alone(monkeypatch, tmp_path, capsys):
+    """No time for a second size, and none for several calls in a row: 1 + LEAST_ROUNDS calls of each algorithm."""
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    (times, _), sent = run(2, pretended(monkeypatch, tmp_path, 2))
+    assert times.columns == 1
+    assert times.fastest(SIZES[1]) is None
+    one = sum(bytes_of("all_reduce", name, SIZES[0] // 4, 2, 1) for name in NAMES)
+    assert sent[1] == (1 + tuning.LEAST_ROUNDS) * (one + 8 * (len(NAMES) + 1))
+    assert 'measured all_reduce on 2 ranks for algorithm="auto" in' in capsys.readouterr().err
+
+
+def test_the_next_run_reads_what_this_one_measured(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    world = pretended(monkeypatch, tmp_path, 3)
+    first, _ = run(3, world)
+    again, sent = run(3, world)
+    assert np.array_equal(first[0].seconds, again[2].seconds)
+    assert sent == [2 * 8 * len(NAMES) * len(SIZES), 0, 0]  # rank 0 tells the others
+    assert capsys.readouterr().err.count("measured") == 1
+
+    # Only rank 0 reads: the others may have another disk, with another table or none.
+    place = entry_of("all_reduce", world.hosts, "MPICH 5", nodes=None, checks=True, synchronous=False)
+    tuning.write_entry(place, table(*["ring"] * len(SIZES)))
+    reads = []
+    monkeypatch.setattr(tuning, "read_entry", lambda place: reads.append(place) or table(*["naive"] * len(SIZES)))
+    assert [times.fastest(10**6) for times in run(3, world)[0]] == ["naive"] * 3
+    assert reads == [place]
+    monkeypatch.undo()
+
+    # Measured anew, or not used at all; another word is refused before anything is sent.
+    world = pretended(monkeypatch, tmp_path, 3)
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    monkeypatch.setenv("MINIDIST_TUNING", "refresh")
+    assert run(3, world)[0][1].columns == 1
+    monkeypatch.setenv("MINIDIST_TUNING", "off")
+    assert run(3, world) == ([None] * 3, [2 * 8 * len(NAMES) * len(SIZES), 0, 0])
+    monkeypatch.setenv("MINIDIST_TUNING", "no")
+    with pytest.raises(UsageError, match=r"MINIDIST_TUNING='no'; use refresh to measure .* or off"):
+        run(3, world)
+
+
+def test_a_damaged_table_is_measured_again(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    world = pretended(monkeypatch, tmp_path, 2)
+    run(2, world)
+    (place,) = tmp_path.iterdir()
+    place.write_bytes(place.read_bytes()[:-40] + bytes(40))
+    assert run(2, world)[0][1].columns == 1
+    text = capsys.readouterr().err
+    assert (text.count("is damaged"), text.count("measured all_reduce")) == (1, 2)
+    assert kept_times(place, "all_reduce") is not None
+    place.write_bytes(b"")
+    assert kept_times(place, "all_reduce") is None
+
+
+def test_a_cache_that_cannot_be_written_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    world = pretended(monkeypatch, tmp_path, 2)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path / "file"))
+    assert run(2, world)[0][1].columns == 1
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_table_belongs_to_what_its_times_depend_on(monkeypatch, tmp_path):
+    """Another machine, number of ranks, ranks per node, library, transport, number of cores, or other algorithms."""
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
+    usual = {"nodes": None, "checks": True}
+    keys = {
+        entry_of("all_reduce", hosts, "MPICH 5", **usual) for hosts in (["a"] * 2, ["a"] * 3, ["b"] * 2, ["a", "b"])
+    }
+    keys.add(entry_of("all_gather", ["a"] * 2, "MPICH 5", **usual))
+    keys.add(entry_of("all_reduce", ["a"] * 2, "MPICH 6", **usual))
+    keys.add(entry_of("all_reduce", ["a"] * 2, "MPICH 5", nodes=[[0], [1]], checks=True))
+    keys.add(entry_of("all_reduce", ["a"] * 2, "MPICH 5", nodes=None, checks=False))
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    keys.add(entry_of("all_reduce", ["a"] * 2, "MPICH 5", **usual))
+    monkeypatch.setattr(tuning, "usable_cores", lambda: [0] * 99)
+    keys.add(entry_of("all_reduce", ["a"] * 2, "MPICH 5", **usual))
+    monkeypatch.setattr(tuning, "candidates", lambda operation: ["ring"])
+    keys.add(entry_of("all_reduce", ["a"] * 2, "MPICH 5", **usual))
+    assert len(keys) == 11
+
+
+def test_times_of_a_users_algorithm_are_of_this_run_alone(monkeypatch, tmp_path, capsys):
+    """Its code may be another in the next run."""
+    monkeypatch.setattr(tuning, "BUDGET", 1e-9)
+    before = dict(ALGORITHMS["all_reduce"])
+    try:
+        algorithm("all_reduce", "mine", seconds=lambda *_: 0.0)(
+            lambda comm, array, op: ring.all_reduce(comm, array, op)
+        )
+        found, _ = run(2, pretended(monkeypatch, tmp_path, 2))
+        assert "mine" in found[1].names
+        assert "for this run, because an algorithm is the user's" in capsys.readouterr().err
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        ALGORITHMS["all_reduce"].clear()
+        ALGORITHMS["all_reduce"].update(before)
+
+
+@pytest.mark.mpi(3)
+def test_real_ranks_choose_by_the_clock_and_groups_of_them_by_formula(comm, monkeypatch, tmp_path):
+    """The table says what no formula would; every rank takes it, a duplicate reads it, and a part of the ranks does
+    not use it.
+    """
+    monkeypatch.setenv("MINIDIST_CACHE", str(tmp_path))
+    monkeypatch.delenv("MINIDIST_TUNING", raising=False)
+    monkeypatch.setattr(tuning, "_measure", lambda *_: table("two_level", "naive"))
+    array = np.full(1000, comm.rank + 1.0)
+    all_reduce(comm, array, algorithm="auto")
+    assert array.tolist() == [6.0] * 1000
+    sent = comm.trace.bytes_by_purpose()["tuning"] if comm.rank == 0 else 0
+    assert sent == (2 * 8 * len(NAMES) * len(SIZES) if comm.rank == 0 else 0)
+    taken = [m.operation for m in comm.trace.messages if m.purpose == "user"]
+    assert set(taken) == {"all_reduce/two_level"}
+
+    # A second communicator reads the file of rank 0; the others have a folder of their own.
+    monkeypatch.setattr(tuning, "_measure", None)
+    assert auto.choose(comm.dup(), "all_reduce", SIZES[1]) == "naive"
+    part = comm.split(comm.rank // 2)
+    assert auto.choose(part, "all_reduce", 8000) == auto.cheapest("all_reduce", 8000, part.size, 1e-6, 1e-10)
+    assert auto.choose(comm, "all_reduce", SIZES[2]) == auto.cheapest("all_reduce", SIZES[2], 3, 1e-6, 1e-10)
