@@ -144,7 +144,10 @@ for ranks in (2, 3, 5, 8, 13):
         assert same
 
 # %% [markdown]
-# `algorithm="auto"` puts n, S, alpha and beta into these formulas. It needs no tuning, only the numbers of the links:
+# `algorithm="auto"` puts n, S, alpha and beta into these formulas. On simulated ranks it needs no tuning, only the numbers
+# of the links. Real ranks also copy, add and share memory, which alpha and beta do not describe; therefore under MPI the
+# first call measures every algorithm at six sizes, within about 2 seconds, and later runs read that table
+# (`minidist doctor` prints it).
 
 # %%
 for name, alpha, beta in (
