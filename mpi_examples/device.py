@@ -40,7 +40,7 @@ def train(comm):
     weights = sum(float(xp.absolute(p.data).sum()) for p in model.parameters())
     sent = comm.trace.bytes_by_purpose().get("gradient_reduce", 0)
     print(
-        f"rank {comm.rank} of {comm.size} on {name}: loss {losses[0]:.2f} -> {losses[-1]:.2f}; |w| = {weights:.4f};"
+        f"rank {comm.rank} of {comm.size} on {name}: loss {losses[0]:.2f} -> {losses[-1]:.2f}; |w| = {weights:.2f};"
         f" sent {sent:,} B of gradients",
         flush=True,
     )
