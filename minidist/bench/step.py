@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor
+from minidist.base.device import Device, device_of
 from minidist.base.errors import UsageError
 from minidist.base.process import tune_process
 from minidist.bench.harness import (
@@ -28,30 +29,47 @@ from minidist.bench.harness import (
     seconds_per_call,
     warm_up,
 )
-from minidist.bench.workloads import CASES, StepCase, make_model, own_step
+from minidist.bench.workloads import CASES, GPU_CASES, StepCase, make_model, own_step
+
+GPU_TARGET = 1.2  # of the ratio to PyTorch on the same GPU
 
 
-def bench_step(names: list[str] | None = None, rounds: int = 8) -> dict[str, Any]:
-    """Return {environment, rows} of the named cases (default: all). At least 6 rounds."""
+def bench_step(
+    names: list[str] | None = None, rounds: int = 8, device: str = "cpu", against: str | None = "torch"
+) -> dict[str, Any]:
+    """Return {environment, rows} of the named cases. At least 6 rounds.
+
+    names: default all, and GPT-2 small on a GPU. device: cpu or cuda, for both sides. against: torch, or None to
+    measure minidist alone. Errors: UsageError for another device, and where there is no GPU.
+    """
     if rounds < 6:
         raise UsageError(f"bench step: {rounds} rounds are too few for a median of ratios; use at least 6")
-    known_cases(names or [], CASES, "bench step")
+    known = CASES if device == "cpu" else {**CASES, **GPU_CASES}
+    known_cases(names or [], known, "bench step")
+    made_on, peer = device_of(device), against if has_torch() else None
+    if device == "cuda" and peer is not None:
+        from minidist.bench.torch_peer import check_cuda
+
+        check_cuda()
     tuned = tune_process()
-    rows = [compare_case(CASES[name], rounds) for name in names or CASES]
-    return {"environment": {**environment(has_torch()), "process": tuned, "tape": tape_microseconds()}, "rows": rows}
+    rows = [compare_case(known[name], rounds, made_on, peer) for name in names or (GPU_CASES if made_on else CASES)]
+    found = {**environment(peer is not None), **gpu(made_on), "process": tuned, "tape": tape_microseconds()}
+    return {"environment": found, "rows": rows}
 
 
-def compare_case(case: StepCase, rounds: int = 8) -> dict[str, Any]:
+def compare_case(
+    case: StepCase, rounds: int = 8, device: Device | None = None, against: str | None = "torch"
+) -> dict[str, Any]:
     """Time one case; {name, ratio, median_s, torch_median_s, best_ratio, rounds, target, faults_per_step, losses}.
 
     Without torch there is no other side: ratio, torch_median_s and best_ratio are None. MinidistError when the losses
     of the first steps differ.
     """
-    sides = {"own": own_step(case, make_model(case))}
-    if has_torch():
+    sides = {"own": own_step(case, make_model(case), device)}
+    if against is not None and has_torch():
         from minidist.bench.torch_peer import torch_step
 
-        sides["torch"] = torch_step(case, make_model(case))
+        sides["torch"] = torch_step(case, make_model(case), "cpu" if device is None else "cuda")
 
     # No ratio of a step that computes something else.
     losses = warm_up(sides, f"bench step {case.name}")
@@ -64,10 +82,19 @@ def compare_case(case: StepCase, rounds: int = 8) -> dict[str, Any]:
         "torch_median_s": statistics.median(other) if other else None,
         "best_ratio": min(own) / min(other) if other else None,
         "rounds": rounds,
-        "target": case.target,
+        "target": case.target if device is None else GPU_TARGET,
         "faults_per_step": faults / case.steps,
         "losses": losses,
     }
+
+
+def gpu(device: Device | None) -> dict[str, Any]:
+    """Return what decides a timing on a GPU: its name, and CuPy's version. Nothing on the host."""
+    if device is None:
+        return {}
+    runtime = getattr(getattr(device, "cuda", None), "runtime", None)
+    name = None if runtime is None else runtime.getDeviceProperties(runtime.getDevice())["name"].decode()
+    return {"gpu": name, "cupy": getattr(device, "__version__", None)}
 
 
 def time_steps(sides: dict[str, Step], steps: int, rounds: int) -> tuple[Times, int]:

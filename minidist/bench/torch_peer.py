@@ -1,7 +1,7 @@
 """PyTorch's side of the benchmarks: the same model with the same weights, and its best eager step.
 
 Imports torch, so the benchmarks import this module only when a comparison is asked for. The settings are PyTorch's
-fastest on a CPU: scaled_dot_product_attention, fused AdamW, one thread.
+fastest on a CPU and eager on a GPU: scaled_dot_product_attention, fused AdamW, one thread.
 
 Proved by: tests/nn/test_against_torch.py, tests/bench/test_step.py
 """
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from minidist.base.errors import UsageError
 from minidist.bench.harness import Step
 from minidist.bench.workloads import ADAMW, StepCase, make_batch
 from minidist.nn import GPTConfig, Module
@@ -80,7 +81,7 @@ class Transformer(nn.Module):
         self.ln_f = nn.LayerNorm(c.n_embd, c.layer_norm_epsilon)
 
     def forward(self, tokens: Any) -> Any:
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.h:
             x = block(x)
         return self.ln_f(x)
@@ -127,11 +128,21 @@ def torch_adamw(parameters: Any) -> Any:
     return torch.optim.AdamW(parameters, fused=True, **ADAMW)
 
 
+def check_cuda() -> None:
+    """Raise UsageError where PyTorch sees no GPU."""
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"bench step --device cuda: PyTorch {torch.__version__} sees no GPU; install its build for CUDA, or give"
+            " --against none"
+        )
+
+
 def torch_training(case: StepCase, module: Any, optimizer: Any, seed: int = 0) -> Step:
-    """Return a closure that trains a PyTorch module, wrapped or not, by one step on one thread."""
+    """Return a closure that trains a PyTorch module, wrapped or not, by one step on one thread, where it lies."""
     torch.set_num_threads(1)
     # The same batch as ours; features in the dtype of the module.
-    inputs, targets = (torch.from_numpy(a) for a in make_batch(case, seed))
+    there = next(module.parameters()).device
+    inputs, targets = (torch.from_numpy(a).to(there) for a in make_batch(case, seed))
     if inputs.is_floating_point():
         inputs = inputs.to(next(module.parameters()).dtype)
 
@@ -146,7 +157,7 @@ def torch_training(case: StepCase, module: Any, optimizer: Any, seed: int = 0) -
     return step
 
 
-def torch_step(case: StepCase, model: Module) -> Step:
-    """Return PyTorch's step from the same weights (copied)."""
-    twin = torch_twin(case, model)
+def torch_step(case: StepCase, model: Module, device: str = "cpu") -> Step:
+    """Return PyTorch's step from the same weights (copied), on a device: cpu or cuda."""
+    twin = torch_twin(case, model).to(device)
     return torch_training(case, twin, torch_adamw(twin.parameters()))

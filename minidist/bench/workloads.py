@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy
+from minidist.base import arrays as xp
+from minidist.base.device import Device, creating_on
 from minidist.base.errors import UsageError, quoted
 from minidist.bench.harness import Step
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig, Module
@@ -39,6 +41,8 @@ CASES = {
         StepCase("mlp", 128, 0.90, sizes=(64, 256, 256, 10), steps=200),
     )
 }
+# GPT-2 small, whose operations are large enough to keep a GPU busy.
+GPU_CASES = {"gpt2": StepCase("gpt2", 8, 1.2, config=GPTConfig(50304, 1024, 768, 12, 12), length=1024, steps=3)}
 GPT_CASES = [name for name, case in CASES.items() if case.config]
 
 
@@ -65,18 +69,21 @@ def make_model(case: StepCase, dtype: Any = np.float32) -> Module:
     return MLP(case.sizes, dtype=dtype) if case.config is None else GPT(case.config, dtype)
 
 
-def own_step(case: StepCase, model: Module) -> Step:
-    """Return a closure that trains `model` by one step of AdamW on the case's batch."""
-    inputs, targets = make_batch(case)
-    # One flat array, so that AdamW is a few operations over all parameters.
-    flat = FlatParameters(model.parameters())
-    optimizer = AdamW(flat, **ADAMW)
+def own_step(case: StepCase, model: Module, device: Device | None = None) -> Step:
+    """Return a closure that trains `model` by one step of AdamW on the case's batch; device: None is the host."""
+    model.to(device)
+    with creating_on(device):
+        inputs, targets = (xp.to_device(rows) for rows in make_batch(case))
+        # One flat array, so that AdamW is a few operations over all parameters.
+        flat = FlatParameters(model.parameters())
+        optimizer = AdamW(flat, **ADAMW)
 
     def step() -> float:
-        flat.zero_grad()
-        loss = cross_entropy(model(Tensor(inputs)), targets) if case.config is None else model(inputs, targets)
-        loss.backward()
-        optimizer.step()
-        return float(loss.item())
+        with creating_on(device):
+            flat.zero_grad()
+            loss = cross_entropy(model(Tensor(inputs)), targets) if case.config is None else model(inputs, targets)
+            loss.backward()
+            optimizer.step()
+            return float(loss.item())  # waits for the device
 
     return step

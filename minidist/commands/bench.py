@@ -117,12 +117,11 @@ def bench_step(
     cases: Cases = None,
     ranks: Annotated[int, typer.Option(help="more than 1: a data-parallel step under mpiexec (one GPT case)")] = 1,
     tp: Annotated[int, typer.Option(help="more than 1: a tensor-parallel step of GPT blocks under mpiexec")] = 1,
-    against: Annotated[
-        str | None, typer.Option(help="with --ranks or --tp: torch, or none to measure minidist alone")
-    ] = "torch",
+    against: Annotated[str | None, typer.Option(help="torch, or none to measure minidist alone")] = "torch",
     zero: Annotated[
         str | None, typer.Option(help="with --ranks: ZeRO stages, such as 1,2,3, beside data parallelism")
     ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda, for both sides (one rank)")] = "cpu",
     rounds: Rounds = 8,
 ) -> Result:
     """Time a training step beside PyTorch's best eager step on the same model, batch and optimizer."""
@@ -139,6 +138,9 @@ def bench_step(
     stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
 
+    if device != "cpu" and (tp > 1 or ranks > 1 or stages):
+        raise UsageError(f"bench step --device {device} measures one rank; leave out --ranks, --tp and --zero")
+
     # A tensor-parallel step, a data-parallel step, or a step on one rank.
     if tp > 1:
         if cases or stages or ranks > 1:
@@ -148,7 +150,7 @@ def bench_step(
         return _result(bench_data_parallel(ranks, rounds, cases[0] if cases else "gpt", stages, other))
     if stages:
         raise UsageError("bench step --zero needs --ranks 2 or more: one rank has nothing to shard")
-    return _result(measure(cases or None, rounds=rounds))
+    return _result(measure(cases or None, rounds, device, other))
 
 
 @bench.command("pipeline")

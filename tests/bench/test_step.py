@@ -1,12 +1,19 @@
 """The step benchmark: what it refuses, what it answers, and that our side of it is fast enough to keep its promises."""
 
+import json
+
+import numpy as np
 import pytest
 
+from minidist.base.device import cuda
 from minidist.base.errors import MinidistError, UsageError
+from minidist.bench import workloads
 from minidist.bench.step import bench_step, compare_case, tape_microseconds
 from minidist.bench.workloads import StepCase, make_model, own_step
+from minidist.cli import main
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.nn import GPTConfig
+from tests.cupy.stand_in import Device, DeviceArray
 
 SMALL = StepCase("small", 2, 1.0, config=GPTConfig(16, 8, 16, 1, 2), length=8, steps=2)
 
@@ -53,7 +60,7 @@ def test_comparison_reports_a_ratio_only_for_equal_losses(monkeypatch):
     def add_one(step):
         return lambda: step() + 1
 
-    monkeypatch.setattr(module, "own_step", lambda case, model: add_one(honest(case, model)))
+    monkeypatch.setattr(module, "own_step", lambda *given: add_one(honest(*given)))
     with pytest.raises(MinidistError, match="bench step small: the loss of step 0"):
         compare_case(SMALL, rounds=2)
 
@@ -75,3 +82,67 @@ def test_a_tensor_parallel_step_runs_under_mpiexec_without_torch():
     assert row["ratio"] is None  # without the other side
     assert row["median_s"] > 0
     assert row["target"] == 0.65
+
+
+def test_a_step_on_a_device(monkeypatch, capsys):
+    # The arrays have CuPy's interface and NumPy's values, so the losses are those of the host.
+    host = compare_case(SMALL, rounds=2, against=None)
+    there = compare_case(SMALL, rounds=2, device=Device(), against=None)
+    assert np.allclose(there["losses"], host["losses"], rtol=1e-5)
+    assert there["ratio"] is None
+    assert there["target"] == 1.2
+    assert all(isinstance(p.data, DeviceArray) for p in own_parameters(Device()))
+
+    monkeypatch.setattr("minidist.base.device.cuda", Device)
+    monkeypatch.setitem(workloads.GPU_CASES, "gpt2", SMALL)
+    monkeypatch.setattr("minidist.bench.step.tape_microseconds", dict)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "step", "--device", "cuda", "--against", "none", "--rounds", "6", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0
+    assert [row["name"] for row in result["rows"]] == ["small"]
+    assert {"gpu", "cupy"} <= set(result["environment"])
+
+
+def own_parameters(device):
+    model = make_model(SMALL)
+    own_step(SMALL, model, device)
+    return list(model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--device", "tpu"], "--device 'tpu'; it must be cpu or cuda"),
+        (["--device", "cuda", "--ranks", "2"], "bench step --device cuda measures one rank"),
+        (["gpt2"], "no case 'gpt2'"),
+    ],
+)
+def test_what_a_device_cannot_do_is_one_sentence(flags, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "step", *flags])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_a_gpu_there_is_no_benchmark_of_one(capsys):
+    try:
+        cuda()
+        pytest.skip("this machine has a GPU")
+    except UsageError as error:
+        expected = str(error)
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "step", "--device", "cuda"])
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.cuda
+@pytest.mark.peers
+def test_a_step_beside_pytorch_on_a_gpu():
+    pytest.importorskip("torch")
+    try:
+        device = cuda()
+    except UsageError as error:
+        pytest.skip(str(error))
+    assert compare_case(SMALL, rounds=2, device=device)["ratio"] > 0
