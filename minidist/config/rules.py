@@ -310,13 +310,14 @@ CHECKPOINTS = (
     ),
 )
 
-# A compressor is a communication hook: it replaces the all-reduce of a gradient bucket, or ZeRO 1's reduce-scatter.
+# A compressor is a communication hook: it replaces the all-reduce of a gradient bucket, or ZeRO's reduce-scatter.
 COMPRESSION = (
     Rule(
         "compression-with-zero",
-        lambda j: j.compressor != "none" and j.zero >= 2,
-        "--compression {compression} compresses a rank's whole gradient, and --zero {zero} keeps a shard of it",
-        "use --zero 0 or 1",
+        lambda j: j.compressor != "none" and j.zero == 3,
+        "--compression {compression} sends whole sums to every rank, and what error feedback keeps there has the size"
+        " of the model; with --zero 3 a rank has memory for its share of the model alone",
+        "use --zero 0, 1 or 2",
     ),
     Rule(
         "compression-with-reduction",

@@ -154,6 +154,12 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
                 f"{_cut(config, dims)}, and --compression {config.compression} makes another choice where a gradient"
                 " differs in its last bit, so no bound holds; compare it with --dp and --pp, or without compression"
             )
+        if config.zero == 2 and dims.pp > 1:
+            raise UsageError(
+                f"--compression {config.compression}, --zero 2 and --pp {dims.pp} compress every micro-batch of every"
+                " stage, and the reference replays one reduction of a stage per step; compare with --zero 1, or without"
+                " --pp"
+            )
         return "ordered"
 
     if config.batch_norm == "sync" and changes_batches(config):

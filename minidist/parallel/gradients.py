@@ -20,7 +20,7 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -61,11 +61,17 @@ class Bucket:
     model: int = 1
     samples: tuple[Any, ...] = ()  # slices
     reducer: "GradientReducer | None" = None
+    array: Array | None = field(default=None, compare=False)  # the gradients, where the flat gradient does not exist
 
     @property
     def buffer(self) -> Array:
         """The gradients, 1-D, as a view."""
-        return self.flat.grad_buffer[self.slice]
+        return self.flat.grad_buffer[self.slice] if self.array is None else self.array
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(self.slice.stop - self.slice.start)
 
     @property
     def equal(self) -> str:

@@ -133,13 +133,12 @@ class ZeroOptimizer(OptimizerWrapper):
         raise not_copied("ZeroOptimizer", self.comm)
 
     def register_comm_hook(self, state: Any, hook: Callable[[Any, Bucket], Work]) -> None:
-        """Stage 1: replace the reduce-scatter of a bucket by `hook(state, bucket)`; see `DistributedDataParallel`.
+        """Replace the reduce-scatter of a bucket by `hook(state, bucket)`; see `DistributedDataParallel`.
 
         The hook sums the whole bucket on every rank, which keeps the part of its shard. So gradients are sent as in
-        data parallelism. Raises UsageError with stage 2, where no rank has a whole gradient for a residual.
+        data parallelism, with stage 2 in every micro-batch. A compressor's residual has the size of all gradients, on
+        every rank and with stage 2, too.
         """
-        if self.stage == 2:
-            raise UsageError("a communication hook with stage 2, which keeps no whole gradient; use stage=1")
         self.reducer.use_hook(partial(hook, state))
 
     def no_sync(self) -> AbstractContextManager[None]:
@@ -244,10 +243,21 @@ class ShardReducer(GradientReducer):
 
     def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Work]) -> Work:
         """Start the sum of a bucket on every rank, and forget the bucket's own gradients."""
+        # Stage 2: wait for the bucket before, and hand the hook the array of this one, which no other bucket shares.
+        if not self.keep_whole:
+            self._collect(len(self.works))
+            bucket = replace(bucket, array=self.arrays.pop(bucket.index))
         work = _PartOfShard(self.shard, bucket, start(bucket))
-        for parameter in bucket.parameters:
-            parameter.gradient.clear()
+        self._forget(bucket)
         return work  # type: ignore[return-value]
+
+    def _forget(self, bucket: Bucket) -> None:
+        """Mark the bucket's local gradients as empty (stage 1), or drop the parameters' views of it (stage 2)."""
+        for parameter in bucket.parameters:
+            if self.keep_whole:
+                parameter.gradient.clear()
+            else:
+                parameter.gradient.release()
 
     def started(self) -> None:
         """Note the module's mode, too: no forward of a wrapper does."""
@@ -303,13 +313,7 @@ class ShardReducer(GradientReducer):
         if own is not None:
             work = _Spread(work, own, None if shard.filled else mine)  # type: ignore[assignment]
 
-        # Stage 1 keeps the array of local gradients and marks it empty; stage 2 drops the parameters' views of this
-        # bucket.
-        for parameter in bucket.parameters:
-            if self.keep_whole:
-                parameter.gradient.clear()
-            else:
-                parameter.gradient.release()
+        self._forget(bucket)
         return work
 
     def _collect(self, until: int) -> None:

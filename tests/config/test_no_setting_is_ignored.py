@@ -155,6 +155,7 @@ VALUES = {
     "offload: parameters": {"offload": "parameters", **SHARDED},
     "compression: bf16": {"compression": "bf16", "dp": 2},
     "compression: zero 1": {"compression": "sign", "zero": 1, "dp": 2},
+    "compression: zero 2": {"compression": "sign", "zero": 2, "dp": 2},
     "noise_scale: shards": {"noise_scale": True, "zero": 1, "dp": 2},
     "ep: zero 3": {"ep": 2, "dp": 2, "zero": 3, **EXPERTS},
     "weights: measured": {"weights": "measured:1", "dp": 2},

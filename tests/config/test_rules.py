@@ -115,8 +115,8 @@ CASES = {
     ),
     "overwrite-with-resume": ({"overwrite": True, "resume": True, "save": "x"}, "leave one of them out"),
     "compression-with-zero": (
-        {"compression": "fp16", "zero": 2, "dp": 2},
-        "--zero 2 keeps a shard of it; use --zero 0 or 1",
+        {"compression": "fp16", "zero": 3, "dp": 2},
+        "with --zero 3 a rank has memory for its share of the model alone; use --zero 0, 1 or 2",
     ),
     "compression-with-reduction": (
         {"compression": "fp16", "reduction": "ordered", "dp": 2},

@@ -22,6 +22,7 @@ from minidist.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
 ZERO_1 = {"zero": 1, "reduce_bucket_size": 1000, "bucket_cap_mb": 25.0}
+ZERO_2 = {**ZERO_1, "zero": 2}
 METHODS = ["fp16", "bf16", "topk:0.05", "topk:7", "sign", "qsgd:15", "powersgd:1"]
 
 
@@ -57,6 +58,7 @@ def test_the_bytes_are_the_closed_form(method, ranks):
         (3, {"precision": "bf16"}),
         (3, ZERO_1),
         (4, {"tp": 2, "precision": "bf16", **ZERO_1}),
+        (4, {"pp": 2, "microbatches": 2, **ZERO_2}),
     ],
 )
 @pytest.mark.parametrize("method", ["topk:0.05", "powersgd:1"])
@@ -81,7 +83,8 @@ def test_top_k_of_everything_has_the_bits_of_data_parallelism():
     ("ranks", "values"),
     [(3, {"compression": method}) for method in ("topk:0.05", "sign", "qsgd:15", "powersgd:1")]
     + [(4, {"compression": "sign", "pp": 2, "layers": 2, "microbatches": 2})]
-    + [(3, {"compression": "topk:0.05", "precision": "bf16", **ZERO_1})],
+    + [(3, {"compression": "topk:0.05", "precision": "bf16", **ZERO_1})]
+    + [(3, {"compression": method, **ZERO_2}) for method in ("sign", "qsgd:15")],
 )
 def test_a_resumed_job_continues_bit_for_bit(ranks, values, tmp_path):
     whole = run(ranks, steps=4, **values)[2]
@@ -103,6 +106,15 @@ def test_zero_1_has_the_bits_of_data_parallelism_where_the_buckets_are_equal():
     one_bucket = {"bucket_cap_mb": 25.0, "compression": "sign", "steps": 3}
     losses = [run(3, **one_bucket, zero=zero)[2][0].losses for zero in (0, 1)]
     assert losses[0] == losses[1]
+
+
+def test_zero_2_keeps_no_whole_gradient_but_the_bucket_that_is_compressed():
+    """Two micro-batches: what two ranks hold of gradients are shards, and the bucket that fills."""
+    held = {}
+    for zero in (1, 2):
+        result = run(2, compression="qsgd:15", accumulation=2, **{**ZERO_2, "zero": zero})[2][0]
+        held[zero] = result.peak_by_purpose["gradient"]
+    assert held[2] < 0.85 * held[1]
 
 
 def test_a_residual_moves_between_zero_1_and_data_parallelism(tmp_path):
@@ -162,7 +174,7 @@ def test_qsgd_refuses_the_state_of_another_compressor(state):
     [
         ({"compression": "topk"}, "such as topk:0.01"),
         ({"compression": "zip"}, "it must be one of none, fp16"),
-        ({"compression": "sign", "zero": 2}, "--zero 2 keeps a shard of it"),
+        ({"compression": "sign", "zero": 3}, "with --zero 3 a rank has memory for its share of the model alone"),
     ],
 )
 def test_what_does_not_go_together(values, sentence):
@@ -193,6 +205,8 @@ PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # 
     # Residuals in float32 beside gradients of 16 bits, and a rank that keeps its shard of the sum.
     + [(method, 2, {"precision": "bf16", "accumulation": 2}) for method in METHODS if method != "topk:7"]
     + [(method, 3, ZERO_1) for method in METHODS if method != "topk:7"]
+    + [(method, 3, {"accumulation": 2, **ZERO_2}) for method in METHODS if method != "topk:7"]
+    + [("topk:0.05", 2, {"precision": "bf16", **ZERO_2})]
     + [("bf16", 2, {"precision": "fp16", "loss_scale": 2.0**24}), ("sign", 4, {**PIPELINE, **ZERO_1})]
     + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2, "precision": "bf16", **ZERO_1})],
 )
@@ -211,3 +225,8 @@ def test_what_no_bound_holds_for_is_not_compared():
     made = config(compression="sign", tp=2)
     with pytest.raises(UsageError, match=r"--tp 2 cuts the sums .* --compression sign makes another choice"):
         tier_of(made, resolve_batches(made, 2).dims)
+    made = config(compression="sign", pp=2, zero=2, layers=2, microbatches=2)
+    with pytest.raises(
+        UsageError, match=r"--compression sign, --zero 2 and --pp 2 .* compare with --zero 1, or without"
+    ):
+        tier_of(made, resolve_batches(made, 4).dims)

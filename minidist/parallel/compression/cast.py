@@ -30,7 +30,7 @@ class Cast(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return 2 (n-1)/n of 2 B per element."""
-        return ring_bytes(bucket.buffer.size, self.comm.size, rank, 2)
+        return ring_bytes(bucket.size, self.comm.size, rank, 2)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do a ring all-reduce of 2 B per element."""

@@ -54,7 +54,7 @@ class PowerSGD(Compressor):
         factors = [f for p in bucket.parameters if (f := self.factors(p.shape))]
         whole = sum(p.size for p in bucket.parameters if not self.factors(p.shape))
         parts = (whole, sum(m * r for m, _, r in factors), sum(k * r for _, k, r in factors))
-        return sum(ring_bytes(part, self.comm.size, rank, wide(bucket.buffer.dtype).itemsize) for part in parts)
+        return sum(ring_bytes(part, self.comm.size, rank, wide(bucket.flat.dtype).itemsize) for part in parts)
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return the queries, (k, r) each, which are equal on all ranks."""

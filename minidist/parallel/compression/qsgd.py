@@ -39,7 +39,7 @@ class QSGD(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return (n-1) (d B + a value)."""
-        return gather_bytes(bucket.buffer.size + wide(bucket.buffer.dtype).itemsize, self.comm.size)
+        return gather_bytes(bucket.size + wide(bucket.flat.dtype).itemsize, self.comm.size)
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return how many times draws were made."""

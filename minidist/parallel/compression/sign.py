@@ -20,7 +20,7 @@ class Sign(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return (n-1) (d/8 B + a value)."""
-        return gather_bytes(-(-bucket.buffer.size // 8) + wide(bucket.buffer.dtype).itemsize, self.comm.size)
+        return gather_bytes(-(-bucket.size // 8) + wide(bucket.flat.dtype).itemsize, self.comm.size)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do two ring all-gathers: ceil(d / 8) B of signs and one value from each rank."""

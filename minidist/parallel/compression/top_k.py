@@ -39,7 +39,7 @@ class TopK(Compressor):
 
     def kept(self, bucket: Bucket) -> int:
         """Return how many elements of this bucket travel."""
-        size = bucket.buffer.size
+        size = bucket.size
         if self.k > size:
             raise UsageError(
                 f"rank {self.comm.rank}: top-k with k = {self.k:.0f} > {size}, the size of bucket {bucket.index}; lower"
@@ -49,7 +49,7 @@ class TopK(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return (n-1) k (4 B + a value)."""
-        return gather_bytes(self.kept(bucket) * (4 + bucket.buffer.itemsize), self.comm.size)
+        return gather_bytes(self.kept(bucket) * (4 + bucket.flat.dtype.itemsize), self.comm.size)
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do two ring all-gathers: k indices (4 B each) and k values from each rank."""

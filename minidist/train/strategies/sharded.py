@@ -85,7 +85,7 @@ class ShardedOptimizer(Sharded):
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and config.zero == 1:
             self.zero.reducer.synchronize_manually()
-        # With stage 1 the compressor takes the place of each bucket's reduce-scatter.
+        # The compressor takes the place of each bucket's reduce-scatter.
         compressor = None
         if config.compression != "none":
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
