@@ -31,6 +31,7 @@ from minidist.commands.demo import demo
 from minidist.commands.doctor import doctor
 from minidist.commands.explain import explain
 from minidist.commands.generate import generate
+from minidist.commands.hang import hang
 from minidist.commands.memory import memory
 from minidist.commands.museum import museum
 from minidist.commands.order import order
@@ -73,6 +74,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "demo": demo,
     "check-collective": check_collective,
     "order": order,
+    "hang": hang,
     "run": run,
     "memory": memory,
     "data": data,

@@ -169,6 +169,7 @@ NEEDED = {
     "memory": ["--model", "gpt2"],
     "check-collective": ["none.py:f"],
     "order": ["ring"],
+    "hang": ["none"],
     "tiles": ["--tp", "2"],
     "generate": ["none"],
     "staleness": ["asp", "--seconds", "0.01"],
