@@ -49,6 +49,7 @@ PURPOSES = (
     "dispatch",
     "loss_divisor",
     "load_balance",
+    "repartition",
     "overflow",
     "quantization_range",
     "pruning",

@@ -150,12 +150,18 @@ def save_job(
     step: int,
     losses: list[float],
     storage: Storage | None = None,
+    partition: Sequence[int] | None = None,
 ) -> Path:
-    """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
+    """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank.
+
+    partition: blocks of each stage, where they are chosen while the job trains.
+    """
     # Rank 0 writes the state; the others need not read all data for its fingerprint.
     plan = job.plan.state()
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
-    state |= {"batch_plan": plan} if plan and comm.rank == 0 else {}
+    if comm.rank == 0:
+        state |= {"batch_plan": plan} if plan else {}
+        state |= {} if partition is None else {"partition": list(partition)}
     shards = [*_shards(strategy), *error_feedback_shards(strategy)]
     shards += buffer_shards(strategy.buffers())
     path = save(comm, directory, step, shards, state, storage)
@@ -235,6 +241,7 @@ class JobState(BaseModel):
     data_digest: str | None = None  # older checkpoints have none
     teacher_digest: str | None = None  # with --distill-from
     batch_plan: PlanState | None = None  # where batches change while the job trains
+    partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
 
 
 def read_job_state(checkpoint: Checkpoint) -> JobState:

@@ -30,7 +30,7 @@ from minidist.equality.compare import Comparison, compare_rank, float_tier_setti
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
-from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
 from minidist.train.batch_plan import changes_batches
 from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.train.progress import Progress
@@ -61,6 +61,7 @@ class Summary:
     sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
+    partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
@@ -79,6 +80,7 @@ class Summary:
             *(("int8",) if self.int8 else ()),
             *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
+            *(("partitions",) if self.partitions else ()),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -120,6 +122,9 @@ class Summary:
                     worth, **self.noise_scale
                 )
             )
+        if self.partitions:
+            cuts = (f"{partition} for {_count(steps, 'step')}" for partition, steps in self.partitions)
+            lines.append(f"layers of the stages: {', then '.join(cuts)}")
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
         if self.sparsity:
@@ -271,11 +276,12 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     else:
         skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         sizes = [result.sizes for result in results]
-        closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
-        for name, volume in evaluation_bytes(
-            config, batches, [result.sizes for result in results], first.first_step
-        ).items():
-            closed[name] = closed.get(name, 0) + volume
+        if first.cuts:
+            closed = dict(repartitioned_bytes(config, batches, [result.cuts for result in results], first.first_step))
+        else:
+            closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
+            for name, volume in evaluation_bytes(config, batches, sizes, first.first_step).items():
+                closed[name] = closed.get(name, 0) + volume
     saving = outcome.size - config.teacher_ranks
     if config.save is not None and saving > 1:
         every = config.every or config.steps
@@ -316,6 +322,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.sparsity,
         first.int8,
         _teacher(results),
+        [(run.partition, run.steps) for run in first.cuts] or None,
     )
 
 

@@ -119,6 +119,11 @@ def cut_stages(config: TrainConfig, model: Any, stages: int) -> tuple[list[Any],
     return cut_model(model, stages, stage_sizes(config.partition, model, stages))
 
 
+def cut_sizes(config: TrainConfig, model: Any, stages: int) -> list[int]:
+    """Return the blocks of each stage of a model."""
+    return blocks_per_stage(len(model.blocks), stages, stage_sizes(config.partition, model, stages))
+
+
 def check_stages(config: TrainConfig, dataset: Any, stages: int) -> None:
     """Raise UsageError when the model cannot be cut into `stages` stages."""
     # Equal stages of the package's own models follow from the number of layers, so no model is built for them.

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
-from minidist.config.models import parameter_count
+from minidist.config.models import make_model, parameter_count
 from minidist.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
 from minidist.data import load_dataset, measured_every
@@ -173,6 +173,14 @@ class ResolvedJob:
     def plan(self) -> Any:
         """The validated plan of the pipeline; raises when it cannot be made."""
         return make_plan(self.config, self.batches.accumulation)
+
+    @cached_property
+    def blocks(self) -> int:
+        """How many blocks of the model a pipeline can divide among stages."""
+        if self.config.is_own_model:
+            return len(getattr(make_model(self.config, self.dataset), "blocks", ()))
+        # An MLP has one layer more than hidden layers: the one that returns the classes.
+        return self.config.layers + (self.config.model == "mlp")
 
     @cached_property
     def loaded_plan(self) -> Any:

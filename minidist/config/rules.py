@@ -1041,6 +1041,12 @@ PIPELINE = (
         "add --pp 2 or more",
     ),
     Rule(
+        "repartition-needs-pp",
+        lambda j: j.pp == 1 and j.repartition_every,
+        "--repartition-every {repartition_every} cuts a pipeline's stages",
+        "add --pp 2 or more",
+    ),
+    Rule(
         "replicas-need-pp",
         lambda j: j.pp == 1 and j.replicas is not None,
         "--replicas {replicas} copies a pipeline's stages",
@@ -1114,6 +1120,29 @@ PIPELINE = (
         "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
         " normalisation are those of all rows of one step",
         "use --batch-norm none, or a synchronous schedule with --dp",
+    ),
+    # Stages that are cut anew while the job trains.
+    Rule(
+        "asynchronous-with-repartition",
+        lambda j: j.asynchronous and j.repartition_every,
+        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
+        " {repartition_every} the weights would depend on measured times",
+        "use a synchronous schedule, such as 1f1b",
+    ),
+    Rule(
+        "repartition-with-compression",
+        lambda j: j.repartition_every and j.compression not in ("none", "fp16", "bf16"),
+        "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
+        " {repartition_every} puts them into others by measured times",
+        "use fp16 or bf16, or leave one of them out",
+    ),
+    Rule(
+        "repartition-with-one-cut",
+        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
+        "--repartition-every {repartition_every} has one cut to choose from, because {blocks} layers on {stages} stages"
+        " are one each",
+        "use more --layers, or leave it out",
+        {"stages": lambda j: j.plan.stages},
     ),
     Rule(
         # Plans that can be drawn and timed, but not trained with.
@@ -1247,7 +1276,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("shard_teacher", lambda j: False),
 )
 # Those that happen every so many steps, of which the job has fewer.
-PERIODS = ("every", "evaluate_every")
+PERIODS = {"every": 0, "evaluate_every": 0, "repartition_every": 1}  # and how many steps must follow
 
 
 def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()) -> list[str]:
@@ -1271,8 +1300,8 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
 
     return lines + [
         f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}"
-        for name in PERIODS
-        if (getattr(job, name) or 0) > job.steps
+        for name, after in PERIODS.items()
+        if (getattr(job, name) or -after) + after > job.steps
     ]
 
 
@@ -1363,7 +1392,7 @@ def as_markdown() -> str:
         "line says that they have no effect.",
         "",
         f"- On one data-parallel rank: {listed}.",
-        f"- More steps than the job has: {periods}.",
+        f"- Periods that are too long for the job: {periods}.",
     ]
     return "\n".join(lines) + "\n"
 

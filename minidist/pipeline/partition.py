@@ -139,10 +139,13 @@ def by_cost(costs: Sequence[float], parts: int) -> list[Stage]:
     return _cut(costs, parts, lambda best, cost: best + cost * cost)
 
 
-def by_slowest(costs: Sequence[float], parts: int) -> list[Stage]:
-    """Return contiguous stages of which the most expensive one costs least."""
+def by_slowest(costs: Sequence[float], parts: int, paces: Sequence[float] | None = None) -> list[Stage]:
+    """Return contiguous stages of which the most expensive one costs least.
+
+    paces: of each stage, by which the costs of its layers are multiplied, where machines differ; 1 by default.
+    """
     _check_parts(len(costs), parts)
-    return _cut(costs, parts, max)
+    return _cut(costs, parts, max, paces)
 
 
 def _check_parts(layers: int, parts: int) -> None:
@@ -152,16 +155,20 @@ def _check_parts(layers: int, parts: int) -> None:
         raise UsageError(f"cannot cut {layers} layers into {parts} stages; take at most {layers} stages")
 
 
-def _cut(costs: Sequence[float], parts: int, combine: Callable[[float, float], float]) -> list[Stage]:
+def _cut(
+    costs: Sequence[float], parts: int, combine: Callable[[float, float], float], paces: Sequence[float] | None = None
+) -> list[Stage]:
     # Dynamic programme over stages: best[j] is the value of the first j layers in `part` stages.
     total = [0.0, *np.cumsum(np.array(costs, float)).tolist()]
-    n = len(costs)
-    best = [combine(0.0, total[j]) for j in range(n + 1)]  # with one stage
+    n, pace = len(costs), [1.0] * parts if paces is None else paces
+    best = [combine(0.0, total[j] * pace[0]) for j in range(n + 1)]  # with one stage
     cuts: list[list[int]] = []
     for part in range(2, parts + 1):
         row, cut = [math.inf] * (n + 1), [0] * (n + 1)
         for j in range(part, n + 1):
-            row[j], cut[j] = min((combine(best[i], total[j] - total[i]), i) for i in range(part - 1, j))
+            row[j], cut[j] = min(
+                (combine(best[i], (total[j] - total[i]) * pace[part - 1]), i) for i in range(part - 1, j)
+            )
         best = row
         cuts.append(cut)
 

@@ -45,6 +45,7 @@ from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.train.batch_plan import load_balance_volume
 from minidist.train.noise import shards_gradients
+from minidist.train.repartition import CutRun, repartition_bytes
 from minidist.train.strategies.data_axis import AxisSizes
 from minidist.train.teacher import teacher_bytes
 
@@ -101,6 +102,27 @@ def closed_form_bytes(
     if dims.pp > 1:
         total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}
+
+
+def repartitioned_bytes(
+    config: TrainConfig, batches: Batches, runs: Sequence[Sequence[CutRun]], first_step: int = 0
+) -> Counter[str]:
+    """Return what a job sends whose stages are cut anew: with each cut what a job of its steps sends, and the moves.
+
+    runs: the cuts of every rank, in rank order. Evaluations are included.
+    """
+    total: Counter[str] = Counter()
+    done = first_step
+    for same in zip(*runs, strict=True):
+        first, sizes = same[0], [run.sizes for run in same]
+        part = config.model_copy(update={"partition": first.partition, "steps": first.steps})
+        total.update(closed_form_bytes(part, batches, sizes, first.skipped, done))
+        # Evaluations are counted up to the step with which the cut ends.
+        part = part.model_copy(update={"steps": done + first.steps})
+        total.update(evaluation_bytes(part, batches, sizes, done))
+        done += first.steps
+    total["repartition"] += repartition_bytes(runs)
+    return +total
 
 
 def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: int) -> int:

@@ -36,6 +36,7 @@ from minidist.parallel.model_parallel import (
     use_positions,
 )
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
+from minidist.pipeline.runtime import LayerProfile
 from minidist.train.job import Job
 from minidist.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.train.strategies.data_axis import DataAxis, Group
@@ -45,11 +46,11 @@ from minidist.train.strategies.pipeline import PipelineParallel
 from minidist.train.strategies.sharded import FullySharded, ShardedOptimizer
 
 
-def parallelize(job: Job, comm: Comm) -> MeshStrategy:
+def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> MeshStrategy:
     """Apply every axis to the job's model and return this rank's strategy. All ranks of `comm` call it.
 
-    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` sends at its
-    start.
+    profile: what measures the layers of a pipeline that drains. Sends the weights of rank 0 along the data axis
+    (purpose startup); in a pipeline also what `Pipeline` sends at its start.
     """
     config, axes = job.config, job.batches.dims.axes(comm)
 
@@ -79,7 +80,7 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
     if axes.pp.size == 1:
         return MeshStrategy(job, axes, apply_data_parallel(job, job.model, axes))
     if updates_of(config.schedule) == "flush":
-        return PipelineParallel(job, axes, apply_data_parallel)
+        return PipelineParallel(job, axes, apply_data_parallel, profile)
     return AsynchronousPipeline(job, axes)
 
 

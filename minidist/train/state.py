@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from minidist.comm import Comm
 from minidist.data import Shares
 from minidist.train.job import Job
+from minidist.train.repartition import CutRun
 from minidist.train.strategies.data_axis import AxisSizes
 from minidist.train.strategies.strategy import Strategy
 
@@ -77,5 +78,6 @@ class TrainResult:
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
+    cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
     teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model

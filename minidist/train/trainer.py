@@ -4,14 +4,14 @@ for each step
     1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
     2 the loss of the step, summed over all micro-batches in their global order
     3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step; the batch of the next step
-    4 evaluate, call the observers, save
+    4 evaluate, call the observers, cut the stages anew, save
 
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
 """
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from minidist.autograd import FlopCounter
@@ -25,12 +25,14 @@ from minidist.config.train_config import TrainConfig, resolve_batches, updates_o
 from minidist.nn.quantization import int8_bytes
 from minidist.parallel import SavedOnHost
 from minidist.parallel.replica_check import check_shard_replicas
+from minidist.pipeline.runtime import LayerProfile
 from minidist.train.evaluate import evaluate, evaluate_int8
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import NonFiniteError, global_loss
 from minidist.train.noise import NoiseMeter
 from minidist.train.parameter_server_trainer import run_parameter_server
 from minidist.train.recipe import parallelize
+from minidist.train.repartition import Repartition, resumed_config, sizes_of
 from minidist.train.state import Observer, StepState, TrainResult, reads_tensors
 from minidist.train.strategies.strategy import Strategy
 from minidist.train.teacher_ranks import place_teacher, serve_logits
@@ -39,12 +41,19 @@ TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; 
 MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
 
 
-def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
+def train(
+    comm: Comm,
+    config: TrainConfig,
+    observers: Sequence[Observer] = (),
+    timeline: bool = False,
+    layer_profile: Callable[[], LayerProfile] = LayerProfile,
+) -> TrainResult:
     """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
     What each rank sends is in `planning/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
-    write the memory in use over time into the trace, for the first steps and ranks.
+    write the memory in use over time into the trace, for the first steps and ranks. layer_profile: makes what measures
+    a rank's layers, with --repartition-every.
     """
     if config.strategy == "ps":
         return run_parameter_server(comm, config, observers).result
@@ -62,9 +71,10 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         storage = stack.enter_context(saving_alone(comm, config))
 
         # The model on this rank, from the seed or from a checkpoint.
-        job = build(config, batches, comm)
+        job = build(resumed_config(config), batches, comm)
         job.keep_gradients = reads_tensors(observers)
-        strategy = parallelize(job, comm)
+        recut = Repartition(comm, config, layer_profile()) if config.repartition_every else None
+        strategy = parallelize(job, comm) if recut is None else recut.start(job)
         # Where blocks are recomputed, their inputs are all that is offloaded (`recipe.apply_activation_checkpointing`).
         if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
             stack.enter_context(SavedOnHost(job.pool).saving())
@@ -120,8 +130,16 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             for observer in observers:
                 measured = held_out.get(step + 1), comm, held_out_int8.get(step + 1)
                 observer(StepState(comm.rank, step, losses[-1], job, strategy, *measured))
+
+            # The stages of the next step, and what belongs to them; the gradients of this one are used up.
+            if recut is not None:
+                skipped = job.scaler.skipped - skipped_before if job.scaler else 0
+                before, (job, strategy) = strategy, recut.after_step(job, strategy, step + 1, skipped)
+                if noise is not None and strategy is not before:
+                    noise = NoiseMeter(strategy)
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
-                save_job(comm, config.save, job, strategy, step + 1, losses, storage)
+                cut = None if recut is None else sizes_of(job)
+                save_job(comm, config.save, job, strategy, step + 1, losses, storage, cut)
                 saved = step + 1
 
         scaler, pool = job.scaler, job.pool
@@ -141,6 +159,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
             runs=job.plan.runs,
+            cuts=[] if recut is None else recut.runs,
             sparsity=job.pruned(config.steps),
             teacher=None if job.teacher is None else job.teacher.counts(),
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,

@@ -78,6 +78,7 @@ VALUES = {
     "chunks": {"chunks": 3, "schedule": "interleaved", "layers": 6, **CUT},
     "replicas": {"replicas": "2,1", "pp": 3, "schedule": "pipedream", "model": "llama"},
     "partition": {"partition": "1,2", "layers": 3, **CUT},
+    "repartition_every": {"repartition_every": 2, "layers": 3, **CUT},
     "cp": {"cp": 2},
     "attention": {"attention": "ulysses", "cp": 2},
     "ulysses": {"ulysses": 4, "attention": "ulysses-ring", "cp": 4, "heads": 4},
@@ -172,6 +173,7 @@ VALUES = {
     "check_replicas: alone": {"check_replicas": True},
     "attention: alone": {"attention": "ulysses"},
     "evaluate_every: never": {"evaluate_every": 9},
+    "repartition_every: never": {"repartition_every": 3, "layers": 3, **CUT},
     "every: never": {"every": 9, "save": "new"},
     "sparsity: never": {"sparsity": 0.5, "sparsity_schedule": "7"},
 }

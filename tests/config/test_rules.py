@@ -395,6 +395,7 @@ CASES = {
     ),
     "chunks-need-pp": ({"chunks": 2}, "--chunks 2 belongs to a pipeline; add --pp 2 or more"),
     "partition-needs-pp": ({"partition": "1,1"}, "--partition 1,1 cuts a pipeline's stages; add --pp 2 or more"),
+    "repartition-needs-pp": ({"repartition_every": 2}, "--repartition-every 2 cuts a pipeline's stages; add --pp 2"),
     "replicas-need-pp": ({"replicas": "2,1"}, "--replicas 2,1 copies a pipeline's stages"),
     "replicas-need-pipedream": ({"pp": 3, "replicas": "2,1"}, "stages of --schedule pipedream, not of 1f1b"),
     "stashing-updates-every-micro-batch": ({**PIPEDREAM, "microbatches": 2}, "a step has 2; use --microbatches 1"),
@@ -419,6 +420,18 @@ CASES = {
         "--replicas 2,1 updates a stage on several ranks at different times, .* use --batch-norm none",
     ),
     "synchronize-each-in-a-pipeline": ({"pp": 2, "synchronize_each": True}, "does not apply to a pipeline"),
+    "asynchronous-with-repartition": (
+        {**PIPEDREAM, "repartition_every": 2},
+        "delays the updates of a layer by the place of its stage, so with --repartition-every 2",
+    ),
+    "repartition-with-compression": (
+        {"pp": 2, "layers": 3, "dp": 2, "compression": "sign", "repartition_every": 2},
+        "--compression sign depends on which gradients share a bucket, and --repartition-every 2",
+    ),
+    "repartition-with-one-cut": (
+        {"pp": 2, "layers": 2, "repartition_every": 2},
+        "has one cut to choose from, because 2 layers on 2 stages are one each",
+    ),
     "schedule-without-backward": ({"pp": 2, "schedule": "forward-only"}, "--schedule forward-only trains nothing"),
     "file-that-updates-on-the-way": ({"pp": 2, "schedule": "plan.py:updating"}, "only for schedules by name"),
     "rank-without-a-stage": (

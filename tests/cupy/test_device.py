@@ -59,6 +59,7 @@ JOBS = [
     (2, {"cp": 2, "attention": "ulysses"}),
     (2, {"pp": 2, "schedule": "pipedream"}),
     (2, {"dp": 2, "model": "mlp", "data": "glyphs"}),
+    (2, {"pp": 2, "layers": 4, "partition": "1,3", "repartition_every": 2, "steps": 3}),
 ]
 
 

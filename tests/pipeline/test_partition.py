@@ -20,6 +20,7 @@ from minidist.pipeline.partition import (
     uniform,
 )
 
+COSTS = st.lists(st.floats(0, 9), min_size=1, max_size=6)
 LAYERS = st.lists(
     st.builds(Layer, st.just("x"), *[st.floats(0, 9)] * 2, *[st.integers(0, 50).map(float)] * 2), min_size=1, max_size=5
 )
@@ -201,3 +202,15 @@ def test_methods_by_name():
         partition(layers, "tim", 2)
     with pytest.raises(UsageError, match="take at most 4 stages"):
         partition(layers, "time", 5)
+
+
+@given(COSTS, st.data())
+def test_the_slowest_stage_of_machines_that_differ(costs, data):
+    paces = data.draw(st.lists(st.floats(0.1, 9), min_size=1, max_size=len(costs)))
+
+    def slowest(bounds):
+        return max(sum(costs[a:b]) * pace for (a, b), pace in zip(bounds, paces, strict=True))
+
+    found = [(stage.first, stage.last + 1) for stage in by_slowest(costs, len(paces), paces)]
+    best = min(map(slowest, cuts(len(costs), len(paces))))
+    assert slowest(found) == pytest.approx(best, rel=1e-9, abs=1e-12)

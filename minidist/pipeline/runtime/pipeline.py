@@ -34,6 +34,7 @@ from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.running_statistics import Exchange, RunningStatistics, batch_norms
 from minidist.pipeline.passes import forwards, lower
 from minidist.pipeline.plan import Plan, actions_of
+from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.pipeline.runtime.pipedream import WeightVersions
@@ -90,6 +91,7 @@ class Pipeline:
     times: seconds by which actions advance a virtual clock, for teaching; by default what a FlopCounter counted does.
     metadata: what crosses stage boundaries, when it is known; then nothing is sent for it, nor to compare the plans.
     period: of the paths of a stream's micro-batches, when a `Stream` runs it beyond the end of its plan.
+    profile: what measures the layers while `step` runs them.
 
     Sends, per step and boundary between two ranks: each micro-batch's activation (purpose pipeline_activation) and its
     gradient (pipeline_gradient); shared gradients (tied, gradient_reduce); and the losses, 8 B per micro-batch
@@ -117,6 +119,7 @@ class Pipeline:
         times: Times | None = None,
         metadata: StageMetadata | None = None,
         period: int | None = None,
+        profile: LayerProfile | None = None,
     ) -> None:
         check_communicator(comm, "Pipeline")
         if versions is not None and data is not None:
@@ -142,7 +145,7 @@ class Pipeline:
                 f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
                 f" with {sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
             )
-        self.comm, self.loss, self.versions, self.times = comm, loss, versions, times
+        self.comm, self.loss, self.versions, self.times, self.profile = comm, loss, versions, times, profile
         self.coordinates, self.prefetch, self.reduce_each = coordinates, prefetch, reduce_each
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
 
@@ -275,7 +278,7 @@ class Pipeline:
 
     def execute(self, items: Iterable[Item]) -> None:
         """Execute items one after the other: each an action, or a pair of actions that overlap."""
-        messages, versions = self.messages, self.versions
+        messages, versions, profile = self.messages, self.versions, self.profile
         for item, arrived in items:
             # An overlapped pair starts when both of its actions have what they need.
             if len(item) == 2:
@@ -302,6 +305,8 @@ class Pipeline:
                 # The update of the last backward, before anything that may wait: other replicas wait for it.
                 if versions is not None:
                     versions.update()
+                if profile is not None:
+                    profile.begin(name)
                 # Forward: take the input, bind the weights of its version, compute, enqueue the output.
                 if kind == "F":
                     arrays = [self.inputs[i]] if stage == 0 else messages.take("F", stage, i)
@@ -339,6 +344,8 @@ class Pipeline:
                     self.comm.advance_clock(name)
                 else:
                     self.comm.compute(seconds=self._seconds(kind, stage), name=name)
+                if profile is not None:
+                    profile.end(stage, kind)
             messages.release(arrived)
 
     def sum_gradients(self) -> None:

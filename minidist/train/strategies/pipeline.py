@@ -15,16 +15,17 @@ import numpy as np
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
+from minidist.base.layout import offsets
 from minidist.base.trace import purpose
 from minidist.checkpoint.buffers import Buffer
 from minidist.checkpoint.directory import ReplicaId
 from minidist.comm import Comm
-from minidist.config.pipeline_plan import cut_stages, make_plan
+from minidist.config.pipeline_plan import cut_sizes, cut_stages, make_plan
 from minidist.nn import Module
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.runtime import LayerProfile, Pipeline, PipelineStage
 from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.train.job import Job, as_input
 from minidist.train.strategies.data_axis import DataAxis, Tensors
@@ -50,7 +51,9 @@ class ApplyDataParallel(Protocol):
 class PipelineParallel(MeshStrategy):
     """This rank's stages in a pipeline of `config.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
-    def __init__(self, job: Job, axes: Axes, apply_data_parallel: ApplyDataParallel) -> None:
+    def __init__(
+        self, job: Job, axes: Axes, apply_data_parallel: ApplyDataParallel, profile: LayerProfile | None = None
+    ) -> None:
         config = job.config
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)
@@ -72,6 +75,13 @@ class PipelineParallel(MeshStrategy):
             shards[number] = [shard for axis in own for shard in axis.shards]
             data_axes += own
 
+        # Hooks on the layers of this rank, by their number in the model.
+        if profile is not None:
+            blocks = list(job.model.blocks)
+            bounds = offsets(cut_sizes(config, job.model, plan.stages))
+            layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in reducers}
+            profile.watch(axes.comm, layers, len(blocks), plan.stages - 1)
+
         super().__init__(job, axes, data_axes)
         self.current_step = 0
         self.document_ids: list[Array | None] = []  # of the micro-batches of a step
@@ -86,6 +96,7 @@ class PipelineParallel(MeshStrategy):
             reduce_each=config.zero == 2,
             shards=shards if config.zero >= 2 else None,
             coordinates=self._coordinates,
+            profile=profile,
         )
         self.forward_pipe: Pipeline | None = None  # for evaluations
 

@@ -1,0 +1,199 @@
+"""Stages that are cut anew while a pipeline trains: every bit stays that of one device, and every byte is accounted."""
+
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist.checkpoint.directory import Checkpoint
+from minidist.checkpoint.resume import read_job_state
+from minidist.comm import SimWorld
+from minidist.comm.sim.clock import LinkModel
+from minidist.equality.compare import Judge, compare_rank, tier_of
+from minidist.equality.expected import expected_snapshots
+from minidist.pipeline.runtime import GivenProfile, LayerProfile
+from minidist.planning.volumes import repartitioned_bytes
+from minidist.train.repartition import exchange_volume
+from minidist.train.trainer import train
+from tests.train.test_shares import config_of
+
+JOB = {"pp": 2, "layers": 4, "microbatches": 2, "global_batch": 8, "steps": 4, "repartition_every": 2}
+EIGHT = {"layers": 8, "microbatches": 4, "steps": 3}
+IMAGES = {"model": "cnn", "data": "glyphs", "heads": 4, "context": 64, "width": 4}
+FLOAT = {"precision": "fp64", "reduction": "ring"}
+SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1,3,1"}
+ONE, EIGHTH = {2: [1, 1, 1, 9]}, {2: [1] * 7 + [4]}  # the last layer is slow, so one before it moves
+
+
+def run(values, seconds, paces=None, observers=lambda comm: (), world=None):
+    """Return the results of a job whose layers take the given seconds, its world and its config."""
+    config, batches, ranks = config_of(**{**JOB, **values})
+    world = world or SimWorld(ranks)
+    profile = LayerProfile if seconds is None else partial(GivenProfile, seconds, paces)
+    results = world.run(lambda comm: train(comm, config, observers(comm), layer_profile=profile))
+    return results, world, config, batches
+
+
+def cuts(results):
+    return [(run.partition, run.steps) for run in results[0].cuts]
+
+
+CASES = [
+    ({"dp": 2, "clip": 0.1, "dropout": 0.1, "evaluate_every": 1}, ONE),
+    ({"dp": 2, "zero": 1, "clip": 0.1, "noise_scale": True, "global_batch": 11, "weights": "3,1"}, ONE),
+    ({"dp": 2, "zero": 3, "persistence_threshold": 50, "evaluate_every": 2, "precision": "bf16"}, ONE),
+    ({"dp": 2, "precision": "fp16", "loss_scale": 2.0**24, "offload": "optimizer"}, ONE),
+    ({"dp": 2, "zero": 3, **SPARSE}, ONE),
+    ({**IMAGES, "dp": 2, "steps": 3, "evaluate_every": 3}, ONE),
+    ({**EIGHT, "schedule": "dualpipe", "dp": 2, "zero": 1}, EIGHTH),
+    ({**EIGHT, "schedule": "zb-v"}, EIGHTH),
+    ({"pp": 3, "layers": 6, "steps": 6, "model": "llama"}, {2: [1, 1, 1, 1, 1, 9], 4: [9, 1, 1, 1, 1, 1]}),
+]
+MORE = [
+    ({"dp": 2, "zero": 2, "check_replicas": True}, ONE),
+    ({"dp": 4, "zero": 3, "dp_replicate": 2}, ONE),
+    ({"dp": 2, "zero": 3, "offload": "parameters"}, ONE),
+    ({"offload": "activations", "prefetch_batches": 2}, ONE),
+    ({"optimizer": "muon", "momentum": 0.5, "dp": 2, "zero": 1}, ONE),
+    ({"optimizer": "lamb", "dp": 2, "zero": 1, "recompute": "selective"}, ONE),
+    ({**EIGHT, "schedule": "interleaved", "chunks": 2, "recompute": "full"}, EIGHTH),
+    ({**EIGHT, "schedule": "dualpipev"}, EIGHTH),
+    ({"model": "mlp", "data": "glyphs", "heads": 4, "context": 64, "layers": 3}, ONE),
+    ({"tp": 2, **FLOAT}, ONE),
+    ({"cp": 2, "dp": 2, "zero": 1, **FLOAT}, ONE),
+    ({"experts": 2, "ep": 2, "dp": 4, "zero": 1, **FLOAT}, ONE),
+    ({"experts": 2, "ep": 2, "dp": 4, "zero": 3, "tp": 2, **FLOAT}, ONE),
+]
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
+)
+def test_it_equals_one_device_and_sends_the_closed_form(values, seconds):
+    config, batches, ranks = config_of(**{**JOB, **values})
+    expected, judges = expected_snapshots(config, ranks), []
+
+    def judging(comm):
+        judges.append(Judge(expected, tier_of(config, batches.dims)))
+        return judges[-1:]
+
+    run(values, seconds, observers=judging)
+    assert [judge.verdict.first_difference for judge in judges] == [None] * ranks
+    assert {judge.verdict.steps for judge in judges} == {config.steps}
+
+    # Without observers, which gather tensors.
+    results, world, *_ = run(values, seconds)
+    assert len(results[0].cuts) == 1 + len(seconds)
+    measured = Counter()
+    for trace in world.traces:
+        measured.update(trace.bytes_by_purpose())
+    assert +measured == +repartitioned_bytes(config, batches, [result.cuts for result in results])
+    assert measured["repartition"] > 0
+
+
+def owners(results, number, per_stage):
+    """Return {parameter: for each of its elements the set of ranks with its AdamW state} of cut `number`, with ZeRO 1.
+
+    By enumeration: a stage's parameters one after the other, the padded unit in equal parts.
+    """
+    found = {}
+    for rank, result in enumerate(results):
+        (axis,) = result.cuts[number].sizes
+        (unit,) = axis.units
+        at, share = 0, unit // per_stage
+        for name, size in axis.parameters.items():
+            places = found.setdefault((name, axis.stage == 0 and "wte" in name), [set() for _ in range(size)])
+            for element in range(size):
+                if (at + element) // share == rank % per_stage:
+                    places[element].add(rank)
+            at += size
+    return found
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_each_moved_layer_is_sent_once_and_of_shards_what_is_not_there(zero):
+    values = {"dp": 2, "zero": zero, "precision": "fp64"}
+    results, world, *_ = run(values, ONE)
+    assert cuts(results) == [("2,2", 2), ("3,1", 2)]
+
+    # h.2 moves from stage 1 to stage 0, weights to both replicas; its state, two arrays of AdamW, too.
+    (before, after) = (run.sizes[0].parameters for run in results[0].cuts)
+    moved = sum(size for name, size in after.items() if name not in before)
+    assert {name.split(".")[2] for name in after if name not in before} == {"2"}
+    state = 2 * 2 * moved
+    if zero:
+        old, new = owners(results, 0, 2), owners(results, 1, 2)
+        state = 2 * sum(len(now - then) for name in new for now, then in zip(new[name], old[name], strict=True))
+    assert sum(run.lacking for result in results for run in result.cuts) == 8 * (2 * moved + state)
+
+    # One message between two ranks, and no other but the tables and one exchange of times.
+    messages = [m for trace in world.traces for m in trace.sent("repartition")]
+    moves = [(m.rank, m.peer) for m in messages if not m.operation.startswith("all_gather")]
+    assert len(moves) == len(set(moves))
+    if not zero:
+        assert sorted(moves) == [(2, 0), (3, 1)]
+        assert {m.nbytes for m in messages if not m.operation.startswith("all_gather")} == {8 * 3 * moved}
+    assert exchange_volume(4, 4) == 4 * 3 * 10
+
+
+def test_times_choose_the_cut():
+    def chosen(seconds, paces=None, **values):
+        return cuts(run({"steps": 3, **values}, {2: seconds}, paces)[0])[-1][0]
+
+    assert chosen([1, 1, 1, 1]) == "2,2"
+    assert chosen([1, 1, 1, 9]) == "3,1"
+    # Rank 1 takes three times as long for every layer, and has four of five equal ones: it keeps one.
+    assert chosen([1, 1, 1, 1], [1, 3]) == "3,1"
+    assert chosen([1, 1, 1, 1, 1], [1, 3], layers=5, partition="1,4") == "4,1"
+    # A layer that is slow on a slow rank is expensive nowhere else: the fast rank takes what is worth it.
+    assert chosen([1, 1, 1, 1], [3, 1], partition="3,1") == "1,3"
+    # A gain of less than five per cent is not worth a move.
+    assert chosen([1, 1, 0.97, 1.02], partition="2,2") == "2,2"
+    # All replicas wait for the slowest of them.
+    assert chosen([1] * 6, [1, 1, 1, 3], layers=6, dp=2) == "5,1"
+
+
+def test_the_clock_of_a_slow_rank_moves_layers_away_from_it():
+    slow = SimWorld(2, links=LinkModel(slowdown=lambda rank: 4.0 if rank else 1.0))
+    results, *_ = run({"steps": 6}, None, world=slow)
+    assert cuts(results) == [("2,2", 2), ("3,1", 4)]
+    # Times alone would choose this cut again; a rank that is alike keeps its layers.
+    results, *_ = run({"steps": 6, "width": 32}, None, world=SimWorld(2))
+    assert cuts(results) == [("2,2", 6)]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_a_resumed_job_begins_with_the_cut_of_its_checkpoint(zero, tmp_path):
+    seconds = {2: [1, 1, 1, 9], 4: [9, 1, 1, 1]}
+    values = {"dp": 2, "zero": zero, "steps": 6, "every": 3}
+    whole, *_ = run({**values, "save": str(tmp_path / "a")}, seconds)
+    assert cuts(whole) == [("2,2", 2), ("3,1", 2), ("1,3", 2)]
+
+    save = {"save": str(tmp_path / "b")}
+    run({**values, **save, "steps": 3}, seconds)
+    assert read_job_state(Checkpoint(tmp_path / "b")).partition == [3, 1]
+    rest, world, config, batches = run({**values, **save, "resume": True}, seconds)
+    assert cuts(rest) == [("3,1", 1), ("1,3", 2)]
+    assert (rest[0].losses, [r.digest for r in rest]) == (whole[0].losses, [r.digest for r in whole])
+    measured = Counter()
+    for trace in world.traces:
+        measured.update(trace.bytes_by_purpose())
+    del measured["checkpoint"]
+    assert +measured == +repartitioned_bytes(config, batches, [result.cuts for result in rest], 3)
+
+    # Another number of stages, or a job that does not choose, begins with its own cut.
+    other, *_ = run(
+        {**values, **save, "pp": 4, "resume": True, "from_step": 3, "layers": 4, "repartition_every": None}, {}
+    )
+    assert other[0].losses == whole[0].losses
+
+
+def test_compare_and_a_resume_on_one_device(tmp_path):
+    config, _, ranks = config_of(**{**JOB, "save": str(tmp_path), "width": 16})
+    verdict = SimWorld(ranks).run(compare_rank, config)[0]
+    assert verdict.equal, verdict.sentence()
+    alone, *_ = config_of(
+        **{**JOB, "save": str(tmp_path), "width": 16, "pp": 1, "repartition_every": None, "steps": 5, "resume": True}
+    )
+    assert np.isfinite(SimWorld(1).run(train, alone)[0].losses).all()
