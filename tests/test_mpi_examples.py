@@ -401,6 +401,21 @@ def test_uneven_ranks(world, example):
         assert ratio < 0.7
 
 
+@in_both_worlds(2)
+def test_repartition(world, example):
+    code, output = example(world, 2, "repartition")
+    assert code == 0, output
+    assert output.startswith("layers of the stages: 5,4 for ")
+    assert "the same losses as with equal stages, bit for bit" in output
+    # As above: under mpiexec times are measured and not asserted.
+    line = r"takes ([\d.]+) ms with equal stages, ([\d.]+) ms with stages cut by time: ([\d.]+) times"
+    equal, by_time, ratio = map(float, re.search(line, output).groups())
+    assert abs(by_time / equal - ratio) < 0.01
+    if world == "simulated":
+        assert "5,4 for 4 steps, then 6,3 for 8 steps" in output
+        assert ratio < 0.8
+
+
 @in_both_worlds(4)
 def test_three_axes(world, example):
     ranks = 8 if world == "simulated" else 4  # four processes are one replica
