@@ -24,7 +24,7 @@ from minidist.config.train_config import TrainConfig
 from minidist.pipeline.runtime import LayerProfile
 from minidist.train.trainer import train
 
-LAYERS, WIDTH, ROWS = 8, 256, 32
+LAYERS, WIDTH, ROWS = 8, 256, 64
 STEPS, EVERY, WARM_UP, ROUNDS = 12, 4, 2, 2
 TIMES = 3  # that a layer takes on the slow rank
 
