@@ -206,9 +206,6 @@ class MetaArray(NDArrayOperatorsMixin):
     def swapaxes(self, first: int, second: int) -> "MetaArray":
         return self._view(self._layout.swapaxes(first, second))
 
-    def squeeze(self, axis: Any = None) -> "MetaArray":
-        return self._view(self._layout.squeeze(axis))
-
     @property
     def T(self) -> "MetaArray":
         return self.transpose()
@@ -246,9 +243,6 @@ class MetaArray(NDArrayOperatorsMixin):
     def round(self, decimals: int = 0, out: Any = None) -> Any:
         return MetaArray(self.shape, self.dtype) if out is None else out
 
-    def clip(self, least: Any = None, most: Any = None, out: Any = None) -> Any:
-        return MetaArray(self.shape, self.dtype) if out is None else out
-
     def cumsum(self, axis: Any = None, **_: Any) -> "MetaArray":
         return MetaArray(self.shape if axis is not None else self.size, self.dtype)
 
@@ -284,19 +278,11 @@ class MetaArray(NDArrayOperatorsMixin):
     def all(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         return self._reduced(bool, axis, out, keepdims)
 
-    any = all
-
     def argmax(self, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         """Return the indices 0, 1, 2, ... in turn, so the tokens of a dry run choose all experts equally often."""
         shape = self._reduced(np.int64, axis, None, keepdims).shape
         lengths = self.size if axis is None else self.shape[axis]
         return (np.arange(math.prod(shape)) % lengths).reshape(shape)
-
-    def argsort(self, axis: int = -1, **_: Any) -> "MetaArray":
-        return MetaArray(self.shape, np.int64)
-
-    def dot(self, other: Any) -> Any:
-        return np.dot(self, other)
 
     # NumPy's protocols ------------------------------------------------------------------------------------------------
 
@@ -399,10 +385,6 @@ def _like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = Tru
     return MetaArray._of(_layout(prototype.shape, np.dtype(dtype or prototype.dtype), axes))
 
 
-def _full_like(prototype: Any, value: Any, dtype: Any = None, **more: Any) -> Any:
-    return _like(prototype, dtype, **more)
-
-
 def _new(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
     """Return a new array. Arrays of integers are real, because programs compute indices with them."""
     return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)
@@ -452,34 +434,6 @@ def _broadcast_to(array: Any, shape: Any, **_: Any) -> Any:
     return array._view(np.broadcast_to(array._layout, shape))
 
 
-def _contiguous(array: Any, dtype: Any = None, **_: Any) -> Any:
-    wanted = np.dtype(dtype or array.dtype)
-    return array if array.flags.c_contiguous and wanted == array.dtype else MetaArray(array.shape, wanted)
-
-
-def _split(array: Any, parts: Any, axis: int = 0) -> list[Any]:
-    return [array._view(layout) for layout in np.split(array._layout, parts, axis)]
-
-
-def _einsum(subscripts: str, *operands: Any, out: Any = None, **_: Any) -> Any:
-    if out is not None:
-        return out
-    inputs, _arrow, result = subscripts.replace(" ", "").partition("->")
-    lengths = {
-        letter: length
-        for letters, operand in zip(inputs.split(","), operands, strict=True)
-        for letter, length in zip(letters, operand.shape, strict=True)
-    }
-    return MetaArray(tuple(lengths[letter] for letter in result), np.result_type(*(o.dtype for o in operands)))
-
-
-def _method(name: str) -> Callable[..., Any]:
-    def call(array: Any, *arguments: Any, **keywords: Any) -> Any:
-        return getattr(array, name)(*arguments, **keywords)
-
-    return call
-
-
 def _viewing(function: Any) -> Callable[..., Any]:
     """Return the rule of a function that always returns a view."""
 
@@ -491,65 +445,27 @@ def _viewing(function: Any) -> Callable[..., Any]:
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda array: array.shape,
-    np.ndim: lambda array: array.ndim,
-    np.size: lambda array: array.size,
     np.empty: _new,
     np.zeros: _new,
-    np.ones: _new,
-    np.full: lambda shape, value, dtype=None, **_: MetaArray(shape, dtype or np.asarray(value).dtype),
     np.empty_like: _like,
     np.zeros_like: _like,
     np.ones_like: _like,
-    np.full_like: _full_like,
-    np.array: lambda value, dtype=None, **_: value.astype(dtype or value.dtype),
-    np.asarray: lambda value, dtype=None, **_: value.astype(dtype or value.dtype, copy=False),
     np.concatenate: _concatenate,
     np.stack: _stack,
     np.take: _take,
-    np.take_along_axis: lambda array, indices, axis=-1: MetaArray(np.shape(indices), array.dtype),
     np.put_along_axis: lambda *_: None,
     np.where: _where,
     np.copyto: _copyto,
     np.broadcast_to: _broadcast_to,
-    np.ascontiguousarray: _contiguous,
     np.array_equal: lambda a, b, **_: np.shape(a) == np.shape(b),
-    np.array_split: lambda array, parts, axis=0: [
-        array._view(layout) for layout in np.array_split(array._layout, parts, axis)
-    ],
-    np.split: _split,
-    np.einsum: _einsum,
-    np.dot: lambda a, b, out=None: MetaArray((*a.shape[:-1], *b.shape[1:]), np.result_type(a.dtype, b.dtype)),
-    np.vdot: lambda a, b: MetaArray((), np.result_type(a.dtype, b.dtype)),
     np.argsort: lambda array, *_, **__: MetaArray(array.shape, np.int64),
-    np.sort: lambda array, *_, **__: MetaArray(array.shape, array.dtype),
-    np.argmax: _method("argmax"),
-    np.sum: _method("sum"),
-    np.max: _method("max"),
-    np.min: _method("min"),
-    np.mean: _method("mean"),
-    np.all: _method("all"),
-    np.any: _method("any"),
-    np.cumsum: lambda array, *_, **__: MetaArray(array.shape, array.dtype),
     np.bincount: _bincount,
     np.transpose: lambda array, axes=None: array.transpose() if axes is None else array.transpose(axes),
-    np.swapaxes: _method("swapaxes"),
-    np.reshape: _method("reshape"),
-    np.ravel: _method("ravel"),
-    np.squeeze: _method("squeeze"),
+    np.swapaxes: lambda array, first, second: array.swapaxes(first, second),
     np.moveaxis: _viewing(np.moveaxis),
-    np.expand_dims: _viewing(np.expand_dims),
-    np.copy: _method("copy"),
-    np.may_share_memory: lambda a, b, **_: _owner(a) is _owner(b),
-    np.shares_memory: lambda a, b, **_: _owner(a) is _owner(b),
-    np.result_type: lambda *values: np.result_type(*(getattr(v, "dtype", v) for v in values)),
-    np.tril: lambda array, k=0: MetaArray(array.shape, array.dtype),
-    np.triu: lambda array, k=0: MetaArray(array.shape, array.dtype),
-    np.linalg.norm: lambda array, *_, **__: MetaArray((), array.dtype),
+    np.packbits: lambda bits: MetaArray(-(-bits.size // 8), np.uint8),
+    np.unpackbits: lambda packed: MetaArray(8 * packed.size, np.uint8),
 }
-
-
-def _owner(array: Any) -> Any:
-    return array if getattr(array, "base", None) is None else array.base
 
 
 if TYPE_CHECKING:

@@ -178,7 +178,7 @@ class Teacher:
         if self._source is not None:
             comm, rank = self._source
             of_sample = self.shape if positions is None else (len(positions), *self.shape[1:])
-            received = np.empty((len(inputs), *of_sample), self.dtype)
+            received = xp.empty((len(inputs), *of_sample), self.dtype)
             with purpose("teacher"):
                 comm.recv(received, rank)
             return received

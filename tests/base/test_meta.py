@@ -61,7 +61,6 @@ UNARY = (
     lambda a: a.view(),
     lambda a: xp.swapaxes(a, 0, -1),
     lambda a: xp.moveaxis(a, 0, -1),
-    lambda a: np.expand_dims(a, 0),
     lambda a: xp.broadcast_to(a, (2, *a.shape)),
     lambda a: xp.empty_like(a),
     lambda a: xp.zeros_like(a.T),
