@@ -133,8 +133,9 @@ class SpanEvent:
 class Trace:
     """Events of one rank, in program order for each lane.
 
-    totals: bytes sent by purpose, of a world with record="totals", which keeps no events. keeps_events: False there,
-    and where nothing is recorded.
+    totals, counts: bytes and messages sent by purpose, of a world with record="totals", which keeps no events.
+    keeps_events: False there, and where nothing is recorded. ranks: how many ranks the totals are of (`FoldedWorld`).
+    busy: seconds of computing of the main program.
     """
 
     rank: int = 0
@@ -143,7 +144,10 @@ class Trace:
     spans: list[SpanEvent] = field(default_factory=list)
     memory: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     totals: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     keeps_events: bool = True
+    ranks: int = 1
+    busy: float = 0.0
     computed: float = 0.0  # seconds between messages since `take_computed`
 
     def take_computed(self) -> float:
@@ -156,9 +160,10 @@ class Trace:
         if self.keeps_events:
             self.spans.append(span)
 
-    def add_to_totals(self, sent: MessageEvent) -> None:
+    def add_to_totals(self, purpose: str, messages: int, nbytes: int) -> None:
         """Count what is sent, where events are not kept."""
-        self.totals[sent.purpose] = self.totals.get(sent.purpose, 0) + sent.nbytes
+        self.totals[purpose] = self.totals.get(purpose, 0) + nbytes
+        self.counts[purpose] = self.counts.get(purpose, 0) + messages
 
     def sent(self, purpose: str | None = None) -> list[MessageEvent]:
         """Send events, of one purpose or of all."""
@@ -170,6 +175,14 @@ class Trace:
         for message in self.messages:
             if message.kind == "send":
                 result[message.purpose] = result.get(message.purpose, 0) + message.nbytes
+        return result
+
+    def messages_by_purpose(self) -> dict[str, int]:
+        """Messages that this rank sent, by purpose."""
+        result = dict(self.counts)
+        for message in self.messages:
+            if message.kind == "send":
+                result[message.purpose] = result.get(message.purpose, 0) + 1
         return result
 
     def sequences(self) -> dict[str, list[tuple[Any, ...]]]:

@@ -85,6 +85,7 @@ class MPIWorld:
     """
 
     kind = "mpi"
+    folds = False
     kept_calls = 256  # a rank whose sends are buffered may be far ahead
 
     def __init__(
@@ -301,7 +302,7 @@ class MPIWorld:
         if self.record is True:
             self.trace.messages.append(event)
         elif self.record and kind == "send":
-            self.trace.add_to_totals(event)
+            self.trace.add_to_totals(event.purpose, 1, event.nbytes)
 
         # MPI is given the array itself, or a host copy of one that lies on a GPU.
         request = MPIRequest(comm, kind, array, peer, tag, site, event, array)

@@ -35,7 +35,8 @@ class LinkModel:
     rank. memory_bandwidth: bytes per second of a rank. link: optional `(source, destination) -> (alpha, beta)` in world
     ranks, for networks whose links differ (fast inside a node, slow across nodes). slowdown: optional `rank -> factor`
     by which its computing takes longer, for machines that differ. overhead: the seconds of alpha in which the port of
-    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha.
+    the sender, and later that of the receiver, is busy with the message (LogP's o); from 0 to alpha. free_startup:
+    messages of purpose startup, which are sent before the first step, take no time; a dry run measures steps.
     """
 
     alpha: float = 1e-6
@@ -45,6 +46,7 @@ class LinkModel:
     link: Callable[[int, int], tuple[float, float]] | None = None
     slowdown: Callable[[int], float] | None = None
     overhead: float = 0.0
+    free_startup: bool = False
 
     def __post_init__(self) -> None:
         for name in ("alpha", "beta", "overhead"):

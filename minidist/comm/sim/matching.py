@@ -79,7 +79,8 @@ class Matching:
         if state.record:
             state.traces[rank].messages.append(event)
         elif state.totals and kind == "send":
-            state.traces[rank].add_to_totals(event)
+            trace = state.traces[rank]
+            trace.add_to_totals(event.purpose, trace.ranks, trace.ranks * nbytes)
         self.posts += 1
         request = SimRequest(comm, kind, array, peer, tag, site, event, stream, self.posts)
 
@@ -97,16 +98,19 @@ class Matching:
             # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
             links = state.links
             alpha, beta = (links.alpha, links.beta) if links.link is None else links.link(rank, world_peer)
+            overhead = links.overhead
+            if links.free_startup and event.purpose == "startup":
+                alpha = beta = overhead = 0.0
             request.depart = depart = max(stream.time, stream.out_free)
             left = depart + beta * nbytes
-            request.sent = stream.out_free = left + links.overhead
+            request.sent = stream.out_free = left + overhead
             request.arrival = left + alpha
             request.eager = nbytes <= state.eager_limit
             if watched:
                 request.checksum = checksum(array)
 
             # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
-            key = (comm.context, rank, world_peer, tag)
+            key = (comm.context, *self.ends_of(comm, rank, peer), tag)
             receives = state.receives.get(key)
             if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
                 self._deliver(request, receives.popleft())
@@ -142,6 +146,10 @@ class Matching:
         if watched:
             request.checksum = checksum(array)
         return request
+
+    def ends_of(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
+        """Return the world ranks between which a message that `rank` sends to `peer` of `comm` travels."""
+        return rank, comm.members[peer]
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: compare, copy once, wake the streams that wait."""
@@ -261,6 +269,8 @@ class Matching:
             source = request.comm.members[request.peer]
             beta = links.beta if links.link is None else links.link(source, stream.rank)[1]
             busy = links.overhead + beta * event.nbytes
+            if links.free_startup and event.purpose == "startup":
+                busy = 0.0
             stream.in_free = end = max(request.arrival, stream.in_free + busy, event.posted)
         elif request.eager:
             end = request.sent

@@ -84,13 +84,16 @@ class SimState:
     logs: dict[str, dict[int, CallLog]] = field(default_factory=lambda: defaultdict(dict))  # by communicator and rank
     claims: dict[tuple[str, int], Claim] = field(default_factory=dict)  # by origin and world rank: see `register`
     totals: bool = False  # keep the bytes by purpose, where no record is kept
+    weights: dict[int, int] = field(default_factory=dict)  # the ranks that each running one stands for (`FoldedWorld`)
     thread: int = field(default_factory=get_ident)  # that runs the ranks
     comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
     switches: int = 0  # of streams; stands still while a rank computes
 
     def __post_init__(self) -> None:
         ranks = range(self.size)
-        self.traces = [Trace(rank, self.size, keeps_events=self.record) for rank in ranks]
+        self.traces = [
+            Trace(rank, self.size, keeps_events=self.record, ranks=self.weights.get(rank, 1)) for rank in ranks
+        ]
         self.open = [OpenMessages() for _ in ranks]
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
         self.works = [WorkArrays(rank) for rank in ranks]

@@ -65,6 +65,7 @@ class SimWorld:
 
     kind = "simulated"
     unchecked = False
+    folds = False
     kept_calls = 8  # sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks
     state: SimState  # of the run, or of the last one
     failures: Failures
@@ -115,10 +116,11 @@ class SimWorld:
             self.record is True,
             self.eager_bytes or -1,
             self.on_failure == "isolate",
-            ready=self._ready_queue(mains),
+            ready=self._ready_queue([mains[rank] for rank in self.running_ranks()]),
             mains=mains,
             running=mains[0],
             totals=self.record == "totals",
+            weights=self._weights(),
         )
         self.place = ""
         self.failures = Failures(state, self.pending_kills)
@@ -139,8 +141,8 @@ class SimWorld:
                 state.returned.add(stream.rank)
 
         self.hub, self.in_run = getcurrent(), True
-        for stream in mains:
-            self._spawn(stream, program)
+        for rank in self.running_ranks():
+            self._spawn(mains[rank], program)
 
         # Run them. Whatever ends the run, no greenlet and no thread stays behind.
         watchdog = HangWatchdog(state, self.timeout) if self.timeout else None
@@ -192,6 +194,14 @@ class SimWorld:
         else:
             self.pending_kills[rank] = after_messages
 
+    def running_ranks(self) -> Sequence[int]:
+        """Return the ranks that run: all of them. A subclass may let some stand for others."""
+        return range(self.size)
+
+    def _weights(self) -> dict[int, int]:
+        """Return how many ranks each running one stands for, where that is not one."""
+        return {}
+
     def _ready_queue(self, streams: Sequence[Stream]) -> deque[Stream]:
         """Return the queue of streams that can run. A test takes another order: times and results must not change."""
         return deque(streams)
@@ -227,7 +237,7 @@ class SimWorld:
                 break
 
         # [3] A rank that has not returned, or a stream that it left behind, waits for ever.
-        if len(state.returned) + len(state.dead) < self.size or any(
+        if len(state.returned) + len(state.dead) < len(self.running_ranks()) or any(
             stream.waiting is not None and stream.rank not in state.dead for stream in state.side.values()
         ):
             raise deadlock(state)
@@ -376,9 +386,11 @@ class SimWorld:
                 f"rank {stream.rank}: compute of {end - start:g} s; it must be a finite number of at least 0"
             )
         stream.time = end
-        self.state.traces[stream.rank].computed += spent
+        trace = self.state.traces[stream.rank]
+        trace.computed += spent
+        trace.busy += spent if stream.is_main else 0.0
         if self.state.record and end > start:
-            self.state.traces[stream.rank].spans.append(SpanEvent(stream.rank, stream.name, name, start, end))
+            trace.spans.append(SpanEvent(stream.rank, stream.name, name, start, end))
 
     def trace_of(self, comm: PointToPoint) -> Trace:
         return self.state.traces[comm.members[comm.rank]]

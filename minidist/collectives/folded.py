@@ -1,0 +1,151 @@
+"""A collective call of folded ranks as one event, whose messages, bytes and times come from running it once elsewhere.
+
+Where one rank stands for others (`comm/sim/folded.py`) the members of a call do not run, so it cannot be made of
+messages. It is run once on meta arrays, in a small world of its own that has the ranks of the call alone, beginning at
+the times at which they come. What happens there happens here: the clocks advance, the messages and bytes are counted,
+and the memory that the algorithm works in is allocated and freed. Equal calls are looked up.
+
+    rank 0 of 8 ── all_reduce ──▶ a world of 8 ranks runs the ring, once per size ──▶ 14 messages, their bytes, seconds
+
+Proved by: tests/collectives/test_folded.py
+"""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, cast
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.base.memory import account_memory, track
+from minidist.base.meta import MetaArray
+from minidist.base.trace import current_purpose
+from minidist.base.trace import purpose as sending
+from minidist.base.watchers import watchers
+from minidist.collectives.registry import Algorithm
+from minidist.comm.communicator import CollectiveCall, Comm
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
+from minidist.comm.sim.world import SimWorld
+
+Arguments = tuple[Any, ...]
+Workspace = tuple[dict[str, int], ...]  # of each rank by purpose: the most bytes that the algorithm allocates
+
+
+def run_folded(operation: str, entry: Algorithm, call: CollectiveCall, *arguments: Any) -> Any:
+    """Run a collective algorithm on a call whose ranks may be folded. arguments: as of the algorithm."""
+    world = cast(FoldedWorld, call.world)
+    if call.size == 1 or not world.is_folded(call):
+        return entry.run(call, *arguments)
+
+    # What every rank of the call passes, as far as it matters: sizes, and the dtype.
+    array = arguments[0] if arguments[0] is not None else arguments[2]
+    described = (
+        operation,
+        entry.name,
+        entry.run,
+        array.dtype,
+        array.size,
+        tuple(tuple(argument) if isinstance(argument, list) else None for argument in arguments[1:]),
+        tuple(argument for argument in arguments[1:] if isinstance(argument, str | int)),
+    )
+    purpose, links, members = current_purpose(), world.links, tuple(call.members)
+    nodes = tuple(map(tuple, call.nodes)) if call.nodes else None
+    if links.link is None:
+        members = tuple(range(call.size))  # all groups of this size are alike
+
+    # The memory that the algorithm works in is taken while the call is under way.
+    def outcome_of(begins: tuple[Ports, ...]) -> Outcome:
+        return _trial(described, purpose, links, members, nodes, begins)[0]
+
+    _, workspaces = _trial(described, purpose, links, members, nodes, (Ports(0.0, 0.0, 0.0),) * call.size)
+    held = [track(MetaArray(nbytes, np.uint8), kind) for kind, nbytes in workspaces[call.rank].items()]
+    world.call(call, outcome_of)
+    del held
+    return _result(operation, call, arguments)
+
+
+@lru_cache(4096)
+def _trial(
+    described: Any,
+    purpose: str,
+    links: LinkModel,
+    members: tuple[int, ...],
+    nodes: tuple[tuple[int, ...], ...] | None,
+    begins: tuple[Ports, ...],
+) -> tuple[Outcome, Workspace]:
+    """Run one call on meta arrays in a world of its own; return what happens to each rank, by place."""
+    link = links.link
+    if link is not None:
+        links = replace(links, link=lambda a, b: link(members[a], members[b]))
+    world = SimWorld(len(members), checks=False, record="totals", timeout=0, links=links)
+
+    def main(comm: Comm) -> tuple[Ports, dict[str, int]]:
+        stream = world.state.running
+        stream.time, stream.out_free, stream.in_free = begins[comm.rank]
+        if nodes:
+            comm.set_nodes([list(node) for node in nodes])
+        arguments = _arguments(described, comm.rank)
+        with account_memory() as account, sending(purpose):
+            described[2](comm.collective(f"{described[0]}/{described[1]}"), *arguments)
+        return Ports(stream.time, stream.out_free, stream.in_free), account.at_peak
+
+    # The caller's watchers are told of what the caller allocates, not of this.
+    token = watchers.set(())
+    try:
+        results = world.run(main)
+    finally:
+        watchers.reset(token)
+    ends, workspaces = zip(*results, strict=True)
+    messages = [sum(trace.messages_by_purpose().values()) for trace in world.traces]
+    nbytes = [sum(trace.bytes_by_purpose().values()) for trace in world.traces]
+    return Outcome(ends, messages, nbytes), workspaces
+
+
+def _arguments(described: Any, place: int) -> Arguments:
+    """Return the arguments of the rank at `place`, from those of one rank of the call."""
+    operation, name, _, dtype, size, lists, rest = described
+    sizes = [list(one) for one in lists if one is not None]
+
+    def make(elements: int) -> MetaArray:
+        return MetaArray(elements, dtype)
+
+    if operation in ("all_reduce", "broadcast", "reduce"):
+        return make(size), *rest
+    if operation == "all_gather":
+        return make(sizes[0][place]), sizes[0], make(sum(sizes[0]))
+    if operation == "gather":
+        return make(sizes[0][place]), sizes[0], *rest
+    if operation == "reduce_scatter":
+        return make(size), sizes[0], make(sizes[0][place]), *rest
+    if operation == "all_to_all" and len({*sizes[0], *sizes[1]}) == 1:
+        return make(size), sizes[0], sizes[0]  # the very same list: bruck knows by it that all are equal
+    raise UsageError(
+        f"{operation}/{name} of {size} elements cannot be folded: one rank does not know what the others pass; run"
+        " every rank"
+    )
+
+
+def _result(operation: str, call: CollectiveCall, arguments: Arguments) -> Any:
+    """Return what the algorithm returns, with the values that follow from all ranks having this one's."""
+    array = arguments[0]
+    if operation == "all_gather":
+        sizes, out = arguments[1], arguments[2]
+        if isinstance(out, np.ndarray) and len(set(sizes)) == 1:
+            out.reshape(call.size, -1)[...] = array.reshape(-1)
+        return out
+    if operation == "reduce_scatter":
+        return arguments[2]
+    if operation == "all_reduce":
+        if isinstance(array, np.ndarray) and arguments[1] == "sum":
+            array *= array.dtype.type(call.size)
+        return array
+    if operation == "broadcast":
+        return array
+    if operation == "all_to_all":
+        return np.empty_like(array, shape=(sum(arguments[2]),))
+    # The root alone has a result.
+    sizes: Sequence[int] = arguments[1] if operation == "gather" else (array.size,)
+    return np.empty_like(array, shape=(sum(sizes),)) if call.rank == arguments[-1 if operation == "gather" else 1] else None

@@ -1,0 +1,195 @@
+"""Ranks that do the same thing are folded: one of each class runs, and stands for all of them.
+
+    16 ranks, classes of 8      0 .. 7 (first stage)   8 .. 15 (second stage)          ranks 0 and 8 run
+    rank 0 sends to 8           a message, as ever: every rank k sends the same to k + 8 at the same time
+    rank 0 sends to 1, next     every rank of the ring sends to its next one, so rank 0 receives what it sends itself
+    in a ring of its class
+    all_reduce of ranks 0..7    one event (`collectives/folded.py`): all ranks of the class come at the same time
+
+The bytes, messages, memory and virtual time are those of all ranks, as long as the ranks of a class do the same at the
+same time. The one event may end at other times on other ranks (8 elements over 3 ranks are 3, 3 and 2); then the class
+goes on at the latest of them, so its virtual time is an upper bound, and `uneven` names the call. What cannot be folded
+raises UsageError: messages of unlike shapes round a ring, and messages to a rank that does not run.
+
+Proved by: tests/comm/sim/test_folded.py, tests/train/test_folded_dry_run.py
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.trace import current_purpose
+from minidist.comm.call_site import CallSite
+from minidist.comm.point_to_point import ANY, PointToPoint, Work
+from minidist.comm.sim.matching import Matching
+from minidist.comm.sim.state import SimRequest, Stream
+from minidist.comm.sim.world import SimWorld
+
+
+class Ports(NamedTuple):
+    """When a stream goes on, and from when on its two ports are free, in seconds."""
+
+    time: float
+    out_free: float
+    in_free: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a collective call does on each rank of its group, by place: its end, and the messages and bytes sent."""
+
+    ends: Sequence[Ports]
+    messages: Sequence[int]
+    nbytes: Sequence[int]
+
+
+@dataclass
+class _Meeting:
+    """A call of several classes, which each wait for the last one. streams, works: by representative."""
+
+    streams: dict[int, Stream] = field(default_factory=dict)
+    works: list[Work] = field(default_factory=list)
+
+
+class FoldedWorld(SimWorld):
+    """A simulated world of which one rank of each class runs, the first one; see the module.
+
+    classes: every rank of the world once, in classes; a rank must do the same as the ranks at the same place of other
+    classes do with its own class. Results and traces are those of the ranks that run; None and empty for the others.
+    """
+
+    folds = True
+
+    def __init__(self, ranks: int, classes: Sequence[Sequence[int]], **options: Any) -> None:
+        super().__init__(ranks, **{"record": "totals", **options, "checks": False})
+        if sorted(rank for members in classes for rank in members) != list(range(ranks)):
+            raise UsageError(f"the classes {quoted(classes)} do not name each of {ranks} ranks once")
+        if self.record is True:
+            raise UsageError('a folded world keeps no events: a message stands for many; pass record="totals"')
+        self.classes = {members[0]: members for members in classes}
+        self.representative = [0] * ranks
+        for first, members in self.classes.items():
+            for rank in members:
+                self.representative[rank] = first
+        self.uneven: set[str] = set()  # collective calls that do not end at the same time on all ranks of a class
+        self._places: dict[str, dict[int, list[int]]] = {}
+        self._meetings: dict[tuple[str, int], _Meeting] = {}
+
+    def running_ranks(self) -> Sequence[int]:
+        """Return the first rank of each class."""
+        return list(self.classes)
+
+    def _weights(self) -> dict[int, int]:
+        return {first: len(members) for first, members in self.classes.items()}
+
+    def _new_matching(self) -> Matching:
+        return _FoldedMatching(self)
+
+    def is_folded(self, group: PointToPoint) -> bool:
+        """Return whether ranks of the group stand for others of it."""
+        return len(self.places_of(group)) < group.size
+
+    def places_of(self, group: PointToPoint) -> dict[int, list[int]]:
+        """Return the places in the group of each class's ranks, by representative."""
+        if group.name not in self._places:
+            places: dict[int, list[int]] = {}
+            for place, rank in enumerate(group.members):
+                places.setdefault(self.representative[rank], []).append(place)
+            self._places[group.name] = places
+        return self._places[group.name]
+
+    # a collective call ------------------------------------------------------------------------------------------------
+
+    def call(self, group: PointToPoint, outcome_of: Callable[[tuple[Ports, ...]], Outcome]) -> None:
+        """Make a collective call of `group` as one event: wait for its other classes, then advance the clocks.
+
+        outcome_of: from when each rank of the group begins, by place, to what happens.
+        """
+        places, stream = self.places_of(group), self.state.running
+        work = Work(group, lambda: None, group.site or group.opened, stream.time)  # type: ignore[arg-type]
+
+        # One class: all begin now, and a port that has been free for a while is free now.
+        if len(places) == 1:
+            now = stream.time
+            begin = Ports(0.0, max(0.0, stream.out_free - now), max(0.0, stream.in_free - now))
+            self._end(stream, group, outcome_of((begin,) * group.size), now)
+
+            # Beside its stream the rank's program goes on, as it would while the messages are on their way.
+            if not stream.is_main:
+                self.state.ready.append(stream)
+                self._block(work)
+            return
+
+        # Several: the last one to come computes the outcome for all.
+        key = group.name, group.tag
+        meeting = self._meetings.setdefault(key, _Meeting())
+        meeting.streams[stream.rank] = stream
+        if len(meeting.streams) < len(places):
+            work.waiter = stream
+            meeting.works.append(work)
+            self._block(work)
+            return
+        del self._meetings[key]
+        begins = [Ports(0.0, 0.0, 0.0)] * group.size
+        for first, of_class in places.items():
+            one = meeting.streams[first]
+            for place in of_class:
+                begins[place] = Ports(one.time, one.out_free, one.in_free)
+        outcome = outcome_of(tuple(begins))
+        for one in meeting.streams.values():
+            self._end(one, group, outcome, 0.0)
+        self.state.ready.extend(waiting.waiter for waiting in meeting.works)
+
+    def _end(self, stream: Stream, group: PointToPoint, outcome: Outcome, base: float) -> None:
+        """Advance a stream to the end of a call on its class's ranks, and count what they have sent."""
+        places = self.places_of(group)[stream.rank]
+        ends = {outcome.ends[place] for place in places}
+        if len(ends) > 1:
+            self.uneven.add(group.operation)
+        stream.time, stream.out_free, stream.in_free = (base + max(times) for times in zip(*ends, strict=True))
+
+        # The class has as many such groups as its ranks fill.
+        trace = self.state.traces[stream.rank]
+        groups = trace.ranks // len(places)
+        messages, nbytes = (sum(column[place] for place in places) for column in (outcome.messages, outcome.nbytes))
+        if messages:
+            trace.add_to_totals(current_purpose(), groups * messages, groups * nbytes)
+
+
+class _FoldedMatching(Matching):
+    """The messages of the ranks that run: to each other, or round a ring of a class."""
+
+    def __init__(self, world: FoldedWorld) -> None:
+        super().__init__(world.state, world.failures, world._block)
+        self.world = world
+
+    def post(
+        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+    ) -> SimRequest:
+        world, other = self.world, comm.members[peer]
+        if peer == ANY:
+            raise UsageError(f"a receive from any rank cannot be folded, at {site}; run every rank")
+        if world.representative[other] != other and len(world.places_of(comm)) > 1:
+            raise UsageError(
+                f"rank {comm.members[comm.rank]} sends to or receives from rank {other}, which is folded into rank"
+                f" {world.representative[other]}, at {site}; run every rank"
+            )
+        return super().post(comm, kind, array, peer, tag, site, guarded)
+
+    def ends_of(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
+        if not self.world.is_folded(comm):
+            return super().ends_of(comm, rank, peer)
+        # Round a ring: as this rank sends `distance` places on, the one as many places back sends to it.
+        distance = peer - comm.rank
+        return comm.members[(comm.rank - distance) % comm.size], rank
+
+    def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
+        if send.stream.rank == receive.stream.rank and send.array.shape != receive.array.shape:
+            raise UsageError(
+                f"rank {send.stream.rank} cannot stand for the ranks of {send.comm.name}: it sends an array of shape"
+                f" {send.array.shape} and receives one of {receive.array.shape}, so the ranks differ; run every rank"
+            )
+        super()._deliver(send, receive)
