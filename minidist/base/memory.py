@@ -93,6 +93,12 @@ class MemoryAccount(Watcher):
         """Count the gradient of an activation."""
         self.track(gradient, "activation_gradient")
 
+    def begin_peak(self) -> tuple[int, dict[str, int]]:
+        """Begin a new peak, at what is alive now; return the one so far and its split by purpose."""
+        before = self.peak, self.at_peak
+        self.peak, self.at_peak = self.current, self.by_purpose.copy()
+        return before
+
     def history(self) -> list[dict[str, int]]:
         """Live bytes by purpose after each event, for `Trace.memory`. Needs timeline=True."""
         if self.events is None:

@@ -18,6 +18,7 @@ Proved by: tests/base/test_meta.py, tests/train/test_dry_run.py
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from minidist.base.device import creating_on
 from minidist.base.errors import UsageError
 
 MAX_VALUES = 100_000  # elements of a meta array that may become a NumPy array
+MAX_REMEMBERED = 2**16  # layouts and plans of ufuncs that are kept
 _ONE: dict[np.dtype[Any], np.ndarray] = {}
 
 
@@ -49,10 +51,12 @@ def creating_meta() -> AbstractContextManager[None]:
     return creating_on(NoDevice())
 
 
-def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] | None = None) -> np.ndarray:
+@lru_cache(MAX_REMEMBERED)
+def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: tuple[int, ...] | None = None) -> np.ndarray:
     """Return a NumPy array with this shape, dtype and memory order over a single element. It must not be read.
 
-    order: the axes from the slowest to the fastest; None means C order.
+    order: the axes from the slowest to the fastest; None means C order. Arrays share their layouts, because a layer
+    makes the same shapes in every pass.
     """
     one = _ONE.get(dtype)
     if one is None:
@@ -64,15 +68,33 @@ def _layout(shape: tuple[int, ...], dtype: np.dtype[Any], order: Sequence[int] |
     return as_strided(one, shape, strides)
 
 
-def _keep_order(inputs: Sequence[Any], shape: tuple[int, ...]) -> Sequence[int] | None:
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, (MetaArray, np.ndarray)) else np.shape(value)
+
+
+_broadcast_shapes = lru_cache(MAX_REMEMBERED)(np.broadcast_shapes)
+
+
+Described = tuple[tuple[int, ...], Any, tuple[int, ...]]  # shape, dtype (of a Python scalar its type), strides
+
+
+def _described(value: Any) -> Described:
+    """Return what the result of a ufunc depends on."""
+    if type(value) is MetaArray:
+        value = value._layout
+    elif type(value) in (int, float, complex, bool):
+        return (), np.dtype(np.bool_) if type(value) is bool else type(value), ()
+    return value.shape, value.dtype, value.strides
+
+
+def _keep_order(inputs: Sequence[Described], shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the order of a result's axes in memory, which is that of the inputs (NumPy's order "K").
 
     The axes are listed from the slowest to the fastest; None means C order.
     """
-    for value in inputs:
-        if isinstance(value, (MetaArray, np.ndarray)) and value.shape == shape and not value.flags.c_contiguous:
-            strides = value.strides
-            return sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
+    for own, dtype, strides in inputs:
+        if own == shape != () and strides != _layout(shape, dtype).strides:
+            return tuple(sorted(range(len(shape)), key=lambda axis: -abs(strides[axis])))
     return None
 
 
@@ -136,6 +158,8 @@ class MetaArray(NDArrayOperatorsMixin):
 
     @property
     def flags(self) -> Any:
+        # A program may make this array read-only, and new arrays share their layouts.
+        self._layout = self._layout.view()
         return self._layout.flags
 
     def __repr__(self) -> str:
@@ -226,7 +250,7 @@ class MetaArray(NDArrayOperatorsMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         shape = _indexed_shape(self, index)
         target = self._layout[index].shape if shape is None else shape
-        if np.broadcast_shapes(target, np.shape(value)) != target:
+        if _broadcast_shapes(target, _shape(value)) != target:
             raise ValueError(f"could not broadcast input array from shape {np.shape(value)} into shape {target}")
 
     # copies and reductions --------------------------------------------------------------------------------------------
@@ -237,7 +261,7 @@ class MetaArray(NDArrayOperatorsMixin):
     def astype(self, dtype: Any, order: Any = "K", copy: bool = True, **_: Any) -> "MetaArray":
         if not copy and np.dtype(dtype) == self.dtype and (order == "K" or self.flags.c_contiguous):
             return self
-        axes = _keep_order([self], self.shape) if order == "K" else None
+        axes = _keep_order([_described(self)], self.shape) if order == "K" else None
         return MetaArray._of(_layout(self.shape, np.dtype(dtype), axes))
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
@@ -293,18 +317,15 @@ class MetaArray(NDArrayOperatorsMixin):
             return _reduce(ufunc, method, inputs, out, more)
         if method != "__call__":
             return NotImplemented
-        if ufunc is np.matmul or ufunc is np.vecdot:
-            shape = _product_shape(ufunc, *inputs)
-        else:
-            where = more.get("where", True)
-            shape = np.broadcast_shapes(*(np.shape(value) for value in (*inputs, where)))
+        shape, dtypes, order = _plan(
+            ufunc, more.get("dtype"), _shape(more.get("where", True)), *[_described(value) for value in inputs]
+        )
         targets = (out if isinstance(out, tuple) else (out,)) if out is not None else (None,) * ufunc.nout
-        dtypes = _dtypes(ufunc, inputs, more.get("dtype"))
         results = []
         for target, dtype in zip(targets, dtypes, strict=True):
             if target is None:
-                target = _result(shape, dtype, _keep_order(inputs, shape))
-            elif target.shape != shape and np.broadcast_shapes(shape, target.shape) != target.shape:
+                target = _result(shape, dtype, order)
+            elif target.shape != shape and _broadcast_shapes(shape, target.shape) != target.shape:
                 raise ValueError(f"{ufunc.__name__}: result of shape {shape} into an array of shape {target.shape}")
             results.append(target)
         return results[0] if ufunc.nout == 1 else tuple(results)
@@ -319,7 +340,10 @@ class MetaArray(NDArrayOperatorsMixin):
 def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
     """Return the shape of the copy that indexing makes, or None if it makes a view."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not any(isinstance(part, (np.ndarray, MetaArray, list)) for part in parts):
+    for part in parts:
+        if isinstance(part, (np.ndarray, MetaArray, list)):
+            break
+    else:
         return None
     # A real mask selects its true elements; a meta mask selects all elements.
     if len(parts) == 1 and getattr(parts[0], "dtype", None) == np.bool_:
@@ -334,9 +358,26 @@ def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
     return wide[stand_ins].shape
 
 
-def _product_shape(ufunc: np.ufunc, a: Any, b: Any) -> tuple[int, ...]:
+@lru_cache(MAX_REMEMBERED)
+def _plan(
+    ufunc: np.ufunc, dtype: Any, where: tuple[int, ...], *inputs: Described
+) -> tuple[tuple[int, ...], Sequence[np.dtype[Any]], tuple[int, ...] | None]:
+    """Return the shape, the dtypes and the order in memory of a ufunc's results, by NumPy's own rules."""
+    shapes = [shape for shape, _, _ in inputs]
+    if ufunc is np.matmul or ufunc is np.vecdot:
+        shape = _product_shape(ufunc, *shapes)
+    else:
+        shape = np.broadcast_shapes(*shapes, where)
+    if dtype is not None:
+        dtypes: Sequence[np.dtype[Any]] = [np.dtype(dtype)] * ufunc.nout
+    else:  # NEP 50: Python scalars are weak
+        known = (*(of for _, of, _ in inputs), *(None,) * ufunc.nout)
+        dtypes = ufunc.resolve_dtypes(known)[ufunc.nin :]
+    return shape, dtypes, _keep_order(inputs, shape)
+
+
+def _product_shape(ufunc: np.ufunc, first: tuple[int, ...], second: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the result of matmul or of vecdot."""
-    first, second = np.shape(a), np.shape(b)
     if ufunc is np.vecdot:
         if first[-1] != second[-1]:
             raise ValueError(f"vecdot of shapes {first} and {second}")
@@ -346,18 +387,6 @@ def _product_shape(ufunc: np.ufunc, a: Any, b: Any) -> tuple[int, ...]:
     rows = first[-2:-1]
     columns = second[-1:] if len(second) > 1 else ()
     return (*np.broadcast_shapes(first[:-2], second[:-2]), *rows, *columns)
-
-
-def _dtypes(ufunc: np.ufunc, inputs: Sequence[Any], dtype: Any) -> list[np.dtype[Any]]:
-    """Return the dtypes of a ufunc's results, by NumPy's own rules (NEP 50: Python scalars are weak)."""
-    if dtype is not None:
-        return [np.dtype(dtype)] * ufunc.nout
-    known: list[Any] = [
-        type(value) if type(value) in (int, float, complex) else np.bool_ if type(value) is bool else value.dtype
-        for value in inputs
-    ]
-    resolved = ufunc.resolve_dtypes((*known, *(None,) * ufunc.nout))
-    return list(resolved[ufunc.nin :])
 
 
 def _reduce(ufunc: np.ufunc, method: str, inputs: Sequence[Any], out: Any, more: dict[str, Any]) -> Any:
@@ -381,7 +410,7 @@ def _reduce(ufunc: np.ufunc, method: str, inputs: Sequence[Any], out: Any, more:
 def _like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, **_: Any) -> Any:
     if shape is not None:
         return MetaArray(shape, dtype or prototype.dtype)
-    axes = _keep_order([prototype], prototype.shape)
+    axes = _keep_order([_described(prototype)], prototype.shape)
     return MetaArray._of(_layout(prototype.shape, np.dtype(dtype or prototype.dtype), axes))
 
 

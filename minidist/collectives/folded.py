@@ -10,14 +10,13 @@ and the memory that the algorithm works in is allocated and freed. Equal calls a
 Proved by: tests/collectives/test_folded.py
 """
 
-from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory, track
 from minidist.base.meta import MetaArray
@@ -61,7 +60,7 @@ def run_folded(operation: str, entry: Algorithm, call: CollectiveCall, *argument
         return _trial(described, purpose, links, members, nodes, begins)[0]
 
     _, workspaces = _trial(described, purpose, links, members, nodes, (Ports(0.0, 0.0, 0.0),) * call.size)
-    held = [track(MetaArray(nbytes, np.uint8), kind) for kind, nbytes in workspaces[call.rank].items()]
+    held = [track(cast(Any, MetaArray(nbytes, np.uint8)), kind) for kind, nbytes in workspaces[call.rank].items()]
     world.call(call, outcome_of)
     del held
     return _result(operation, call, arguments)
@@ -145,7 +144,7 @@ def _result(operation: str, call: CollectiveCall, arguments: Arguments) -> Any:
     if operation == "broadcast":
         return array
     if operation == "all_to_all":
-        return np.empty_like(array, shape=(sum(arguments[2]),))
+        return xp.empty_like(array, shape=(sum(arguments[2]),))
     # The root alone has a result.
-    sizes: Sequence[int] = arguments[1] if operation == "gather" else (array.size,)
-    return np.empty_like(array, shape=(sum(sizes),)) if call.rank == arguments[-1 if operation == "gather" else 1] else None
+    size, root = (sum(arguments[1]), arguments[2]) if operation == "gather" else (array.size, arguments[1])
+    return xp.empty_like(array, shape=(size,)) if call.rank == root else None

@@ -16,7 +16,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,6 +166,7 @@ class Outcome:
     results: list[Any]
     traces: list[Trace]
     end_time: float | None = None  # virtual seconds until the last rank is done; None under MPI
+    uneven: Collection[str] = ()  # calls whose end is an upper bound, of folded ranks: see `FoldedWorld`
 
     @property
     def is_root(self) -> bool:
@@ -181,9 +182,13 @@ def execute(
     trace: str | None = None,
     eager_bytes: int = 0,
     synchronous: bool = False,
+    simulated: Callable[..., SimWorld] = SimWorld,
     **options: Any,
 ) -> Outcome:
-    """Run on every rank; gather results and traces. An error is raised in the simulated world, and ends an MPI job."""
+    """Run on every rank; gather results and traces. An error is raised in the simulated world, and ends an MPI job.
+
+    simulated: what makes the world of virtual ranks.
+    """
     tune()
 
     # Refuse wrong options before any rank starts.
@@ -219,7 +224,7 @@ def execute(
 
     # Without a launcher the ranks are virtual; under one, this process is one of them.
     if size is None:
-        world = SimWorld(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
+        world = simulated(1 if ranks is None else ranks, timeout=timeout, eager_bytes=eager_bytes, **options)
         try:
             results = world.run(main, *arguments)
         except KeyboardInterrupt as error:
@@ -232,7 +237,7 @@ def execute(
                     trace, world.traces, world="simulated", incomplete=f"the run ended with {type(error).__name__}"
                 )
             raise
-        outcome = Outcome("simulated", world.size, results, results, world.traces, world.end_time)
+        outcome = Outcome("simulated", world.size, results, results, world.traces, world.end_time, world.uneven)
     else:
         outcome = _execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
     if trace and outcome.is_root:

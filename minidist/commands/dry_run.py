@@ -1,12 +1,17 @@
 """`minidist train --dry-run`: the whole training program on arrays without data.
 
 Every rank builds its part of the model, runs the steps and sends its messages, on meta arrays (base/meta.py). No values
-are computed. Bytes, messages, peaks of memory and virtual time are those of the real run.
+are computed. Bytes, messages, peaks of memory and virtual time are those of the real run, but for messages before the
+first step (purpose startup), which take no time here: a dry run measures steps.
 
-Proved by: tests/train/test_dry_run.py
+With --fold one rank of each pipeline stage runs and stands for its data-, context- and tensor-parallel peers
+(comm/sim/folded.py), so that a job on thousands of ranks costs what its stages cost.
+
+Proved by: tests/train/test_dry_run.py, tests/train/test_folded_dry_run.py
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.meta import creating_meta
-from minidist.comm import Comm
+from minidist.comm import Comm, SimWorld
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.output import Result
 from minidist.commands.runner import Summary, number_of_ranks, say_notices, summarize
 from minidist.config.models import llama_inner
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.data import load_dataset
 from minidist.planning.architecture import Architecture
 from minidist.train.state import TrainResult
@@ -34,23 +40,22 @@ if TYPE_CHECKING:
 class DryRun:
     """The result of a dry run.
 
-    seconds: the virtual time of all steps. peaks: for each rank, the bytes of each purpose at its peak of memory.
-    computing: the virtual seconds in which each rank computes; None without a trace. mfu: model FLOPs utilization.
+    seconds: the virtual time of all steps. peaks, step_peaks: for each rank, the bytes of each purpose at the peak of
+    memory of the whole run, and of its steps. bubble: the share of the time in which a rank does not compute, as the
+    mean over all ranks. mfu: model FLOPs utilization. messages: those of all ranks, by purpose. uneven: the calls that
+    end at different times on folded ranks.
     """
 
     summary: Summary
     steps: int
     seconds: float
     peaks: list[Mapping[str, int]]
-    computing: list[float] | None
+    step_peaks: list[Mapping[str, int]]
+    bubble: float | None
     mfu: float | None
-
-    @property
-    def bubble(self) -> float | None:
-        """Return the share of the time in which a rank does not compute, as the mean over all ranks."""
-        if self.computing is None or not self.seconds:
-            return None
-        return 1 - sum(self.computing) / len(self.computing) / self.seconds
+    messages: Mapping[str, int]
+    folded: bool
+    uneven: Collection[str]
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json prints: the keys of `train` but losses and digest, and those that only a dry run has."""
@@ -59,11 +64,15 @@ class DryRun:
         return {
             **result,
             "dry_run": True,
+            "folded": self.folded,
+            "messages_by_purpose": self.messages,
             "peak_by_purpose": self.peaks,
+            "step_peak_by_purpose": self.step_peaks,
             "virtual_seconds": self.seconds,
             "step_seconds": self.seconds / self.steps,
             "bubble": self.bubble,
             "mfu": self.mfu,
+            "upper_bound_because_of": sorted(self.uneven),
         }
 
     def table(self) -> str:
@@ -75,12 +84,19 @@ class DryRun:
             + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
             + (f", MFU {self.mfu:.1%}" if self.mfu is not None else "")
         ]
+        if self.uneven:
+            lines.append(f"the time is an upper bound: folded ranks end {', '.join(sorted(self.uneven))} one by one")
         lines += self.summary.volume_lines()
-        fullest = max(range(ranks), key=lambda rank: self.summary.peak_bytes[rank])
-        lines.append(f"peak of rank {fullest}, the fullest, in bytes: {self.summary.peak_bytes[fullest]:,}")
-        for purpose, nbytes in sorted(self.peaks[fullest].items(), key=lambda pair: -pair[1]):
+
+        # The steps decide what fits. A rank that builds the whole model before it keeps its part may have more before.
+        totals = [sum(split.values()) for split in self.step_peaks]
+        fullest = max(range(ranks), key=totals.__getitem__)
+        lines.append(f"peak of rank {fullest}, the fullest, in bytes: {totals[fullest]:,}")
+        for purpose, nbytes in sorted(self.step_peaks[fullest].items(), key=lambda pair: -pair[1]):
             if nbytes:
-                lines.append(f"  {purpose:22}{nbytes:16,}")
+                lines.append(f"  {purpose:22}{nbytes:20,}")
+        if self.summary.peak_bytes[fullest] > totals[fullest]:
+            lines.append(f"before the first step, with the whole model: {self.summary.peak_bytes[fullest]:,}")
         return "\n".join(lines)
 
 
@@ -102,6 +118,26 @@ def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
             raise UsageError(f"{flag} {quoted(str(value))} needs values, and a dry run has none; leave it out")
 
 
+def check_fold(config: TrainConfig, size: int) -> None:
+    """Raise UsageError for jobs in which the ranks of a stage differ."""
+    batches = resolve_batches(config, size)
+    sequences = 2 * batches.dims.cp if batches.dims.cp > 1 else 1
+    differ = {
+        "a parameter server's ranks": config.strategy == "ps",
+        f"the ranks of --teacher-ranks {config.teacher_ranks}": config.teacher_ranks,
+        f"the replicas of --schedule {config.schedule}": config.pp > 1 and updates_of(config.schedule) != "flush",
+        "replicas with unlike numbers of rows": config.weights or not batches.shares.is_even,
+        "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",
+        f"the shards of layers (--optimizer {config.optimizer} with --zero {config.zero})": config.zero
+        and config.optimizer in ("lars", "lamb"),
+        "the tables of --check-replicas": config.check_replicas,
+        f"parts of --context {config.context} tokens": config.context % sequences,
+    }
+    for what, present in differ.items():
+        if present:
+            raise UsageError(f"--fold lets one rank stand for others, and {what} differ; leave out --fold")
+
+
 def dry_run(
     config: TrainConfig,
     ranks: int | None,
@@ -110,18 +146,30 @@ def dry_run(
     eager_bytes: int,
     command: str,
     gpu: str | None,
+    fold: bool = False,
 ) -> Result:
-    """Run the job on meta arrays and return its cost. gpu: the name of the GPU whose speeds and links the clock has."""
+    """Run the job on meta arrays and return its cost.
+
+    gpu: the name of the GPU whose speeds and links the clock has. fold: run one rank of each pipeline stage.
+    """
     with creating_meta():  # because the rules may build the model
         size = number_of_ranks(config, ranks, has_values=False)
+    if fold:
+        check_fold(config, size)
     say_notices(config, size)
     if trace is not None:
         writable(trace)
-    links = LinkModel()
+    links = LinkModel(free_startup=True)
     if gpu is not None:
         from minidist.planning.cluster.gpus import machine_of
 
         links = links_of(machine_of(gpu), config.precision)
+
+    # The ranks of a stage are neighbours.
+    simulated: Callable[..., SimWorld] = SimWorld
+    if fold:
+        stage = size // config.pp
+        simulated = partial(FoldedWorld, classes=[range(first, first + stage) for first in range(0, size, stage)])
 
     def main(comm: Comm) -> TrainResult:
         with creating_meta():
@@ -135,10 +183,11 @@ def dry_run(
         timeout=timeout,
         eager_bytes=eager_bytes,
         record="totals" if trace is None else True,
+        simulated=simulated,
         links=links,
         checks=False,
     )
-    return _result(config, outcome, trace, command, links)
+    return _result(config, outcome, trace, command, links, fold)
 
 
 def links_of(machine: "Machine", precision: str) -> LinkModel:
@@ -149,27 +198,30 @@ def links_of(machine: "Machine", precision: str) -> LinkModel:
         return 5e-6, 1 / (machine.link if near else machine.network)
 
     peak = machine.fp16 if precision in ("fp16", "bf16") else machine.fp16 / 2
-    return LinkModel(flops=peak, memory_bandwidth=machine.memory_bandwidth, link=link)
+    return LinkModel(flops=peak, memory_bandwidth=machine.memory_bandwidth, link=link, free_startup=True)
 
 
-def _result(config: TrainConfig, outcome: Outcome, trace: Path | None, command: str, links: LinkModel) -> Result:
+def _result(
+    config: TrainConfig, outcome: Outcome, trace: Path | None, command: str, links: LinkModel, fold: bool
+) -> Result:
     """Return the command's result from the results and traces of the ranks."""
     seconds = outcome.end_time or 0.0
-    summary = summarize(config, outcome, trace, 0.0, command)
     results: list[TrainResult] = outcome.results
-    computing = None
-    if trace is not None:
-        computing = [
-            sum(span.end - span.start for span in one.spans if span.lane == "main" and span.category == "compute")
-            for one in outcome.traces
-        ]
+    messages: Counter[str] = Counter()
+    for one in outcome.traces:
+        messages.update(one.messages_by_purpose())
+    computing = sum(one.busy * one.ranks for one in outcome.traces) / outcome.size
     run = DryRun(
-        summary,
+        summarize(config, outcome, trace, 0.0, command),
         config.steps,
         seconds,
         [result.peak_by_purpose for result in results],
-        computing,
+        [result.step_peak for result in results],
+        1 - computing / seconds if seconds else None,
         _mfu(config, seconds, outcome.size, links),
+        messages,
+        fold,
+        outcome.uneven,
     )
     return Result(run.as_dict(), partial(_show, run))
 

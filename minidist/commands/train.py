@@ -46,6 +46,10 @@ def train(
     gpu: Annotated[
         str | None, typer.Option(help="with --dry-run: whose speeds the clock has, such as h100 (see minidist plan)")
     ] = None,
+    fold: Annotated[
+        bool,
+        typer.Option(help="with --dry-run: one rank of each pipeline stage runs and stands for all, for many ranks"),
+    ] = False,
     memory_budget: Annotated[
         float | None,
         typer.Option(
@@ -67,11 +71,13 @@ def train(
 
     if gpu is not None and not dry:
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
+    if fold and not (dry and trace in (None, Path("none"))):
+        raise UsageError("--fold is of a dry run and keeps no trace; add --dry-run, and leave out --trace")
     if dry:
         from minidist.commands.dry_run import check_dry_run, dry_run
 
         check_dry_run(config, metrics)
-        return dry_run(config, ranks, timeout, path, eager_bytes, command_line(), gpu)
+        return dry_run(config, ranks, timeout, None if fold else path, eager_bytes, command_line(), gpu, fold)
 
     # Under mpiexec only rank 0 has a summary to print.
     with on_device(device, config):

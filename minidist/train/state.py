@@ -62,7 +62,10 @@ def reads_tensors(observers: Iterable[Observer]) -> bool:
 
 @dataclass
 class TrainResult:
-    """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes."""
+    """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes.
+
+    step_peak: the most of the steps alone, by purpose; while a rank builds its part, it has the whole model.
+    """
 
     rank: int
     losses: list[float]
@@ -81,3 +84,4 @@ class TrainResult:
     cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
     teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model
+    step_peak: dict[str, int] = field(default_factory=dict)

@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
@@ -88,6 +89,7 @@ def train(
         held_out_int8: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         saved = done  # the steps of the last checkpoint, 0 without one
+        building = account.begin_peak()  # every rank builds the whole model, and keeps its part
 
         for step in range(done, config.steps):
             # The scale of this step's gradients: an overflow changes the scaler's.
@@ -143,11 +145,14 @@ def train(
                 saved = step + 1
 
         scaler, pool = job.scaler, job.pool
+        training = account.peak, account.at_peak
+        peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
         return TrainResult(
             rank=comm.rank,
             losses=losses,
-            peak_bytes=account.peak,
-            peak_by_purpose=dict(account.at_peak),
+            peak_bytes=peak_bytes,
+            peak_by_purpose=dict(peak_by_purpose),
+            step_peak=dict(training[1]),
             sizes=strategy.sizes(),
             digest=digest(strategy),
             first_step=done,

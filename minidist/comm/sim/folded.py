@@ -8,8 +8,12 @@
 
 The bytes, messages, memory and virtual time are those of all ranks, as long as the ranks of a class do the same at the
 same time. The one event may end at other times on other ranks (8 elements over 3 ranks are 3, 3 and 2); then the class
-goes on at the latest of them, so its virtual time is an upper bound, and `uneven` names the call. What cannot be folded
-raises UsageError: messages of unlike shapes round a ring, and messages to a rank that does not run.
+goes on at the latest of them, so its virtual time is an upper bound, and `uneven` names the call. Memory is that of the
+first rank of each class. Where reductions run beside the computation (ZeRO 2 in a pipeline), how long their buffers
+live depends on the order in which streams run, so a peak may differ by a bucket.
+
+What cannot be folded raises UsageError: messages of unlike shapes round a ring, and messages to a rank that does not
+run.
 
 Proved by: tests/comm/sim/test_folded.py, tests/train/test_folded_dry_run.py
 """
@@ -57,8 +61,9 @@ class _Meeting:
 class FoldedWorld(SimWorld):
     """A simulated world of which one rank of each class runs, the first one; see the module.
 
-    classes: every rank of the world once, in classes; a rank must do the same as the ranks at the same place of other
-    classes do with its own class. Results and traces are those of the ranks that run; None and empty for the others.
+    classes: every rank of the world once. The members of a class do the same, and each of them meets the member at its
+    own place in another class, as rank 0 of the module's picture meets rank 8 and rank 1 meets rank 9. The result of a
+    rank is that of the first one of its class, whose trace has the totals of the whole class; the others' are empty.
     """
 
     folds = True
@@ -74,9 +79,14 @@ class FoldedWorld(SimWorld):
         for first, members in self.classes.items():
             for rank in members:
                 self.representative[rank] = first
-        self.uneven: set[str] = set()  # collective calls that do not end at the same time on all ranks of a class
+        self.uneven = self._uneven = set[str]()  # calls that do not end at the same time on all ranks of a class
         self._places: dict[str, dict[int, list[int]]] = {}
         self._meetings: dict[tuple[str, int], _Meeting] = {}
+
+    def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+        self._uneven.clear()
+        results = super().run(main, *arguments, **keywords)
+        return [results[first] for first in self.representative]
 
     def running_ranks(self) -> Sequence[int]:
         """Return the first rank of each class."""
@@ -117,10 +127,9 @@ class FoldedWorld(SimWorld):
             begin = Ports(0.0, max(0.0, stream.out_free - now), max(0.0, stream.in_free - now))
             self._end(stream, group, outcome_of((begin,) * group.size), now)
 
-            # Beside its stream the rank's program goes on, as it would while the messages are on their way.
-            if not stream.is_main:
-                self.state.ready.append(stream)
-                self._block(work)
+            # The rank's other streams go on, as they would while the messages are on their way.
+            self.state.ready.append(stream)
+            self._block(work)
             return
 
         # Several: the last one to come computes the outcome for all.
@@ -148,7 +157,7 @@ class FoldedWorld(SimWorld):
         places = self.places_of(group)[stream.rank]
         ends = {outcome.ends[place] for place in places}
         if len(ends) > 1:
-            self.uneven.add(group.operation)
+            self._uneven.add(group.operation)
         stream.time, stream.out_free, stream.in_free = (base + max(times) for times in zip(*ends, strict=True))
 
         # The class has as many such groups as its ranks fill.
@@ -165,6 +174,7 @@ class _FoldedMatching(Matching):
     def __init__(self, world: FoldedWorld) -> None:
         super().__init__(world.state, world.failures, world._block)
         self.world = world
+        self.ends_of = self._ring_or_both
 
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
@@ -179,9 +189,9 @@ class _FoldedMatching(Matching):
             )
         return super().post(comm, kind, array, peer, tag, site, guarded)
 
-    def ends_of(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
+    def _ring_or_both(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
         if not self.world.is_folded(comm):
-            return super().ends_of(comm, rank, peer)
+            return rank, comm.members[peer]
         # Round a ring: as this rank sends `distance` places on, the one as many places back sends to it.
         distance = peer - comm.rank
         return comm.members[(comm.rank - distance) % comm.size], rank

@@ -34,7 +34,13 @@ def second_thread(comm: PointToPoint, site: CallSite) -> UsageError:
 
 
 class Matching:
-    """The messages of a run. block: let other streams run until the request can go on."""
+    """The messages of a run. block: let other streams run until the request can go on.
+
+    ends_of: (comm, rank, peer) -> the world ranks between which a message that `rank` sends to `peer` travels, where
+    those are not the two (`FoldedWorld`).
+    """
+
+    ends_of: Callable[[PointToPoint, int, int], tuple[int, int]] | None = None
 
     def __init__(self, state: SimState, failures: Failures, block: Callable[[Request | Work], None]) -> None:
         self.state, self.failures, self.block = state, failures, block
@@ -110,7 +116,8 @@ class Matching:
                 request.checksum = checksum(array)
 
             # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
-            key = (comm.context, *self.ends_of(comm, rank, peer), tag)
+            ends = (rank, world_peer) if self.ends_of is None else self.ends_of(comm, rank, peer)
+            key = (comm.context, *ends, tag)
             receives = state.receives.get(key)
             if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
                 self._deliver(request, receives.popleft())
@@ -146,10 +153,6 @@ class Matching:
         if watched:
             request.checksum = checksum(array)
         return request
-
-    def ends_of(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
-        """Return the world ranks between which a message that `rank` sends to `peer` of `comm` travels."""
-        return rank, comm.members[peer]
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: compare, copy once, wake the streams that wait."""

@@ -16,7 +16,7 @@ import contextvars
 import math
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from threading import get_ident
 from typing import Any
@@ -66,6 +66,7 @@ class SimWorld:
     kind = "simulated"
     unchecked = False
     folds = False
+    uneven: Collection[str]  # see `FoldedWorld`
     kept_calls = 8  # sends are synchronous, so no rank is far ahead; and there may be 10,000 ranks
     state: SimState  # of the run, or of the last one
     failures: Failures
@@ -93,6 +94,7 @@ class SimWorld:
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.on_failure = on_failure
         self.in_run = False
+        self.uneven = ()
         self.place = ""
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
 

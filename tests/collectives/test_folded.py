@@ -1,0 +1,74 @@
+"""A collective call as one event: bytes, messages, time and memory are those of its messages, for every algorithm."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidist import collectives
+from minidist.base.layout import chunk_sizes
+from minidist.base.memory import account_memory
+from minidist.collectives.registry import ALGORITHMS
+from minidist.comm import SimWorld
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.folded import FoldedWorld
+
+# Times of powers of two have no rounding. Two links, so that nodes of three ranks differ.
+LINKS = {
+    "uniform": LinkModel(alpha=2.0**-20, beta=2.0**-33),
+    "nodes": LinkModel(link=lambda a, b: (2.0**-20, 2.0**-33 if a // 3 == b // 3 else 2.0**-30)),
+}
+CASES = [
+    (operation, name)
+    for operation, entries in ALGORITHMS.items()
+    for name, entry in entries.items()
+    if operation != "scatter" and not entry.is_users
+]
+
+
+def call(comm, operation, name, size):
+    """Make one call; return the size of its result, the time, and the bytes of memory at its peak."""
+    function = getattr(collectives, operation)
+    with account_memory() as account:
+        if operation == "all_gather" or operation == "gather":
+            counts = chunk_sizes(size, comm.size)
+            result = function(comm, np.zeros(counts[comm.rank]), counts=counts, algorithm=name)
+        elif operation == "all_to_all":
+            result = function(comm, np.zeros(size // comm.size * comm.size), algorithm=name)
+        else:
+            result = function(comm, np.zeros(size), algorithm=name)
+    return getattr(result, "size", None), comm.time(), account.peak
+
+
+def totals(world):
+    """Return the messages and bytes that all ranks sent."""
+    return (
+        sum(sum(trace.messages_by_purpose().values()) for trace in world.traces),
+        sum(sum(trace.bytes_by_purpose().values()) for trace in world.traces),
+    )
+
+
+@pytest.mark.parametrize(("operation", "name"), CASES)
+@settings(max_examples=15)
+@given(ranks=st.integers(2, 7), size=st.integers(0, 40), links=st.sampled_from(sorted(LINKS)), first=st.integers(0, 3))
+def test_one_event_equals_its_messages(operation, name, ranks, size, links, first):
+    # One class, or two of which the second comes later.
+    first = min(first, ranks - 1)
+    classes = [range(first), range(first, ranks)] if first else [range(ranks)]
+
+    def main(comm):
+        comm.compute(seconds=2.0**-19 * (comm.rank >= first > 0))
+        return call(comm, operation, name, size), call(comm, operation, name, size)
+
+    whole = SimWorld(ranks, links=LINKS[links], record="totals")
+    folded = FoldedWorld(ranks, classes, links=LINKS[links])
+    expected, found = whole.run(main), folded.run(main)
+    assert totals(folded) == totals(whole)
+    for members in classes:
+        (result, _, peak), _ = expected[members[0]]
+        assert found[members[0]][0] == (result, max(expected[rank][0][1] for rank in members), peak)
+        if not folded.uneven:
+            assert all(found[rank] == found[members[0]] for rank in members)
+            assert [times[1][1] for times in found] == [times[1][1] for times in expected]
+    # The second call finds ports that are busy. Where a class goes on at its latest end, times are upper bounds.
+    assert folded.end_time >= whole.end_time if folded.uneven else folded.end_time == whole.end_time

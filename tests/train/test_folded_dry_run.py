@@ -1,0 +1,128 @@
+"""`--fold`: one rank of each pipeline stage runs, and the bytes, messages, memory and virtual time are those of all."""
+
+import json
+
+import pytest
+
+from minidist.base.meta import creating_meta
+from minidist.cli import main
+from minidist.comm import SimWorld
+from minidist.comm.sim.clock import LinkModel
+from minidist.comm.sim.folded import FoldedWorld
+from minidist.config.train_config import TrainConfig
+from minidist.train.trainer import train
+
+# Times of powers of two have no rounding: folded times are equal to the bit.
+LINKS = LinkModel(
+    alpha=2.0**-20,
+    flops=2.0**37,
+    memory_bandwidth=2.0**36,
+    link=lambda a, b: (2.0**-20, 2.0**-33 if a // 8 == b // 8 else 2.0**-31),
+    free_startup=True,
+)
+SMALL = {"data": "markov", "layers": 2, "width": 16, "heads": 4, "context": 8, "steps": 2, "global_batch": 8}
+
+JOBS = [
+    (4, {"dp": 4, "clip": 1.0}),
+    (4, {"dp": 4, "reduction": "ordered", "precision": "fp16"}),
+    (4, {"dp": 4, "zero": 1, "accumulation": 2}),
+    (4, {"dp": 4, "optimizer": "lamb"}),
+    (4, {"dp": 4, "zero": 2, "precision": "bf16"}),
+    (4, {"dp": 4, "zero": 3, "recompute": "full"}),
+    (4, {"dp": 4, "experts": 4, "ep": 2}),
+    (4, {"dp": 4, "local_steps": 2, "optimizer": "sgd"}),
+    (4, {"dp": 4, "compression": "topk:0.1"}),
+    (4, {"tp": 4, "sequence_parallel": True, "recompute": "selective"}),
+    (2, {"cp": 2, "model": "llama", "kv_heads": 2}),
+    (4, {"cp": 4, "attention": "ulysses"}),
+    (8, {"dp": 2, "cp": 2, "tp": 2, "zero": 3}),
+    (4, {"pp": 2, "dp": 2, "microbatches": 2, "clip": 1.0}),
+    (4, {"pp": 2, "dp": 2, "microbatches": 4, "schedule": "zb-v", "layers": 4}),
+    (8, {"pp": 2, "dp": 2, "tp": 2, "microbatches": 2, "precision": "fp16", "clip": 1.0, "zero": 1}),
+    (8, {"pp": 2, "tp": 2, "cp": 2, "microbatches": 4, "schedule": "interleaved", "layers": 4, "zero": 1}),
+    (8, {"pp": 2, "dp": 4, "microbatches": 2, "zero": 2, "precision": "bf16"}),
+    (8, {"pp": 2, "dp": 4, "microbatches": 2, "zero": 3}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
+def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, settings):
+    config = TrainConfig.make(**{**SMALL, **settings})
+
+    def program(comm):
+        with creating_meta():
+            return train(comm, config)
+
+    stage = ranks // config.pp
+    classes = [range(first, first + stage) for first in range(0, ranks, stage)]
+    whole = SimWorld(ranks, checks=False, record="totals", links=LINKS)
+    folded = FoldedWorld(ranks, classes, links=LINKS)
+    expected, found = whole.run(program), folded.run(program)
+
+    # Messages and bytes of every stage, by purpose.
+    for members in classes:
+        of_stage = folded.traces[members[0]]
+        for kind in ("bytes_by_purpose", "messages_by_purpose"):
+            together = {}
+            for rank in members:
+                for purpose, count in getattr(whole.traces[rank], kind)().items():
+                    together[purpose] = together.get(purpose, 0) + count
+            assert getattr(of_stage, kind)() == together
+
+        # Peaks. The last shard of a parameter may be shorter, and a shard of the vocabulary have fewer of the words.
+        first = members[0]
+        for kind in ("peak_by_purpose", "step_peak"):
+            assert getattr(found[first], kind) == getattr(expected[first], kind)
+            fullest = max(sum(getattr(expected[rank], kind).values()) for rank in members)
+            assert fullest == sum(getattr(found[first], kind).values())
+        assert {whole.traces[rank].busy for rank in members} == {of_stage.busy}
+
+    # Where chunks are unequal the time is an upper bound.
+    assert folded.end_time == whole.end_time or (folded.uneven and folded.end_time > whole.end_time)
+
+
+def command(*arguments):
+    """Return the exit code of `minidist train --dry-run --fold`."""
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--dry-run", "--fold", *arguments])
+    return ended.value.code
+
+
+def test_two_thousand_ranks(capsys):
+    sizes = ["--layers", "2", "--width", "512", "--heads", "8", "--context", "64", "--data", "markov", "--steps", "1"]
+    layout = ["--dp", "128", "--tp", "8", "--pp", "2", "--microbatches", "2", "--global-batch", "256", "--zero", "1"]
+    assert command(*sizes, *layout, "--gpu", "h100", "--precision", "bf16", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["ranks"] == len(result["peak_bytes"]) == 2048
+    assert result["folded"]
+    assert all(volume["measured"] == volume["closed_form"] for volume in result["bytes_by_purpose"].values())
+    assert result["messages_by_purpose"]["pipeline_activation"] == 1024 * 2
+    assert result["step_peak_by_purpose"][0] != result["step_peak_by_purpose"][1024]
+    assert len({json.dumps(split) for split in result["step_peak_by_purpose"]}) == 2
+    assert result["virtual_seconds"] > 0
+    assert 0 < result["bubble"] < 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--dp", "3", "--global-batch", "32"], "replicas with unlike numbers of rows differ; leave out --fold"),
+        (["--dp", "2", "--optimizer", "muon", "--momentum", "0.9"], "orthogonalise other matrices (muon) differ"),
+        (["--dp", "2", "--optimizer", "lamb", "--zero", "1"], "(--optimizer lamb with --zero 1) differ"),
+        (["--dp", "2", "--check-replicas"], "the tables of --check-replicas differ"),
+        (["--pp", "2", "--schedule", "pipedream"], "the replicas of --schedule pipedream differ"),
+        (["--strategy", "ps", "--ranks", "3"], "a parameter server's ranks differ"),
+        (["--cp", "4", "--context", "12"], "parts of --context 12 tokens differ"),
+        (["--dp", "2", "--trace", "x.jsonl"], "leave out --trace"),
+    ],
+)
+def test_jobs_whose_ranks_differ_are_refused(flags, sentence, capsys):
+    assert command(*flags) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_fold_without_a_dry_run_is_refused(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["train", "--dp", "2", "--fold"])
+    assert ended.value.code == 2
+    assert "add --dry-run" in capsys.readouterr().err
