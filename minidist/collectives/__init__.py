@@ -26,6 +26,7 @@ bruck.py                Bruck's all-to-all
 linear.py               all-to-all in one round
 two_level.py            inside each node, then across nodes
 nodes.py                two levels whose nodes the program names
+one_event.py            a call of ranks of which one stands for many
 """
 
 from minidist.base.registry import import_modules

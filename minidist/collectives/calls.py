@@ -21,7 +21,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
-from minidist.collectives.folded import run_folded
+from minidist.collectives.one_event import run_as_one_event
 from minidist.collectives.operations import check_op
 from minidist.collectives.registry import ALGORITHMS
 from minidist.comm.buffers import may_overlap
@@ -239,7 +239,7 @@ def _call(
         elements = total if total is not None else 0 if array is None else array.size
         algorithm = choose(comm, operation, elements * (1 if array is None else array.itemsize))
     chosen = ALGORITHMS[operation][algorithm]
-    function = chosen.run if not comm.world.folds else partial(run_folded, operation, chosen)
+    function = chosen.run if not comm.world.folds else partial(run_as_one_event, operation, chosen)
     if algorithm not in ALGORITHMS[operation]:  # another spelling, or FILE.py:FUNCTION
         algorithm = chosen.name
 

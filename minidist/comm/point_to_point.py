@@ -108,7 +108,7 @@ class World(Protocol):
     kind: str  # "simulated" | "mpi"
     checks: bool  # compare headers and watch buffers in flight
     unchecked: bool  # nothing is checked or recorded: `exchange` may shorten a sendrecv
-    folds: bool  # some ranks stand for others, so that a collective of theirs is one event (`collectives.folded`)
+    folds: bool  # some ranks stand for others, so that a collective of theirs is one event (`collectives.one_event`)
     kept_calls: int  # collective calls of a communicator that a rank remembers, for reports
     place: str  # where the program says that it is, for reports: "step 3 of 10; the last checkpoint is ..."
 

@@ -1,6 +1,7 @@
 """The simulated world: ranks are greenlets in one process, and time is virtual.
 
 world.py             the ranks as greenlets
+folded.py            one rank of each class runs, and stands for all of them
 state.py             what the parts of the world share
 matching.py          which send meets which receive
 choosers.py          which message a wildcard receive gets

@@ -4,7 +4,7 @@
     rank 0 sends to 8           a message, as ever: every rank k sends the same to k + 8 at the same time
     rank 0 sends to 1, next     every rank of the ring sends to its next one, so rank 0 receives what it sends itself
     in a ring of its class
-    all_reduce of ranks 0..7    one event (`collectives/folded.py`): all ranks of the class come at the same time
+    all_reduce of ranks 0..7    one event (`collectives/one_event.py`): all ranks of the class come at the same time
 
 The bytes, messages, memory and virtual time are those of all ranks, as long as the ranks of a class do the same at the
 same time. The one event may end at other times on other ranks (8 elements over 3 ranks are 3, 3 and 2); then the class

@@ -7,7 +7,7 @@ and the memory that the algorithm works in is allocated and freed. Equal calls a
 
     rank 0 of 8 ── all_reduce ──▶ a world of 8 ranks runs the ring, once per size ──▶ 14 messages, their bytes, seconds
 
-Proved by: tests/collectives/test_folded.py
+Proved by: tests/collectives/test_one_event.py
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ Arguments = tuple[Any, ...]
 Workspace = tuple[dict[str, int], ...]  # of each rank by purpose: the most bytes that the algorithm allocates
 
 
-def run_folded(operation: str, entry: Algorithm, call: CollectiveCall, *arguments: Any) -> Any:
+def run_as_one_event(operation: str, entry: Algorithm, call: CollectiveCall, *arguments: Any) -> Any:
     """Run a collective algorithm on a call whose ranks may be folded. arguments: as of the algorithm."""
     world = cast(FoldedWorld, call.world)
     if call.size == 1 or not world.is_folded(call):
