@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.trace import Trace
 from minidist.comm import Comm
+from minidist.lesson.plain import form
 
 METRICS = ("bytes", "messages", "time")
 
@@ -69,6 +70,30 @@ class Hint:
     when: Callable[[Failure], bool]
     text: str
 
+    def fits(self, failure: Failure) -> bool:
+        """Return whether `when` holds; it does not where the answer has a form that `when` cannot read."""
+        try:
+            return bool(self.when(failure))
+        except Exception:
+            return False
+
+
+DRAWN = 6  # cases that the seed of a check draws
+
+
+def drawing(
+    ranks: tuple[int, int], sizes: tuple[int, int], seeds: tuple[int, int] = (100, 1 << 30)
+) -> Callable[[np.random.Generator], Case]:
+    """Return a function that draws a case within these bounds, which belong to them."""
+
+    def draw(generator: np.random.Generator) -> Case:
+        return Case(*(int(generator.integers(low, high, endpoint=True)) for low, high in (ranks, sizes, seeds)))
+
+    return draw
+
+
+draw_standard = drawing((1, 9), (0, 40))
+
 
 def standard_cases() -> list[Case]:
     """Return small cases and twelve random ones, the same in every run: ragged, empty, fewer elements than ranks."""
@@ -86,9 +111,11 @@ class Exercise:
     - expected(case): the answers of all ranks.
     - answer(arguments, returned): one rank's answer; by default what was returned.
     - check_answers(case, answers): a sentence when they are wrong, else ""; by default a comparison with `expected`.
+    - cases: the fixed ones, the smallest first. draw: one more case, from a generator; a check draws several.
     - limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
       in trace.memory, which `answer` or the function must have filled (see `base.memory`).
     - forbidden: methods of comm that the exercise does without.
+    - written_by_hand: functions of minidist, or modules of them, that the answer must not call.
     - par: the case on which par is printed.
     - communicates: False for one rank alone.
     """
@@ -102,17 +129,37 @@ class Exercise:
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
     check_answers: Callable[[Case, Sequence[Any]], str] | None = None
     cases: Callable[[], list[Case]] = standard_cases
+    draw: Callable[[np.random.Generator], Case] = draw_standard
     limits: tuple[str, ...] = ()
     forbidden: tuple[str, ...] = ()
+    written_by_hand: tuple[str, ...] = ()
     communicates: bool = True
     unit: str = "element"
     label: Callable[[Case], str] | None = None  # a case in words, where its size is not a number of units
     tolerance: float = 1e-9
 
-    def problem(self, case: Case, answers: Sequence[Any]) -> str:
-        """Return a sentence that names the first rank whose answer is wrong, or "" when all are right."""
+    def drawn(self, seed: int) -> list[Case]:
+        """Return the cases that a seed draws, the smallest first."""
+        draw = np.random.default_rng([seed, *self.name.encode()])
+        return sorted({self.draw(draw) for _ in range(DRAWN)})
+
+    def problem(self, case: Case, answers: Sequence[Any], ours: Sequence[Any]) -> str:
+        """Return a sentence that names the first rank whose answer is wrong, or "" when all are right.
+
+        ours: the solution's answers, whose form is named where an answer has another one.
+        """
         if self.check_answers is not None:
-            return self.check_answers(case, answers)
+            try:
+                return self.check_answers(case, answers)
+            except Exception:  # whatever a check raises that meets another form of answer than its own
+                return next(
+                    (
+                        f"rank {rank}: the answer is {form(got)}; expected {form(own)}"
+                        for rank, (got, own) in enumerate(zip(answers, ours, strict=True))
+                        if form(got) != form(own)
+                    ),
+                    f"the answer cannot be read: {quoted(answers[0])}",
+                )
         for rank, (got, wanted) in enumerate(zip(answers, self.expected(case), strict=True)):
             problem = difference(got, wanted, self.tolerance)
             if problem:
@@ -133,15 +180,28 @@ def difference(got: Any, wanted: Any, tolerance: float) -> str:
         return "the function returned None"
     if isinstance(wanted, tuple):
         if not isinstance(got, tuple | list) or len(got) != len(wanted):
-            return f"expected {len(wanted)} arrays"
+            return f"got {form(got)}, expected {len(wanted)} arrays"
         problems = [difference(*both, tolerance) for both in zip(got, wanted, strict=True)]
         return next((f"result {i}: {problem}" for i, problem in enumerate(problems) if problem), "")
-    got, wanted = np.asarray(got), np.asarray(wanted)
-    if got.shape != wanted.shape:
-        return f"got shape {got.shape}, expected {wanted.shape}"
-    if not np.allclose(got, wanted, rtol=tolerance, atol=tolerance):
-        return f"got {short(got)}, expected {short(wanted)}"
-    return ""
+
+    # Lists of numbers are as good as arrays; other values are not.
+    array, wanted = _numbers(got), np.asarray(wanted)
+    if array is None:
+        return f"got {quoted(got)}, expected {short(wanted)}"
+    if array.shape != wanted.shape:
+        return f"got shape {array.shape}, expected {wanted.shape}"
+    with np.errstate(all="ignore"):
+        same = np.allclose(array, wanted, rtol=tolerance, atol=tolerance)
+    return "" if same else f"got {short(array)}, expected {short(wanted)}"
+
+
+def _numbers(value: Any) -> np.ndarray | None:
+    """Return a value as an array of numbers, or None where it is not one."""
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # lists of unequal lengths
+        return None
+    return array if array.dtype.kind in "biufc" else None
 
 
 def short(array: np.ndarray) -> str:

@@ -1,8 +1,8 @@
 """Runs an exercise in processes under mpiexec, where ranks share nothing; it is the last part of a check.
 
-parent   writes exercise name, function (see transport.py) and cases to a file, starts mpiexec
+judge    writes exercise name, function (see transport.py) and cases to a file, starts mpiexec
 rank     runs the cases one after the other; rank 0 writes the answers of all to a file
-parent   checks the answers
+judge    checks the answers
 
 Proved by: tests/lesson/test_checker.py
 """
@@ -14,14 +14,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, find
 from minidist.lesson.one_rank import one_rank
-from minidist.lesson.transport import dumps, loads
+from minidist.lesson.plain import plain
+from minidist.lesson.transport import loads
 
 RANKS = 3
 TIMEOUT = 5.0  # seconds until the watchdog reports ranks that wait
@@ -35,20 +36,14 @@ def mpiexec() -> str | None:
     return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
 
 
-def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[Case]) -> tuple[str, str]:
-    """Return (problem, note), one of them empty. The note says what was run, or why nothing was."""
-    launcher = mpiexec()
-    if launcher is None:
-        return "", "not run, there is no MPI here (pip install 'minidist[mpi]')"
-    try:
-        packed = dumps(function)
-    except Exception as error:
-        return "", f"not run, the function cannot be sent to another process ({error})"
-
+def run_under_mpi(
+    exercise: Exercise, packed: bytes, cases: list[Case], launcher: str, places: Sequence[str]
+) -> tuple[str, str]:
+    """Return (problem, note), one of them empty. packed: the function. places: where modules are found (sys.path)."""
     # Job and answers are files, so that the parent needs no MPI itself.
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        (directory / "job").write_bytes(pickle.dumps((exercise.name, packed, cases)))
+        (directory / "job").write_bytes(pickle.dumps((exercise.name, packed, cases, tuple(places))))
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
@@ -65,7 +60,12 @@ def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[
         program = f"from minidist.lesson.mpi_leg import main; main({name!r})"
         command = [launcher, "-n", str(RANKS), sys.executable, "-c", program]
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         )
         try:
             output, _ = process.communicate(timeout=KILL)
@@ -77,7 +77,8 @@ def run_under_mpi(exercise: Exercise, function: Callable[..., Any], cases: list[
         by_rank = pickle.loads((directory / "answers").read_bytes())
 
     for index, case in enumerate(cases):
-        problem = exercise.problem(case, [answers[index] for answers in by_rank])
+        answers = [of_rank[index] for of_rank in by_rank]
+        problem = exercise.problem(case, answers, answers)
         if problem:
             return f"{exercise.describe(case)}: {problem}", ""
     return "", f"also correct on {RANKS} ranks"
@@ -93,13 +94,14 @@ def main(directory: str) -> None:
     """Run all cases of the job in `directory` as one rank."""
     from minidist.comm.launch import execute
 
-    name, packed, cases = pickle.loads((Path(directory) / "job").read_bytes())
+    name, packed, cases, places = pickle.loads((Path(directory) / "job").read_bytes())
+    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
     exercise, function = find(name), loads(packed)
 
     def program(comm: Comm) -> list[Any]:
         answers = []
         for case in cases:
-            answers.append(one_rank(exercise, function, case, comm))
+            answers.append(plain(one_rank(exercise, function, case, comm)))
             comm.barrier()
         return answers
 

@@ -1,79 +1,56 @@
 """A function from a notebook cell, as bytes that another Python process can run.
 
-pickle sends functions by name, and a cell's function is in no module that the other process could import. So the code
-object is sent (marshal), with the globals that it names: modules by name, functions of libraries by name, other
-functions by code again, data by value. Data is copied on purpose: what ranks share in one process they do not share
-here.
+pickle sends functions and classes by name, and those of a cell or of a file beside the notebook are in no module that
+the other process could import, or in an older state of it. cloudpickle sends them by value: the code, with the globals
+that it names. Installed libraries are sent by name. Data is copied on purpose: what ranks share in one process they do
+not share here.
 
-Proved by: tests/lesson/test_checker.py
+Proved by: tests/lesson/test_transport.py
 """
 
-import builtins
-import importlib
-import marshal
 import pickle
 import sys
-from collections.abc import Callable
-from types import CellType, CodeType, FunctionType, ModuleType
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
-_LIBRARIES = {"minidist", "numpy", *sys.stdlib_module_names} - {"__main__"}
+import cloudpickle
+
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_BY_NAME = {"minidist", *sys.stdlib_module_names}
 
 
 def dumps(function: Callable[..., Any]) -> bytes:
     """Return the function with everything that it needs. Raises what pickle raises when something cannot be sent."""
-    table: list[dict[str, Any]] = []
-    return pickle.dumps((table, _pack(function, table, {})))
+    with _own_modules_by_value():
+        data: bytes = cloudpickle.dumps(function)
+    return data
 
 
 def loads(data: bytes) -> Callable[..., Any]:
     """Return the function that `dumps` packed."""
-    table, packed = pickle.loads(data)
-    result: Callable[..., Any] = _unpack(packed, table, {})
+    result: Callable[..., Any] = pickle.loads(data)
     return result
 
 
-def _pack(value: Any, table: list[dict[str, Any]], seen: dict[int, int]) -> tuple[str, Any]:
-    if isinstance(value, ModuleType):
-        return "module", value.__name__
-    if not isinstance(value, FunctionType) or _in_library(value):
-        return "pickle", pickle.dumps(value)
-    if id(value) not in seen:  # a function may name itself
-        seen[id(value)] = len(table)
-        entry: dict[str, Any] = {"name": value.__name__, "code": marshal.dumps(value.__code__)}
-        table.append(entry)
-        wanted = {name: value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__}
-        entry["globals"] = {name: _pack(item, table, seen) for name, item in wanted.items()}
-        entry["closure"] = [_pack(cell.cell_contents, table, seen) for cell in value.__closure__ or ()]
-        entry["defaults"] = [_pack(item, table, seen) for item in value.__defaults__ or ()]
-        entry["keywords"] = {name: _pack(item, table, seen) for name, item in (value.__kwdefaults__ or {}).items()}
-    return "function", seen[id(value)]
+@contextmanager
+def _own_modules_by_value() -> Iterator[None]:
+    """In the block cloudpickle sends what is defined in the user's own modules by value."""
+    own = [module for name, module in list(sys.modules.items()) if _is_own(name, module)]
+    for module in own:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            cloudpickle.unregister_pickle_by_value(module)
 
 
-def _in_library(function: FunctionType) -> bool:
-    return function.__module__.split(".")[0] in _LIBRARIES and "<locals>" not in function.__qualname__
-
-
-def _names(code: CodeType) -> set[str]:
-    """Return the names that the code, or code inside it, may look up as globals."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*inner)
-
-
-def _unpack(packed: tuple[str, Any], table: list[dict[str, Any]], made: dict[int, FunctionType]) -> Any:
-    kind, value = packed
-    if kind == "module":
-        return importlib.import_module(value)
-    if kind == "pickle":
-        return pickle.loads(value)
-    if value not in made:
-        entry = table[value]
-        cells = tuple(CellType() for _ in entry["closure"])
-        scope = {"__builtins__": builtins, "__name__": "exercise"}
-        made[value] = function = FunctionType(marshal.loads(entry["code"]), scope, entry["name"], None, cells)
-        scope.update({name: _unpack(item, table, made) for name, item in entry["globals"].items()})
-        for cell, item in zip(cells, entry["closure"], strict=True):
-            cell.cell_contents = _unpack(item, table, made)
-        function.__defaults__ = tuple(_unpack(item, table, made) for item in entry["defaults"]) or None
-        function.__kwdefaults__ = {name: _unpack(item, table, made) for name, item in entry["keywords"].items()} or None
-    return made[value]
+def _is_own(name: str, module: ModuleType) -> bool:
+    """Return whether a module is neither installed nor a part of Python or minidist."""
+    file = getattr(module, "__file__", None)
+    if not isinstance(file, str) or name.partition(".")[0] in _BY_NAME or module.__name__ != name:
+        return False
+    return not file.startswith(_INSTALLED)

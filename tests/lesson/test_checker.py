@@ -3,17 +3,20 @@
 import os
 import subprocess
 import sys
+import threading
+from datetime import date
 
 import numpy as np
 import pytest
 
 from minidist.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.lesson import check, examine, expect, solution
-from minidist.lesson.checker import run
 from minidist.lesson.exercise import Case, find
 from minidist.lesson.mpi_leg import mpiexec
-from minidist.lesson.transport import dumps, loads
+from minidist.lesson.runner import Limits, run
+from tests.lesson.wrong_answers import our
 
+our_ring_all_reduce, our_by_order, our_by_sendrecv = map(our, ("04.ring_all_reduce", "03.by_order", "03.by_sendrecv"))
 needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 
 
@@ -21,7 +24,7 @@ def test_the_counterexample_is_the_smallest_one():
     def fails_from_three_ranks_and_two_elements(comm, array):
         if comm.size >= 3 and array.size >= 2:
             return
-        solution("04.ring_all_reduce")(comm, array)
+        our_ring_all_reduce(comm, array)
 
     result = examine("04.ring_all_reduce", fails_from_three_ranks_and_two_elements, mpi=False)
     assert (result.failure.case.ranks, result.failure.case.size) == (3, 3)
@@ -50,7 +53,7 @@ def test_each_case_runs_with_synchronous_and_with_buffered_sends():
     assert run(exercise, all_send_first, Case(2, 1), buffered=True).error is None
 
     def slow_when_buffered(comm, outgoing):  # right when sends are synchronous, and only then
-        answer = solution("03.by_order")(comm, outgoing)
+        answer = our_by_order(comm, outgoing)
         if comm.rank == 0 and comm.size > 1:
             before = comm.time()
             comm.send(outgoing, 1, tag=1)
@@ -64,14 +67,13 @@ def test_each_case_runs_with_synchronous_and_with_buffered_sends():
     assert run(exercise, slow_when_buffered, Case(2, 1), buffered=True).answers == [101.0, 0.0]
 
 
-def test_a_rank_that_computes_without_end_is_stopped(monkeypatch):
-    monkeypatch.setattr("minidist.lesson.checker.TIMEOUT", 0.2)
-
+def test_a_rank_that_computes_without_end_is_stopped():
     def endless(comm, array):
         while comm.rank == 0:
             pass
 
-    assert "does not end" in examine("04.ring_all_reduce", endless, mpi=False).hint
+    result = examine("04.ring_all_reduce", endless, mpi=False, limits=Limits(compute_s=0.2))
+    assert "does not end" in result.hint
 
 
 def test_a_program_that_sends_without_end_is_stopped():
@@ -96,6 +98,49 @@ def test_par_is_measured_and_printed_beside_yours(capsys):
     assert result.passed  # more messages than par, which this exercise allows
     assert result.yours["messages"] == 2 * result.par["messages"] == 12
     assert "most messages from a rank: par 6, yours 12" in text
+
+
+def test_what_a_function_prints_is_shown_for_one_run(capsys):
+    def talks(comm, outgoing):
+        if comm.rank == 0:
+            print(f"{comm.size} ranks and {outgoing.size} elements")
+        return our_by_sendrecv(comm, outgoing)
+
+    check("03.by_sendrecv", talks, mpi=False)
+    assert capsys.readouterr().out.count("ranks and") == 1
+    check("03.by_sendrecv", lambda comm, outgoing: print("wrong" * 9_999), mpi=False)
+    assert capsys.readouterr().out.count("wrong") == 2_000
+
+
+def test_the_seed_draws_cases_and_is_printed(monkeypatch):
+    assert "drawn by seed 7" in examine("03.by_sendrecv", our_by_sendrecv, mpi=False, seed=7).text
+    today = date.today().strftime("%Y%m%d")
+    monkeypatch.delenv("MINIDIST_LESSON_SEED", raising=False)
+    assert f"drawn by seed {today}" in examine("03.by_sendrecv", our_by_sendrecv, mpi=False).text
+    monkeypatch.setenv("MINIDIST_LESSON_SEED", "12")
+    assert "drawn by seed 12" in examine("03.by_sendrecv", our_by_sendrecv, mpi=False).text
+    monkeypatch.setenv("MINIDIST_LESSON_SEED", "twelve")
+    with pytest.raises(UsageError, match="must be a whole number"):
+        examine("03.by_sendrecv", our_by_sendrecv, mpi=False)
+
+    exercise = find("03.by_sendrecv")
+    assert exercise.drawn(7) == exercise.drawn(7) != exercise.drawn(8)
+    fixed = exercise.cases()
+    drawn = next(case for case in exercise.drawn(7) if case.ranks > 1 and case.size > 0)
+
+    def wrong_on_a_drawn_case(comm, outgoing):
+        answer = our_by_sendrecv(comm, outgoing)
+        return answer + 1 if (comm.size, outgoing.size) == (drawn.ranks, drawn.size) else answer
+
+    assert all((case.ranks, case.size) != (drawn.ranks, drawn.size) for case in fixed)
+    result = examine("03.by_sendrecv", wrong_on_a_drawn_case, mpi=False, seed=7)
+    assert not result
+    assert "(drawn by seed 7)" in result.text
+
+
+def test_what_is_no_function_is_refused():
+    with pytest.raises(UsageError, match="without calling it"):
+        examine("03.by_sendrecv", np.zeros(3))
 
 
 def test_an_unknown_exercise_is_named():
@@ -145,7 +190,7 @@ def mine(comm, outgoing):
 
 
 @needs_mpi
-def test_a_rank_that_waits_for_ever_under_mpiexec_only_is_reported(monkeypatch):
+def test_a_rank_that_waits_for_ever_under_mpiexec_only_is_reported():
     def hangs_in_processes(comm, outgoing):
         if comm.world.kind == "mpi" and comm.rank == 0:
             raise ValueError("only here")
@@ -161,7 +206,7 @@ def test_a_rank_that_waits_for_ever_under_mpiexec_only_is_reported(monkeypatch):
 @needs_mpi
 def test_answers_from_processes_are_judged_too():
     def wrong_in_processes(comm, outgoing):
-        return solution("03.by_sendrecv")(comm, outgoing) + (comm.world.kind == "mpi")
+        return our_by_sendrecv(comm, outgoing) + (comm.world.kind == "mpi")
 
     result = examine("03.by_sendrecv", wrong_in_processes)
     assert not result.passed
@@ -176,28 +221,16 @@ def test_without_mpi_the_leg_says_so(monkeypatch):
 
 
 def test_what_cannot_be_sent_is_reported():
-    lock = sys.stdout
+    lock = threading.Lock()
 
-    def needs_a_file(comm, outgoing):
-        assert lock
-        return solution("03.by_sendrecv")(comm, outgoing)
+    def needs_a_lock(comm, outgoing):
+        with lock:
+            return our_by_sendrecv(comm, outgoing)
 
-    if mpiexec() is not None:
-        assert "cannot be sent" in examine("03.by_sendrecv", needs_a_file).text
-
-
-def test_transport_carries_closures_defaults_and_recursion():
-    base = 10
-
-    def factorial(n):
-        return 1 if n <= 1 else n * factorial(n - 1)
-
-    def function(n, plus=2, *, times=3):
-        return base + times * factorial(n) + plus + int(np.sum([1, 2]))
-
-    again = loads(dumps(function))
-    assert again(4) == function(4) == 10 + 72 + 2 + 3
-    assert again.__globals__ is not function.__globals__
+    result = examine("03.by_sendrecv", needs_a_lock)
+    assert not result
+    assert "cannot be sent" in result.text
+    assert "inside the function" in result.hint
 
 
 def test_expect_demands_exactly_that_exception(capsys):

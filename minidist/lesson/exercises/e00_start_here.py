@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist.base.errors import DeadlockError, UnmatchedMessageError
 from minidist.comm import Comm, SimWorld
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
 
@@ -75,6 +75,7 @@ EXERCISES = [
         answer=lambda arguments, returned: arguments[0].spoken,
         check_answers=check_answers,
         cases=lambda: [Case(ranks, 1) for ranks in (1, 2, 3, 4, 5, 7, 8, 13)],
+        draw=drawing((1, 16), (1, 1)),
         par=Case(4, 1),
         unit="sentence",
         limits=("messages",),

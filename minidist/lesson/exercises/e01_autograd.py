@@ -7,7 +7,7 @@ import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 Shape = tuple[int, ...]
 SHAPES: list[tuple[Shape, Shape]] = [
@@ -85,6 +85,7 @@ EXERCISES = [
         arguments=add_arguments,
         expected=add_truth,
         cases=lambda: [Case(1, size) for size in range(len(SHAPES))],
+        draw=drawing((1, 1), (0, len(SHAPES) - 1)),
         par=Case(1, 0),
         label=lambda case: "a of shape {}, b of shape {}".format(*SHAPES[case.size]),
         communicates=False,
@@ -110,6 +111,7 @@ EXERCISES = [
         arguments=lambda case, comm: scores(case),
         expected=scores_truth,
         cases=lambda: [Case(1, size) for size in range(1, 8)],
+        draw=drawing((1, 1), (1, 12)),
         par=Case(1, 4),
         unit="row",
         communicates=False,

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist.base.memory import MemoryAccount
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 # rows, widths: sometimes the activations are the larger part, sometimes the weights
 SHAPES = [
@@ -145,6 +145,7 @@ EXERCISES = [
         expected=truth,
         answer=answer,
         cases=lambda: [Case(1, size) for size in range(len(SHAPES))],
+        draw=drawing((1, 1), (0, len(SHAPES) - 1)),
         par=Case(1, len(SHAPES) - 1),
         label=lambda case: "{} rows, widths {}".format(*SHAPES[case.size]),
         limits=("memory",),

@@ -84,6 +84,7 @@ EXERCISES = [
         answer=lambda arguments, returned: arguments[0],
         par=Case(4, 16),
         limits=("bytes",),
+        written_by_hand=("minidist.collectives",),
         hints=(
             Hint(
                 unchanged,
@@ -118,6 +119,7 @@ EXERCISES = [
         expected=in_rank_order,
         par=Case(4, 16),
         limits=("bytes",),
+        written_by_hand=("minidist.collectives",),
         tolerance=0.0,
         hints=(
             Hint(

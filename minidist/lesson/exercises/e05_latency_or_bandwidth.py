@@ -13,7 +13,7 @@ from minidist.base.errors import MismatchError, UsageError
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import seconds
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
 
@@ -122,6 +122,7 @@ EXERCISES = [
         answer=lambda arguments, returned: arguments[0],
         par=Case(6, 16),
         limits=("messages", "bytes"),
+        written_by_hand=("minidist.collectives",),
         hints=(
             Hint(
                 lambda f: unchanged(f) and f.case.ranks > 1 and is_power(f.case.ranks),
@@ -162,7 +163,9 @@ EXERCISES = [
         arguments=lambda case, comm: setting(case),
         expected=lambda case: [choose(*setting(case))],
         check_answers=check_answers,
+        written_by_hand=("minidist.collectives.auto", "minidist.collectives.registry"),
         cases=lambda: [Case(1, k, seed) for k in range(1, 11) for seed in range(12)],
+        draw=drawing((1, 1), (1, 12)),
         par=Case(1, 4),
         label=describe,
         communicates=False,

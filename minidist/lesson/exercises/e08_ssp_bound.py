@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.base.errors import DeadlockError
 from minidist.comm import ANY, Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, short
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing, short
 
 SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
 
@@ -141,6 +141,7 @@ EXERCISES = [
         check_answers=check_answers,
         par=Case(4, 6),
         unit="clock",
+        draw=drawing((2, 8), (1, 7)),
         cases=lambda: sorted(
             [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (1, 2, 5)]
             + [

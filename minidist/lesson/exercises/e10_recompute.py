@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 # Picking segments -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +140,7 @@ EXERCISES = [
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, size, seed) for seeds in (range(4), (4,)) for size in (1, 2, 3, 5, 8) for seed in seeds],
+        draw=drawing((1, 1), (1, 9)),
         par=Case(1, 5),
         unit="layer",
         communicates=False,
@@ -178,6 +179,7 @@ EXERCISES = [
         expected=without_recomputation,
         answer=run_two,
         cases=lambda: [Case(1, size, seed) for size in (1, 2, 5) for seed in range(3)],
+        draw=drawing((1, 1), (1, 6)),
         par=Case(1, 2),
         communicates=False,
         label=lambda case: f"{8 * case.size} elements, seed {case.seed}",

@@ -12,7 +12,7 @@ from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import MemoryAccount
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercise import Case, Exercise, Hint, drawing
 
 SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes
 
@@ -101,6 +101,7 @@ EXERCISES = [
         expected=truth,
         answer=answer,
         cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 5) for size in (0, 1, 2, 3, 6)],
+        draw=drawing((1, 6), (0, 7)),
         par=Case(4, 6),
         unit="layer",
         limits=("bytes", "time", "memory"),

@@ -11,7 +11,7 @@ import numpy as np
 from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import MemoryAccount
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercise import Case, Exercise, Hint, drawing
 
 SECONDS = 1e-5  # a piece on the link, each way
 STEPS = (0.5, 1.0, 2.0)  # times as long the host needs for a piece, by the case's seed
@@ -123,6 +123,7 @@ EXERCISES = [
         expected=truth,
         answer=answer,
         cases=lambda: [Case(ranks, size, seed) for ranks in (1, 2) for size in (0, 1, 2, 3, 6) for seed in range(3)],
+        draw=drawing((1, 2), (0, 7)),
         par=Case(1, 6, 1),
         unit="piece",
         limits=("time", "memory"),

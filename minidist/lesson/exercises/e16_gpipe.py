@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidist.base.errors import UsageError
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 from minidist.pipeline.plan import Plan, from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -69,9 +69,11 @@ def exercise(name: str, solution: Any, schedule: str, lives: bool, hints: tuple[
         expected=lambda case: (),
         check_answers=as_good_as(schedule, lives),
         cases=cases,
+        draw=drawing((1, 1), (1, 9), (1, 12)),
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
+        written_by_hand=("minidist.pipeline.plan",),
         hints=(*hints, *COMMON),
     )
 

@@ -3,11 +3,14 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
 
 Gradient = Callable[[int, np.ndarray], np.ndarray]  # (mini-batch, weights) -> its gradient at these weights
 RATE = 0.25
@@ -26,9 +29,9 @@ def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> l
     return history
 
 
-def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, m: int) -> list[np.ndarray]:
+def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, m: int) -> Iterator[np.ndarray]:
     """Run with two versions: micro-batch k of batches of m uses version max(k // m - 1, 0); a batch is one update."""
-    versions, total, history = {0: weights}, np.zeros_like(weights), []
+    versions, total = {0: weights}, np.zeros_like(weights)
     for action in order:
         kind, k = action[0], int(action[1:])
         if kind == "F":
@@ -38,8 +41,38 @@ def two_versions(order: Sequence[str], weights: np.ndarray, gradient: Gradient, 
             latest = max(versions)
             versions = {latest: versions[latest], latest + 1: versions[latest] - RATE * total}
             total = np.zeros_like(weights)
-            history.append(versions[latest + 1])
-    return history
+            yield versions[latest + 1]
+
+
+class CountedGradient:
+    """A gradient that counts how many of the versions it was called with are alive, without the first one."""
+
+    def __init__(self, gradient: Gradient, first: np.ndarray) -> None:
+        self.gradient, self.first, self.most = gradient, first, 0
+        self.used: list[weakref.ref[np.ndarray]] = []
+
+    def __call__(self, i: int, weights: np.ndarray) -> np.ndarray:
+        owner = weights if weights.base is None else weights.base
+        if owner is not self.first and not any(known() is owner for known in self.used):
+            self.used.append(weakref.ref(owner))
+        self.most = max(self.most, sum(known() is not None for known in self.used))
+        return self.gradient(i, weights)
+
+
+def collected(arguments: tuple[Any, ...], returned: Any) -> Any:
+    """Return the weights after each update and the most versions that were alive; what is no iterable as it is."""
+    if not isinstance(returned, Iterable):
+        return returned
+    history = tuple(np.array(weights) for weights in islice(returned, 1000))
+    return history, arguments[2].most
+
+
+def check_two_versions(case: Case, answers: Sequence[Any]) -> str:
+    history, most = answers[0]
+    problem = difference(history, tuple(two_versions(*two_arguments(case))), 1e-9)
+    if problem or most <= 2:
+        return problem
+    return f"the weights are right, but {most} versions that gradients were computed with are alive at once"
 
 
 def order_of(case: Case) -> list[str]:
@@ -79,7 +112,7 @@ def arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient]:
 
 
 def batches_of(case: Case) -> int:
-    return 3 * (case.size + 1)
+    return 6 * (case.size + 1)
 
 
 def two_arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient, int]:
@@ -88,7 +121,8 @@ def two_arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient, int]:
     order = [f"F{i}" for i in range(ahead)]
     for i in range(everything):
         order += [f"F{ahead + i}"] * (ahead + i < everything) + [f"B{i}"]
-    return order, start(case), gradient_of(case), m
+    first = start(case)
+    return order, first, CountedGradient(gradient_of(case), first), m
 
 
 def with_delay(case: Case, delay: int, mean: bool = False) -> list[np.ndarray]:
@@ -102,6 +136,22 @@ def with_delay(case: Case, delay: int, mean: bool = False) -> list[np.ndarray]:
 
 def same(failure: Failure, others: Sequence[np.ndarray]) -> bool:
     return failure.answers_are([tuple(others)])
+
+
+def delayed_by(delay: int, mean: bool = False) -> Callable[[Failure], bool]:
+    """Return a predicate: are these the weights with that delay?"""
+
+    def holds(failure: Failure) -> bool:
+        wanted = tuple(with_delay(failure.case, delay, mean))
+        return failure.kind == "wrong" and not difference(failure.answers[0][0], wanted, 1e-9)
+
+    return holds
+
+
+def all_alike(failure: Failure) -> bool:
+    """Return whether all weights of the history are equal, as those of one array are."""
+    history = failure.answers[0][0]
+    return failure.kind == "wrong" and len(history) > 1 and all(np.array_equal(w, history[0]) for w in history)
 
 
 def wrong_length(failure: Failure) -> bool:
@@ -120,7 +170,8 @@ EXERCISES = [
         solution=stashing,
         arguments=lambda case, comm: arguments(case),
         expected=lambda case: [tuple(stashing(*arguments(case)))],
-        cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3, 5) for seed in (0, 1, 3)],
+        cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3, 5) for seed in (0, 1, 3)] + [Case(1, 2, 5)],
+        draw=drawing((1, 1), (0, 6), (0, 12)),
         par=Case(1, 3, 3),
         label=lambda case: f"{case.size} forwards ahead, {count(case)} mini-batches",
         communicates=False,
@@ -136,28 +187,40 @@ EXERCISES = [
                 " its F saw",
             ),
             Hint(wrong_length, "return a list with the weights after each update, one for each B of the order"),
+            Hint(
+                lambda f: count(f.case) > 10,
+                "right with up to 10 mini-batches: the number of F10 has two digits, int(action[1:])",
+            ),
         ),
     ),
     Exercise(
         name="18.two_versions",
         solution=two_versions,
         arguments=lambda case, comm: two_arguments(case),
-        expected=lambda case: [tuple(two_versions(*two_arguments(case)))],
+        expected=lambda case: (),
+        answer=collected,
+        check_answers=check_two_versions,
         cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3) for seed in (0, 1)],
+        draw=drawing((1, 1), (0, 5)),
         par=Case(1, 3, 1),
         label=lambda case: (
             f"{case.size} forwards ahead, {batches_of(case)} micro-batches in batches of {case.size + 1}"
         ),
         communicates=False,
         hints=(
-            Hint(in_place, "the history is the same array many times: make a new array for each version"),
             Hint(
-                lambda f: same(f, with_delay(f.case, 0)),
+                lambda f: "alive at once" in f.message,
+                "two versions are enough: drop the older one when a batch has made its update; a list of all weights"
+                " keeps every one of them alive, `yield` does not",
+            ),
+            Hint(all_alike, "the history is the same array many times: make a new array for each version"),
+            Hint(
+                delayed_by(0),
                 "batch b used version b, which is not there when its first forwards run: it is the batch before that"
                 " delays it by one",
             ),
             Hint(
-                lambda f: same(f, with_delay(f.case, 1, mean=True)),
+                delayed_by(1, mean=True),
                 "the micro-batches' gradients are added, not averaged: each has its share of the loss already",
             ),
             Hint(wrong_length, "one update per batch: return one array for each m backwards"),

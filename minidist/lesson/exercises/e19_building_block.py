@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 from typing import Any
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 OFFSETS = {"V-Min": (1, 1, 1, 1), "V-Half": (2, 1, 2, 1), "ZB-V": (4, 2, 4, 2)}
 
@@ -78,9 +78,11 @@ EXERCISES = [
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, p, number) for p in range(2, 10) for number in range(len(OFFSETS))],
+        draw=drawing((1, 1), (2, 14), (0, len(OFFSETS) - 1)),
         par=Case(1, 4, 1),
         label=lambda case: f"{case.size} rank{'s' * (case.size != 1)}, offsets {_offsets_of(case)}",
         communicates=False,
+        written_by_hand=("minidist.pipeline.plan",),
         hints=(
             Hint(
                 _says("same unit"),

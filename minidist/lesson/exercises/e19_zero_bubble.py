@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minidist.base.errors import UsageError
-from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercise import Case, Exercise, Hint, drawing
 from minidist.lesson.exercises.e16_gpipe import COMMON, cases, describe, plan_of, says
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.timing import time_plan
@@ -57,9 +57,11 @@ EXERCISES = [
         expected=lambda case: (),
         check_answers=check_answers,
         cases=cases,
+        draw=drawing((1, 1), (1, 9), (1, 12)),
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
+        written_by_hand=("minidist.pipeline.plan",),
         hints=(
             Hint(
                 says("holds"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 
 def place_ranks(shape: Sequence[int], traffic: Sequence[float], node_size: int) -> list[int]:
@@ -87,6 +87,7 @@ EXERCISES = [
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, size) for size in range(40)],
+        draw=drawing((1, 1), (40, 1000)),
         par=Case(1, 8),
         label=lambda case: "mesh {}, traffic {}, nodes of {}".format(*problem(case)),
         communicates=False,

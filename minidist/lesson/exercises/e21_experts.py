@@ -12,7 +12,7 @@ import numpy as np
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_to_all
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 WIDTH = 3
 
@@ -154,6 +154,7 @@ EXERCISES = [
         expected=lambda case: [slots_and_balance(*routing(case))] * case.ranks,
         answer=lambda arguments, returned: returned,
         cases=routing_cases,
+        draw=drawing((1, 9), (1, 60)),
         par=Case(4, 10),
         communicates=False,
         label=lambda case: f"{case.size} tokens, {case.ranks} experts, capacity factor {routing(case)[1]}",

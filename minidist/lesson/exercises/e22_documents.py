@@ -60,6 +60,12 @@ def _place(case: Case) -> tuple[int, int]:
     return case.seed % 8, case.seed // 8
 
 
+def draw_place(draw: np.random.Generator) -> Case:
+    """Return a case of up to 7 ranks, of which one is looked at."""
+    ranks = int(draw.integers(1, 8))
+    return Case(1, int(draw.integers(2, 16)), 8 * ranks + int(draw.integers(ranks)))
+
+
 EXERCISES = [
     Exercise(
         name="22.visible",
@@ -69,6 +75,7 @@ EXERCISES = [
         cases=lambda: [
             Case(1, size, 8 * ranks + rank) for ranks in (1, 2, 3, 4) for rank in range(ranks) for size in (4, 5, 9)
         ],
+        draw=draw_place,
         par=Case(1, 8, 8 * 2 + 1),
         label=lambda case: f"rank {_place(case)[0]} of {_place(case)[1]}, tokens {text(case).tolist()}",
         communicates=False,

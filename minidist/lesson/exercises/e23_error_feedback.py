@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
 
 LENGTH = 3  # numbers of a residual
 
@@ -97,6 +97,7 @@ EXERCISES = [
         check_answers=check_answers,
         par=Case(3, 8),
         unit="saved residual",
+        draw=drawing((1, 9), (0, 30)),
         cases=lambda: sorted(
             [Case(ranks, size) for ranks in (1, 2, 3, 4, 5, 8) for size in (1, 2, 3, 4, 7, 8)]
             + [Case(3, 0), Case(6, 11, 1), Case(7, 23, 2)]

@@ -78,6 +78,12 @@ def says(*words: str) -> Any:
     return when
 
 
+def draw_split(draw: np.random.Generator) -> Case:
+    """Return a case of up to 14 layers, with a stage for each at most."""
+    layers = int(draw.integers(1, 15))
+    return Case(1, layers, int(draw.integers(1, layers + 1)))
+
+
 EXERCISES = [
     Exercise(
         name="25.min_max_split",
@@ -88,6 +94,7 @@ EXERCISES = [
         cases=lambda: [
             Case(1, layers, stages) for layers in (1, 2, 3, 5, 8, 12) for stages in (1, 2, 3, 4, 8) if stages <= layers
         ],
+        draw=draw_split,
         par=Case(1, 8, 4),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)}, {case.seed} stage{'s' * (case.seed != 1)}",
         communicates=False,

@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint, standard_cases
+from minidist.lesson.exercise import Case, Exercise, Hint, drawing, standard_cases
 
 # A save that may die --------------------------------------------------------------------------------------------------
 
@@ -151,6 +151,7 @@ EXERCISES = [
         answer=lambda arguments, returned: arguments[0].states,
         check_answers=check_disk,
         cases=lambda: [Case(1, size, seed) for size in (1, 2, 3) for seed in (0, 1)],
+        draw=drawing((1, 1), (1, 6), (0, 1)),
         par=Case(1, 3),
         communicates=False,
         unit="file",

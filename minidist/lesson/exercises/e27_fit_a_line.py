@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 
 def fit_a_line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float]:
@@ -68,6 +68,7 @@ EXERCISES = [
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, 20, seed) for seed in range(12)],
+        draw=drawing((1, 1), (20, 20)),
         par=Case(1, 20),
         label=lambda case: f"machine {case.seed}, {case.size} message sizes",
         communicates=False,

@@ -9,7 +9,7 @@ import numpy as np
 
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 
 def first_difference(comm: Comm, weights: np.ndarray) -> int:
@@ -57,6 +57,7 @@ EXERCISES = [
         arguments=lambda case, comm: (replicas(case)[comm.rank],),
         expected=lambda case: [truth(case)] * case.ranks,
         cases=cases,
+        draw=drawing((1, 9), (8, 100)),
         par=Case(4, 100, 1),
         limits=("bytes",),
         unit="weight",

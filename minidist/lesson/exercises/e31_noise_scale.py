@@ -7,7 +7,7 @@ import numpy as np
 
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint, standard_cases
+from minidist.lesson.exercise import Case, Exercise, Hint, drawing, standard_cases
 
 WIDTH = 3  # numbers of a row's gradient
 
@@ -61,6 +61,7 @@ EXERCISES = [
         expected=answer,
         par=Case(4, 7),
         cases=lambda: [case for case in standard_cases() if case.ranks > 1],
+        draw=drawing((2, 9), (0, 40)),
         label=lambda case: f"{case.ranks} ranks with {', '.join(map(str, shares_of(case)))} rows",
         limits=("bytes", "messages"),
         hints=(

@@ -1,0 +1,47 @@
+"""Which hint fits a failure: the exercise's own, else one that fits any exercise.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from minidist.base.errors import DeadlockError, RankTimeoutError
+from minidist.lesson.exercise import Exercise, Failure, Hint
+from minidist.lesson.library_calls import LibraryCallError
+from minidist.lesson.one_rank import ForbiddenCallError, ProgramExitError
+from minidist.lesson.runner import EndlessError, ProcessEndedError
+
+# What these say is sure, whatever the exercise.
+FIRST = (
+    Hint(lambda f: f.raised(NotImplementedError), "this is the stub; write the function, then run this cell again"),
+    Hint(
+        lambda f: f.raised(LibraryCallError),
+        "write it yourself here; outside of the exercise the library's function is the one to use",
+    ),
+    Hint(lambda f: f.raised(ProgramExitError), "return from the function instead of ending the program"),
+    Hint(
+        lambda f: f.raised(ProcessEndedError) and "exit code" in f.message,
+        "os._exit, or a crash in compiled code, ends the process; return from the function instead",
+    ),
+)
+
+# What these say fits when the exercise has nothing better.
+LAST = (
+    Hint(lambda f: "returned None" in f.message, "does every path of your function end in a return?"),
+    Hint(lambda f: f.raised(RankTimeoutError, ProcessEndedError), "a loop does not end: does its condition change?"),
+    Hint(lambda f: f.raised(EndlessError), "a loop sends again and again: count its steps for 2 ranks on paper"),
+    Hint(lambda f: f.raised(ForbiddenCallError), "write it with the other methods of comm"),
+    Hint(
+        lambda f: f.raised(DeadlockError) and not f.buffered,
+        "follow the circle in the report: which of these ranks could receive first, or do both at once?",
+    ),
+    Hint(
+        lambda f: f.kind == "mpi",
+        "ranks share nothing but messages; a list, a global or a default argument that every rank sees exists only "
+        "where all ranks live in one process",
+    ),
+)
+
+
+def hint_for(exercise: Exercise, failure: Failure) -> str:
+    """Return the text of the first hint that fits, or ""."""
+    hints = (*FIRST, *exercise.hints, *LAST)
+    return next((hint.text for hint in hints if hint.fits(failure)), "")

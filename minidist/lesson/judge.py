@@ -1,0 +1,192 @@
+"""The judge: a process that decides whether an answer is right. It alone computes what is expected.
+
+    notebook ── Request: exercise, function as bytes, seed ──▶ judge ── fork ──▶ runner: runs the function
+    notebook ◀── Verdict: right or not, text, hint, traces ─── judge ◀── plain answers ── runner
+
+A cell can change nothing here, and the answer runs in a third process. A notebook starts one judge, at its first check,
+and ends it when it ends. Par is what our own solution needs on the same case; it is measured here, once per case.
+
+Proved by: tests/lesson/test_judge.py, tests/lesson/test_checker.py, tests/lesson/test_exercises.py
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any
+
+from minidist.base.trace import Trace
+from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, exercises
+from minidist.lesson.hints import hint_for
+from minidist.lesson.mpi_leg import run_under_mpi
+from minidist.lesson.runner import Limits, Outcome, Runner, run
+from minidist.lesson.transport import loads
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be judged.
+
+    function: of `transport.dumps`. path: the places where modules are found (sys.path). launcher: the mpiexec of the
+    leg in processes; None leaves it out, and `without_mpi` says why.
+    """
+
+    name: str
+    function: bytes
+    seed: int
+    path: tuple[str, ...] = ()
+    launcher: str | None = None
+    without_mpi: str = ""
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass
+class Verdict:
+    """What the judge found: whether the answer is right, why, and in what it differs from par."""
+
+    name: str
+    passed: bool
+    text: str
+    hint: str = ""
+    failure: Failure | None = None
+    par: dict[str, float] = field(default_factory=dict)
+    yours: dict[str, float] = field(default_factory=dict)
+    traces: list[Trace] = field(default_factory=list)
+    printed: str = ""
+
+
+def judge(request: Request) -> Verdict:
+    """Run the answer on all cases of its exercise, the fixed ones from the smallest on, then those drawn by the seed.
+
+    The first failure ends it, so the first failure is the smallest counterexample.
+    """
+    exercise = exercises()[request.name]
+    fixed, drawn = exercise.cases(), exercise.drawn(request.seed)
+
+    def load() -> Callable[..., Any]:
+        sys.path[:] = [*request.path, *(place for place in sys.path if place not in request.path)]
+        return loads(request.function)
+
+    with Runner(exercise, load, request.limits) as runner:
+        for case in (*fixed, *drawn):
+            ours = par_of(request.name, case)
+            for buffered in (False, True) if exercise.communicates else (False,):
+                outcome = runner.run(case, buffered, ours.messages)
+                failure = find_failure(exercise, case, outcome, buffered, ours)
+                if failure is not None:
+                    failure.traces = runner.traces()
+                    seed = request.seed if case in drawn and case not in fixed else None
+                    return failed(exercise, failure, outcome.printed, seed)
+
+        # Right. How it compares with par, on one case.
+        par = par_of(request.name, exercise.par)
+        outcome = runner.run(exercise.par, False, par.messages)
+
+    lines = [f"{exercise.name}: correct {_range(exercise, fixed)}"]
+    if drawn:
+        lines.append(f"  and on {len(drawn)} cases drawn by seed {request.seed}")
+    shown = (*METRICS * exercise.communicates, *("memory",) * (par.metrics["memory"] > 0))
+    if shown and outcome.error is None:
+        lines.append(f"  {exercise.describe(exercise.par)}: {compare(par.metrics, outcome.metrics, *shown)}")
+
+    # In separate processes: what works only because ranks share memory fails here.
+    if exercise.communicates:
+        problem, note = "", request.without_mpi
+        if request.launcher is not None:
+            cases = [case for case in fixed if case.ranks == 3]
+            problem, note = run_under_mpi(exercise, request.function, cases, request.launcher, request.path)
+        if problem:
+            return failed(exercise, Failure("mpi", problem, Case(3, 0)), outcome.printed)
+        if note:
+            lines.append(f"  mpiexec: {note}")
+    return Verdict(
+        exercise.name, True, "\n".join(lines), par=par.metrics, yours=outcome.metrics, printed=outcome.printed
+    )
+
+
+@dataclass(frozen=True)
+class Par:
+    """What our solution needs on a case and what it returns. messages: of all ranks."""
+
+    metrics: dict[str, float]
+    messages: int
+    answers: list[Any]
+
+
+@cache
+def par_of(name: str, case: Case) -> Par:
+    """Run our solution on a case."""
+    exercise = exercises()[name]
+    outcome = run(exercise, exercise.solution, case)
+    assert outcome.error is None, (name, case, outcome.message)
+    return Par(outcome.metrics, sum(len(trace.messages) for trace in outcome.traces), outcome.answers)
+
+
+def find_failure(exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, ours: Par) -> Failure | None:
+    """Return what is wrong with a run: an error, a wrong answer, or a metric above par; None when it is right."""
+    if outcome.error is not None:
+        return Failure("raised", outcome.message, case, buffered, outcome.error)
+    message = exercise.problem(case, outcome.answers, ours.answers)
+    if message:
+        expected = exercise.expected(case) if exercise.check_answers is None else ()
+        return Failure("wrong", message, case, buffered, answers=outcome.answers, expected=expected)
+    for metric in exercise.limits:
+        if not buffered and outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
+            message = f"correct, but above par in {_label(metric)}: {compare(ours.metrics, outcome.metrics, metric)}"
+            return Failure("limit", message, case, buffered, answers=outcome.answers, metric=metric)
+    return None
+
+
+def failed(exercise: Exercise, failure: Failure, printed: str, seed: int | None = None) -> Verdict:
+    """Return the verdict of a failure: the text and the hint that fits best. seed: that drew the case, if one did."""
+    hint = hint_for(exercise, failure)
+    if failure.kind == "mpi":
+        where = "under mpiexec, on 3 ranks"
+    else:
+        sends = f", {'buffered' if failure.buffered else 'synchronous'} sends" if exercise.communicates else ""
+        by = "" if seed is None else f" (drawn by seed {seed})"
+        where = f"smallest counterexample: {exercise.describe(failure.case)}{sends}{by}"
+    lines = [f"{exercise.name}: not yet", f"  {where}", *(f"  {line}" for line in failure.message.splitlines())]
+    if hint:
+        lines.append(f"  hint: {hint}")
+    return Verdict(exercise.name, False, "\n".join(lines), hint, failure, traces=list(failure.traces), printed=printed)
+
+
+def compare(par: dict[str, float], yours: dict[str, float], *metrics: str) -> str:
+    """Return text such as "most bytes from a rank: par 96 B, yours 96 B; ..."."""
+    return "; ".join(f"{_label(m)}: par {_number(m, par[m])}, yours {_number(m, yours[m])}" for m in metrics or METRICS)
+
+
+def _label(metric: str) -> str:
+    labels = {"bytes": "most bytes from a rank", "messages": "most messages from a rank", "time": "virtual time"}
+    return labels.get(metric, "peak memory")
+
+
+def _number(metric: str, value: float) -> str:
+    if metric == "time":
+        return f"{value * 1e6:.6g} µs"
+    return f"{value:.0f}" if metric == "messages" else f"{value:,.0f} B"
+
+
+def _range(exercise: Exercise, cases: list[Case]) -> str:
+    smallest, largest = min(c.size for c in cases), max(c.size for c in cases)
+    sizes = f"{smallest} to {largest} {exercise.unit}s" if smallest < largest else f"{smallest} {exercise.unit}"
+    if not exercise.communicates:
+        return f"on {len(cases)} cases"
+    ranks = f"{min(c.ranks for c in cases)} to {max(c.ranks for c in cases)} ranks"
+    return f"on {2 * len(cases)} runs ({ranks}, {sizes}, synchronous and buffered sends)"
+
+
+def main(descriptor: int) -> None:
+    """Judge requests from the socket until the notebook closes it."""
+    connection = Connection(descriptor)
+    exercises()
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    while True:
+        try:
+            request = connection.recv()
+        except EOFError:
+            return
+        connection.send(judge(request))

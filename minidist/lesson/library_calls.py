@@ -1,0 +1,63 @@
+"""Refuses, in the process that runs an answer, the library functions that the exercise asks the reader to write.
+
+Proved by: tests/lesson/test_judge.py
+"""
+
+import sys
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.lesson.exercise import Exercise
+
+SOLUTIONS = ("minidist.lesson.exercise.solution", "minidist.lesson.exercise.find")
+
+
+class LibraryCallError(UsageError):
+    """The answer called what it is asked to write."""
+
+
+def refuse_library_calls(exercise: Exercise) -> Callable[[Any], Any]:
+    """Replace the functions by ones that raise LibraryCallError, under every name that a module of minidist has for
+    them.
+
+    Which functions: the exercise's `written_by_hand`, its solution, and those that find solutions. The process must be
+    one that runs answers and nothing else. Returns a function that undoes it for a single value: the solution itself
+    may be checked, and only an answer that calls it is refused.
+    """
+    originals: dict[int, tuple[Any, Any]] = {}  # by the id of what replaces it
+    refused: dict[int, Any] = {}  # by the id of the original
+    for module in _modules("minidist"):
+        for name, value in list(vars(module).items()):
+            if id(value) not in refused and _is_function(value) and _is_refused(exercise, value):
+                refused[id(value)] = stub = _refusal(value)
+                originals[id(stub)] = (stub, value)
+            if id(value) in refused:
+                setattr(module, name, refused[id(value)])
+    return lambda value: originals.get(id(value), (None, value))[1]
+
+
+def _is_function(value: Any) -> bool:
+    """Return whether a value is a function of Python, or one that `functools.cache` wraps."""
+    return isinstance(getattr(value, "__wrapped__", value), FunctionType)
+
+
+def _modules(package: str) -> list[Any]:
+    return [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+
+
+def _is_refused(exercise: Exercise, function: Any) -> bool:
+    name = f"{function.__module__}.{function.__qualname__}"
+    if function is exercise.solution or name in SOLUTIONS:
+        return True
+    return any(name == entry or name.startswith(entry + ".") for entry in exercise.written_by_hand)
+
+
+def _refusal(function: Any) -> Callable[..., Any]:
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    def refusal(*arguments: Any, **keywords: Any) -> Any:
+        raise LibraryCallError(f"the answer calls {name}, which does what this exercise asks you to write")
+
+    return refusal

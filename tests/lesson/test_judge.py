@@ -1,0 +1,211 @@
+"""The judge cannot be fooled by accident: it is another process, and any answer gets a verdict."""
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+
+from minidist.base.errors import MinidistError
+from minidist.collectives.auto import cheapest
+from minidist.lesson import checker, examine, names, solution
+from minidist.lesson.mpi_leg import mpiexec
+from minidist.lesson.runner import Limits
+from tests.lesson.test_plain import ODD, USUAL
+from tests.lesson.wrong_answers import our_gpipe
+
+needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
+
+
+@dataclass
+class Neighbours:
+    rank: int
+    size: int
+
+    def right(self):
+        return (self.rank + 1) % self.size
+
+
+class Exchange:
+    def __init__(self, distance):
+        self.distance = distance
+
+    def by_method(self, comm, outgoing):
+        incoming = np.empty_like(outgoing)
+        right = Neighbours(comm.rank, comm.size).right()
+        comm.sendrecv(outgoing, right, incoming, (comm.rank - self.distance) % comm.size)
+        return incoming
+
+
+@needs_mpi
+@pytest.mark.parametrize(
+    "function",
+    [Exchange(1).by_method, partial(lambda method, comm, x: method(comm, x), Exchange(1).by_method)],
+    ids=["method", "partial"],
+)
+def test_classes_methods_and_partials_of_a_notebook_pass_both_legs(function):
+    result = examine("03.by_sendrecv", function)
+    assert result.passed, result.text
+    assert "also correct on 3 ranks" in result.text
+
+
+def wrong(comm, outgoing):
+    return outgoing + 1
+
+
+def test_patching_the_comparison_here_changes_nothing(monkeypatch):
+    monkeypatch.setattr("minidist.lesson.exercise.difference", lambda *arguments: "")
+    monkeypatch.setattr("minidist.lesson.exercise.Exercise.problem", lambda *arguments: "")
+    monkeypatch.setattr("minidist.lesson.judge.find_failure", lambda *arguments: None)
+    assert not examine("03.by_sendrecv", wrong, mpi=False)
+
+
+def test_patching_the_comparison_in_the_answer_changes_nothing():
+    def patches(comm, outgoing):
+        import minidist.lesson.exercise
+        import minidist.lesson.judge
+
+        minidist.lesson.exercise.difference = lambda *arguments: ""
+        minidist.lesson.exercise.Exercise.problem = lambda *arguments: ""
+        minidist.lesson.judge.find_failure = lambda *arguments: None
+        return outgoing + 1
+
+    assert not examine("03.by_sendrecv", patches, mpi=False)
+    assert not examine("03.by_sendrecv", wrong, mpi=False)  # and nothing is left of it
+
+
+def test_what_is_expected_is_in_no_frame_of_a_caller():
+    def looks_around(comm, outgoing):
+        frame = sys._getframe()
+        while frame is not None:
+            exercise, case = frame.f_locals.get("exercise"), frame.f_locals.get("case")
+            if exercise is not None and case is not None:
+                return exercise.expected(case)[comm.rank]
+            for name in ("expected", "ours", "answers"):
+                if name in frame.f_locals:
+                    return frame.f_locals[name][comm.rank]
+            frame = frame.f_back
+        raise LookupError("no frame knows")
+
+    result = examine("03.by_sendrecv", looks_around, mpi=False)
+    assert not result
+    assert "the judge knows this, and this process does not" in result.text
+
+
+@pytest.mark.parametrize("name", ["03.by_sendrecv", "16.gpipe", "28.first_difference"])
+@pytest.mark.parametrize(
+    "end",
+    [sys.exit, lambda: sys.exit(1), lambda: os._exit(0), lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0],
+    ids=["exit", "exit 1", "_exit", "interrupt", "error"],
+)
+def test_an_answer_that_ends_the_program_does_not_end_the_checker(name, end):
+    def ends(*arguments):
+        end()
+
+    result = examine(name, ends, mpi=False)
+    assert not result
+    assert result.failure.kind == "raised"
+    assert examine("16.gpipe", our_gpipe, mpi=False).passed
+
+
+def test_an_answer_that_blocks_outside_of_python_is_ended():
+    def blocks(stages, microbatches):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        time.sleep(60)
+
+    result = examine("16.gpipe", blocks, mpi=False, limits=Limits(compute_s=0.2, run_s=1.0))
+    assert "still going on after 1 s" in result.text
+
+
+def test_an_answer_that_takes_too_much_memory_is_refused():
+    def large(stages, microbatches):
+        return np.ones(1 << 29)
+
+    result = examine("16.gpipe", large, mpi=False, limits=Limits(memory=1 << 28))
+    assert "MemoryError" in result.text
+
+
+SOME = (-1, [3, "x"], [[]], [[[0.5]]], float("nan"))
+
+
+@pytest.mark.parametrize("name", names())
+def test_any_returned_value_gets_a_verdict(name):
+    for value in SOME:
+        assert examine(name, lambda *arguments, value=value: value, mpi=False).text
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", names())
+def test_every_kind_of_returned_value_gets_a_verdict(name):
+    makers = [lambda value=value: value for value in (*USUAL, *map(list, SOME[1:4]), {"a": None}, [None], [[1, 2]] * 4)]
+    for make in (*makers, *ODD):
+        assert examine(name, lambda *arguments, make=make: make(), mpi=False).text
+
+
+@pytest.mark.parametrize("make", ODD)
+def test_any_odd_object_gets_a_verdict(make):
+    for name in ("16.gpipe", "08.ssp", "06.weighted_average", "18.two_versions"):
+        assert not examine(name, lambda *arguments: make(), mpi=False)
+
+
+def test_the_librarys_own_solution_is_named_and_refused():
+    def all_reduce(comm, array):
+        from minidist import collectives
+
+        collectives.all_reduce(comm, array)
+
+    def scatters(comm, array):
+        from minidist.collectives.calls import reduce_scatter
+
+        return reduce_scatter(comm, array, algorithm="ordered")
+
+    def schedule(p, m):
+        from minidist.pipeline.plan import get_schedule
+
+        return get_schedule("gpipe").plan(p, m).orders
+
+    for name, function, called in (
+        ("04.ring_all_reduce", all_reduce, "minidist.collectives.calls.all_reduce"),
+        ("04.ordered_reduce_scatter", scatters, "minidist.collectives.calls.reduce_scatter"),
+        ("05.halving_doubling", all_reduce, "minidist.collectives.calls.all_reduce"),
+        (
+            "05.choose",
+            lambda n, size, a, b: cheapest("all_reduce", size, n, a, b),
+            "minidist.collectives.auto.cheapest",
+        ),
+        ("16.gpipe", schedule, "get_schedule"),
+        ("17.one_f_one_b", schedule, "get_schedule"),
+        ("19.zero_bubble", schedule, "get_schedule"),
+        ("16.gpipe", lambda p, m: solution("16.gpipe")(p, m), "minidist.lesson.exercise.solution"),
+        ("16.gpipe", partial(solution("16.gpipe")), "e16_gpipe.gpipe"),
+    ):
+        result = examine(name, function, mpi=False)
+        assert not result, name
+        assert f"{called}, which does what this exercise asks you to write" in result.text, result.text
+
+
+def test_one_judge_serves_a_session_and_comes_back_after_its_end():
+    examine("16.gpipe", our_gpipe, mpi=False)
+    judge = checker._session().process.pid
+    examine("16.gpipe", our_gpipe, mpi=False)
+    assert checker._session().process.pid == judge
+    os.kill(judge, signal.SIGKILL)
+    with suppress(MinidistError):  # what was asked before its end was noticed
+        examine("16.gpipe", our_gpipe, mpi=False)
+    assert examine("16.gpipe", our_gpipe, mpi=False).passed
+
+
+def test_an_interrupt_of_the_check_ends_the_judge_and_the_answer():
+    examine("16.gpipe", our_gpipe, mpi=False)
+    session = checker._session()
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.3)
+    with pytest.raises(KeyboardInterrupt):
+        examine("16.gpipe", lambda p, m: time.sleep(1.5), mpi=False)
+    assert not session.alive
+    assert examine("16.gpipe", our_gpipe, mpi=False).passed
