@@ -8,12 +8,13 @@ import gc
 from minidist.base.interrupts import ends_at_interrupt
 
 # NumPy and the commands take half a second to import, and a KeyboardInterrupt in the middle of that has no good place.
-# Nothing that an import makes is garbage, and the cycle collector would look for it all the time.
+# Nothing that an import makes is garbage: the cycle collector does not look for any, neither now nor later.
 with ends_at_interrupt():
     collects = gc.isenabled()
     gc.disable()
     from minidist.commands.app import main
 
+    gc.freeze()
     if collects:
         gc.enable()
 

@@ -48,10 +48,16 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
         place = {f"tests/{name}.py": number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
 
-    def pytest_collection_finish():
-        """Let the cycle collector pass over what is there to the end: modules and tests, 300,000 objects."""
-        gc.collect()
-        gc.freeze()
+
+def pytest_collection():
+    """Keep the cycle collector off: what is imported and collected is there to the end, 300,000 objects."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """Let the cycle collector pass over all that from here on."""
+    gc.freeze()
+    gc.enable()
 
 
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.

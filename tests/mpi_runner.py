@@ -16,6 +16,7 @@ parent, and end when that does.
 
 import faulthandler
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -79,6 +80,7 @@ def between_tests():
 
 def serve():
     """Be one rank: run a pytest for each line of the pipe of this rank, (its folder, its arguments), to the end."""
+    gc.disable()  # until the first tests begin: nothing that is imported is garbage
     rank, size = between_tests().rank, between_tests().size
     if size != int(os.environ[RANKS]):
         from mpi4py import MPI

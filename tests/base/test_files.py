@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from matplotlib.figure import Figure
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
@@ -110,6 +109,8 @@ def test_a_file_of_the_user_is_not_overwritten(flag, words, capsys, tmp_path, mo
 
 @pytest.mark.parametrize("name", ["page.html", "a.svg", "a.pdf", "a.png"])
 def test_a_picture_of_the_user_is_not_overwritten(name, tmp_path, monkeypatch):
+    from matplotlib.figure import Figure  # a quarter of a second, which most workers need not spend
+
     monkeypatch.chdir(tmp_path)
     figure = Figure(figsize=(1, 1))
     for _ in range(2):  # the second one over the first one

@@ -15,14 +15,12 @@ LESSONS = build.sources(ROOT / "lessons")
 each_lesson = pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
 
 
-# A lesson whose seal fits has not changed since its notebook was made; `make lessons` runs all of them.
-each_changed_lesson = pytest.mark.parametrize(
-    "source", [s for s in LESSONS if not build.unchanged(s)], ids=lambda source: source.stem
-)
-
-
-@each_changed_lesson
-def test_a_lesson_runs_as_a_script(source, monkeypatch, capsys):
+# A lesson whose seal fits has not changed since its notebook was made; `make lessons` runs all of them. The tests look
+# at the seals themselves: every worker imports this file, and only one of them runs it.
+@each_lesson
+def test_a_changed_lesson_runs_as_a_script(source, monkeypatch, capsys):
+    if build.unchanged(source):
+        return
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("minidist.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
     runpy.run_path(str(source), run_name="__main__")
@@ -30,9 +28,9 @@ def test_a_lesson_runs_as_a_script(source, monkeypatch, capsys):
     assert "there is no MPI here" in capsys.readouterr().out or source.name[:2] in alone
 
 
-@each_changed_lesson
+@each_lesson
 def test_the_committed_notebook_is_current(source):
-    assert build.stale(source) == ""
+    assert build.unchanged(source) or build.stale(source) == ""
 
 
 @each_lesson

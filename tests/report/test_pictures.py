@@ -5,7 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 
 from minidist.base.errors import DeadlockError, UsageError
 from minidist.base.trace import purpose, read_traces, write_traces
@@ -402,6 +401,8 @@ def test_every_kind_draws_an_empty_run_and_an_unknown_one_is_named():
 
 
 def test_exponents_are_red_where_float16_has_zero():
+    from matplotlib.colors import to_hex
+
     counts = {"-30": 1, "-26": 2, "-25": 3, "-10": 4, "zero": 7}
     figure = draw("exponents", [], {"gradient_exponents": counts, "loss_scale": 2.0})
     (axes,) = figure.axes
@@ -430,6 +431,8 @@ def test_computing_without_a_name_is_no_forward_pass():
 
 
 def test_the_gantt_of_a_run_has_a_shade_for_each_stage_of_a_rank():
+    from matplotlib.colors import to_hex
+
     def main(comm):
         for name in ("0F0", "3F0", "3B0", "0B0"):
             comm.compute(seconds=1.0, name=name)
