@@ -2,6 +2,8 @@
 closed forms.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from minidist.autograd import Parameter, Tensor, backward_hook, checkpoint
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
+from minidist.equality.gradient_order import add_in_order
 from minidist.nn import Linear, Module, Sequential
 from minidist.optim import SGD, AdamW
 from minidist.parallel import (
@@ -86,11 +89,12 @@ def train(
     return gather_tensors(shards, stepper)
 
 
-def expected(ranks, optimizer="adam", **keywords):
+@cache
+def expected(ranks, optimizer="adam", local=2, steps=2, clip=None, frozen=(), add=add_in_order):
+    """What one device computes, once for all tests that ask for it."""
     kind, settings = OPTIMIZERS[optimizer]
-    return one_device(
-        lambda flat: kind(flat, **settings), ranks, keywords.pop("local", 2), True, units=units, **keywords
-    )
+    model = small_gpt(frozen=frozen)
+    return one_device(lambda flat: kind(flat, **settings), ranks, local, True, steps, clip, model, units, add)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
@@ -150,7 +154,7 @@ def test_a_weight_without_a_deferred_gradient_is_named():
 )
 def test_no_setting_changes_a_bit(ranks, alignment, prefetch, frozen, keep, threshold, recompute, offload):
     parts = FROZEN if frozen else ()
-    right = expected(ranks, model=small_gpt(frozen=parts))
+    right = expected(ranks, frozen=parts)
     results = SimWorld(ranks).run(
         train,
         alignment=alignment,
@@ -167,7 +171,7 @@ def test_no_setting_changes_a_bit(ranks, alignment, prefetch, frozen, keep, thre
 
 def test_frozen_parameters_with_clipping():
     for result in SimWorld(3).run(train, clip=0.3, frozen=FROZEN):
-        assert_same(result, expected(3, clip=0.3, model=small_gpt(frozen=FROZEN)))
+        assert_same(result, expected(3, clip=0.3, frozen=FROZEN))
 
 
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 2), (2, 1), (2, 2), (2, 3), (4, 2)])

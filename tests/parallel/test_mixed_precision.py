@@ -3,6 +3,7 @@ papers.
 """
 
 from contextlib import nullcontext
+from functools import cache
 
 import numpy as np
 import pytest
@@ -43,21 +44,27 @@ def scaler_of(dtype):
     return DynamicLossScaler(2.0**20, hysteresis=1, growth_interval=3) if dtype == "float16" else None
 
 
-def units_of(model, strategy):
+def units_of(model, by_block):
     """Parameters in the order in which the norm adds their blocks."""
-    if strategy != "zero3":
+    if not by_block:
         return [list(model.parameters())]
     blocks = [list(block.parameters()) for block in model.transformer.h]
     inside = {p for block in blocks for p in block}
     return [[p for p in model.parameters() if p not in inside], *blocks]
 
 
+def one_device(strategy, *arguments):
+    """What one device computes in the order of additions and of the norm's blocks of a strategy."""
+    return in_order_of(strategy in EACH, strategy == "zero3", *arguments)
+
+
+@cache
 @quiet_overflow()
-def one_device(strategy, dtype, replicas, local, steps, clip, frozen):
+def in_order_of(each, by_block, dtype, replicas, local, steps, clip, frozen):
     """Contributions in half precision, added in the declared order; then the same end of a step, written out."""
     model, scaler = small_gpt(frozen=frozen, dtype=named_dtype(dtype)), scaler_of(dtype)
     flat = FlatParameters(model.parameters())
-    optimizer, order = AdamW(flat, **ADAM), GradientOrder(replicas, (tuple(range(local)),), strategy in EACH)
+    optimizer, order = AdamW(flat, **ADAM), GradientOrder(replicas, (tuple(range(local)),), each)
     for step in range(steps):
         caught = []
         for number in range(replicas * local):
@@ -76,7 +83,7 @@ def one_device(strategy, dtype, replicas, local, steps, clip, frozen):
             optimizer.grad_scale = 1.0 if scaler is None else 1 / scaler.scale
             if clip is not None:
                 zeros = lambda p: np.zeros(p.shape, p.dtype) if p.grad is None else p.grad  # noqa: E731
-                arrays = [np.concatenate([zeros(p).reshape(-1) for p in unit]) for unit in units_of(model, strategy)]
+                arrays = [np.concatenate([zeros(p).reshape(-1) for p in unit]) for unit in units_of(model, by_block)]
                 clip_by_norm_(
                     flat, norm_from_blocks(np.concatenate([block_square_sums(a) for a in arrays])), clip, optimizer
                 )
@@ -221,7 +228,7 @@ def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
     world, local = SimWorld(ranks), 2
     world.run(train, name, "bfloat16", local, 1, None, (), "ring")
     numel = sum(p.size for p in small_gpt().parameters())
-    units = [sum(p.size for p in unit) for unit in units_of(small_gpt(), name)]
+    units = [sum(p.size for p in unit) for unit in units_of(small_gpt(), name == "zero3")]
     psi = 2 * (numel if name.startswith("ddp") else sum(-(-unit // (ranks * 1024)) * ranks * 1024 for unit in units))
     reductions = local if name in EACH else 1
     gathers = {"zero1": 1, "zero2": 1, "zero3": 2 * local}.get(name, 0)

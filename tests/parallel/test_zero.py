@@ -1,6 +1,7 @@
 """ZeRO 1 and 2 equal data parallelism and one device bit for bit, send what the paper says, and hold what it says."""
 
 from contextlib import nullcontext
+from functools import cache
 
 import numpy as np
 import pytest
@@ -84,12 +85,19 @@ def data_parallel(comm, stage, optimizer="adam", local=2, steps=2, clip=None, fr
     }
 
 
+@cache
+def expected_of(ranks, local, each, optimizer="adam", steps=2, clip=None, frozen=()):
+    """What one device computes, once for all tests that ask for it. each: contributions are added every micro-batch."""
+    kind, settings = OPTIMIZERS[optimizer]
+    model = small_gpt(frozen=frozen)
+    return one_device(lambda flat: kind(flat, **settings), ranks, local, each, steps, clip, model)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("stage", [1, 2])
 def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, ranks):
-    kind, settings = OPTIMIZERS[optimizer]
-    expected = one_device(lambda flat: kind(flat, **settings), ranks, 2, stage == 2, clip=0.3)
+    expected = expected_of(ranks, 2, stage == 2, optimizer, clip=0.3)
     for result in SimWorld(ranks).run(zero, stage, optimizer, clip=0.3):
         assert_same(result, expected)
     assert_same(SimWorld(ranks).run(data_parallel, stage, optimizer, clip=0.3)[0], expected)
@@ -104,21 +112,15 @@ def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, 
 )
 def test_any_cut_gives_the_same_bits(stage, ranks, alignment, bucket, frozen):
     """Shards that cut through parameters, ranks with only padding, buckets across boundaries, frozen parameters."""
-    kind, settings = OPTIMIZERS["adam"]
     parts = FROZEN if frozen else ()
-    expected = one_device(
-        lambda flat: kind(flat, **settings), ranks, 1, stage == 2, steps=1, model=small_gpt(frozen=parts)
-    )
+    expected = expected_of(ranks, 1, stage == 2, steps=1, frozen=parts)
     for result in SimWorld(ranks).run(zero, stage, local=1, steps=1, alignment=alignment, bucket=bucket, frozen=parts):
         assert_same(result, expected)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_frozen_parameters_with_clipping(stage):
-    kind, settings = OPTIMIZERS["adam"]
-    expected = one_device(
-        lambda flat: kind(flat, **settings), 3, 2, stage == 2, clip=0.3, model=small_gpt(frozen=FROZEN)
-    )
+    expected = expected_of(3, 2, stage == 2, clip=0.3, frozen=FROZEN)
     for result in SimWorld(3).run(zero, stage, clip=0.3, frozen=FROZEN):
         assert_same(result, expected)
 
