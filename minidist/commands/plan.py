@@ -3,6 +3,7 @@
 Proved by: tests/commands/test_plan.py
 """
 
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +18,8 @@ from minidist.commands.output import Result, json_or_table, say
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
     from minidist.planning.cluster.layout import Job
-    from minidist.planning.cluster.search import Search
+    from minidist.planning.cluster.search import Plan, Search
+    from minidist.planning.job_config import PlannedJob
 
 MODEL, CLUSTER, LAYOUT, OUTPUT = "Model", "Cluster and batch", "Layout: what is given is fixed", "Output"
 MAX_REFUSED = 100  # in the JSON object
@@ -29,7 +31,9 @@ def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
 
 @json_or_table
 def plan(
-    config: Annotated[Path | None, typer.Argument(help="a Hugging Face config.json")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(help="a Hugging Face config.json, or a job file (.toml) of minidist train")
+    ] = None,
     model: Annotated[str | None, _option(MODEL, "a name, such as gpt3-175b or llama-3.1-8b, or a config.json")] = None,
     layers: Annotated[int | None, _option(MODEL, "without --model: the number of layers")] = None,
     hidden: Annotated[int | None, _option(MODEL, "the hidden size")] = None,
@@ -45,7 +49,7 @@ def plan(
     gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100",
     ranks: Annotated[int | None, _option(CLUSTER, "GPUs", "--ranks", "--gpus")] = None,
     global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
-    precision: Annotated[str, _option(CLUSTER, "fp16, bf16 or fp8")] = "bf16",
+    precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
     attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
     dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
@@ -73,10 +77,21 @@ def plan(
     from minidist.planning.cluster.layout import RECOMPUTE, Job
     from minidist.planning.cluster.search import search
 
-    # The job: a model, a cluster, a batch.
-    architecture = _architecture(
-        config, model, layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k
-    )
+    # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
+    sizes = (layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
+    written: dict[str, Any] = {}
+    if config is not None and config.suffix == ".toml":
+        job_file = _job_file(config, model, sizes)
+        architecture, written = job_file.model, job_file.fixed
+        global_batch = job_file.global_batch if global_batch is None else global_batch
+        precision, dropout = precision or job_file.precision, dropout or job_file.dropout
+        dp, tp, pp, cp = (
+            written.get(axis) if flag is None else flag
+            for axis, flag in (("dp", dp), ("tp", tp), ("pp", pp), ("cp", cp))
+        )
+    else:
+        architecture = _architecture(config, model, *sizes)
+    precision = precision or "bf16"
     machine = machine_of(gpu)
     given = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "vp": vp, "zero": zero, "micro_batch": micro_batch}
     for axis, value in given.items():
@@ -88,7 +103,7 @@ def plan(
         raise UsageError(f"--recompute {quoted(recompute)}; it must be {', '.join(RECOMPUTE)}")
     if attention not in ("fused", "unfused"):
         raise UsageError(f"--attention {quoted(attention)}; it must be fused or unfused")
-    fixed: dict[str, Any] = {axis: value for axis, value in given.items() if value is not None}
+    fixed: dict[str, Any] = written | {axis: value for axis, value in given.items() if value is not None}
     fixed |= {} if sequence_parallel is None else {"sequence_parallel": sequence_parallel}
     fixed |= {} if recompute is None else {"recompute": recompute}
     degrees = (dp, tp, pp, cp)
@@ -119,10 +134,39 @@ def plan(
         "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in found.refused[:MAX_REFUSED]],
         "parameters": architecture.parameters,
         "parameters_active": architecture.active_parameters,
+        "commands": _commands(shown[0]) if shown else {},
     }
     if output is not None:
         _draw(found, job, output)
-    return Result(result, partial(_print, shown[:best], found, job, explain))
+    return Result(result, partial(_print, shown[:best], found, job, fixed, explain))
+
+
+def _job_file(config: Path, model: str | None, sizes: tuple[Any, ...]) -> "PlannedJob":
+    """Return the job of a file; UsageError when a flag describes another model."""
+    from minidist.planning.job_config import read_job
+
+    layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k = sizes
+    flags = {"--model": model, "--layers": layers, "--hidden": hidden, "--heads": heads, "--kv-heads": kv_heads}
+    flags |= {"--ffn": ffn, "--vocab": vocab, "--seq": seq, "--gated": gated or None, "--tied": tied}
+    for flag, value in {**flags, "--experts": experts or None, "--top-k": top_k}.items():
+        if value is not None:
+            raise UsageError(f"{flag} describes a model, and {quoted(str(config))} is one; leave one out")
+    return read_job(config)
+
+
+def _commands(best: "Plan") -> dict[str, str]:
+    """Return the commands that try a layout with minidist itself, or why there is none."""
+    from minidist.planning.cluster.ready_commands import compare_command, differences, dry_run_command, no_command
+
+    reason = no_command(best.layout, best.job)
+    compare = {"compare": compare_command(best.layout, best.job)}
+    if reason is not None:
+        return {**compare, "no_dry_run": reason}
+    return {
+        "dry_run": dry_run_command(best.layout, best.job),
+        **compare,
+        "dry_run_differs": ", ".join(differences(best.layout, best.job)),
+    }
 
 
 def _architecture(
@@ -206,7 +250,7 @@ def _draw(found: "Search", job: "Job", output: Path) -> None:
     say(f"written: {save(frontier(layouts, title=title, command=command_line()), output)}")
 
 
-def _print(shown: list[Any], found: "Search", job: "Job", explain: bool) -> None:
+def _print(shown: list[Any], found: "Search", job: "Job", fixed: Collection[str], explain: bool) -> None:
     """Print the layouts, the best one in detail, and what does not fit."""
     from minidist.planning.cluster.search import reason_for
     from minidist.planning.cluster.tables import best_table, explanation, header, layouts_table, refused_table
@@ -219,7 +263,14 @@ def _print(shown: list[Any], found: "Search", job: "Job", explain: bool) -> None
     print(layouts_table(shown))
     print(best_table(shown[0]))
     if found.plans:
-        print(f"why the first: {reason_for(shown[0], found.plans)}")
+        print(f"why the first: {reason_for(shown[0], found.plans, fixed)}")
+    commands = _commands(shown[0])
+    if "no_dry_run" in commands:
+        print(f"no dry run of the first: {commands['no_dry_run']}")
+    else:
+        note = f"  (a model with {commands['dry_run_differs']})" if commands["dry_run_differs"] else ""
+        print(f"dry run of the first:{note}\n  {commands['dry_run']}")
+    print(f"its axes on a small model, compared with one device:\n  {commands['compare']}")
     refused = refused_table(found)
     if refused:
         print(refused)

@@ -42,6 +42,83 @@ def test_the_best_layouts_and_the_refused_ones(capsys):
     assert best["mfu"] == pytest.approx(best["model_flops_per_step"] / (time["step_seconds"] * 1024 * 312e12))
 
 
+NUMBER = (int, float)
+LAYOUT_TYPES = {
+    **dict.fromkeys(("dp", "tp", "pp", "cp", "ep", "vp", "zero", "micro_batch", "microbatches"), int),
+    "sequence_parallel": bool,
+    "schedule": str,
+    "recompute": str,
+}
+MEMORY_TYPES = {
+    **dict.fromkeys(("peak_bytes", "low_bytes", "high_bytes"), int),
+    "by_kind": {str: int},
+    "states_bytes_by_pipeline_rank": [int],
+}
+TIME_TYPES = {
+    **dict.fromkeys(("step_seconds", "low_seconds", "high_seconds", "compute_seconds", "bubble_fraction"), NUMBER),
+    "exposed_seconds": {str: NUMBER},
+}
+PLAN_TYPES = {
+    "layouts": [
+        {
+            **LAYOUT_TYPES,
+            "fits": bool,
+            "memory": MEMORY_TYPES,
+            "time": TIME_TYPES,
+            **dict.fromkeys(("tokens_per_second", "mfu", "hfu"), NUMBER),
+            "model_flops_per_step": int,
+        }
+    ],
+    "refused": [{**LAYOUT_TYPES, "reason": str}],
+    "parameters": int,
+    "parameters_active": int,
+    "commands": {str: str},
+}
+MORE = {"peak_bytes_by_pipeline_rank"}  # beside what the list above has
+
+
+def check_types(value, types, at="plan"):
+    """Assert that a JSON value has the documented keys, and values of their types."""
+    if isinstance(types, list):
+        assert isinstance(value, list), at
+        for i, one in enumerate(value):
+            check_types(one, types[0], f"{at}[{i}]")
+    elif isinstance(types, dict) and str in types:
+        assert all(isinstance(one, types[str]) for one in value.values()), at
+    elif isinstance(types, dict):
+        assert set(value) - MORE == set(types), at
+        for key, kind in types.items():
+            check_types(value[key], kind, f"{at}.{key}")
+    else:
+        assert isinstance(value, types), (at, value)
+        assert types is bool or not isinstance(value, bool), at
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*MEGATRON, "--pp", "16"],
+        ["plan", "--model", "mixtral-8x7b", "--seq", "4096", "--ranks", "16", "--global-batch", "64", "--zero", "1"],
+        ["plan", "--model", "gpt3-175b", "--ranks", "8", "--global-batch", "8"],
+    ],
+    ids=["fits", "experts", "nothing fits"],
+)
+def test_the_json_object_has_the_documented_keys(arguments, capsys):
+    result = printed(capsys, *arguments)
+    check_types(result, PLAN_TYPES)
+    for layout in result["layouts"]:
+        assert set(layout["time"]["exposed_seconds"]) <= {"tp", "cp", "ep", "pp", "dp"}
+        assert 0 <= layout["time"]["bubble_fraction"] < 1
+        assert 0 < layout["mfu"] <= layout["hfu"] < 1
+
+
+def test_what_was_given_is_not_given_as_a_reason(capsys):
+    assert run("plan", "--model", "gpt2", "--ranks", "8", "--global-batch", "64", "--tp", "2", "--zero", "1") == 0
+    text = capsys.readouterr().out
+    assert "why the first: it is the fastest with what is given" in text
+    assert "without tensor parallelism" not in text
+
+
 def test_a_layout_that_is_wholly_given_is_the_only_one(capsys):
     result = printed(capsys, *MEGATRON, *LAYOUT, "--sequence-parallel", "--recompute", "selective")
     (layout,) = result["layouts"]

@@ -6,5 +6,6 @@ memory.py         the bytes of each pipeline rank
 step_time.py      the seconds of a step
 calibration.py    the constants that no formula gives
 search.py         every layout, ranked
+ready_commands.py the commands that try a layout with minidist itself
 published.py      the predictions beside what papers measured
 """

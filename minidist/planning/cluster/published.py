@@ -386,13 +386,16 @@ and which layout is best.
 ```console
 $ minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512
 $ minidist plan config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
+$ minidist plan job.toml --gpu h100 --ranks 64 --global-batch 256
 $ minidist plan --layers 48 --hidden 8192 --heads 64 --gpu a100-80gb --ranks 512 --global-batch 1536 --tp 8 --json
 $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 1536 -o frontier.svg
 ```
 
-A model is a Hugging Face `config.json`, a name, or sizes given as flags; parameters are counted to the last one. What
+A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
+`--print-config` writes), whose settings are fixed; parameters are counted to the last one. What
 is given of `--dp --tp --pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` is fixed, everything
-else is searched. Memory is counted from shapes ([memory.py](../minidist/planning/cluster/memory.py)), a step from the
+else is searched. For the layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and
+a comparison of its axes on a small model with one device. Memory is counted from shapes ([memory.py](../minidist/planning/cluster/memory.py)), a step from the
 FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages
 ([step_time.py](../minidist/planning/cluster/step_time.py)). About twenty constants that no formula gives are fitted
 to published measurements, the same for all models and layouts

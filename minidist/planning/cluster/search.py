@@ -7,7 +7,7 @@ not overlap with computing.
 Proved by: tests/planning/test_cluster.py
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -220,8 +220,11 @@ def _described(fixed: Mapping[str, Any]) -> str:
     return ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
 
 
-def reason_for(best: Plan, plans: list[Plan]) -> str:
-    """Return one sentence: what each axis of the best layout is for, compared with the best layout without it."""
+def reason_for(best: Plan, plans: list[Plan], fixed: Collection[str] = ()) -> str:
+    """Return one sentence: what each axis of the best layout is for, compared with the best layout without it.
+
+    fixed: the axes that were given, about which the search says nothing.
+    """
     layout, parts = best.layout, []
     for axis, off, words in (
         ("tp", 1, f"tensor parallelism {layout.tp}"),
@@ -231,7 +234,7 @@ def reason_for(best: Plan, plans: list[Plan]) -> str:
         ("zero", 0, f"ZeRO {layout.zero}"),
         ("recompute", "none", f"{layout.recompute} recomputation"),
     ):
-        if getattr(layout, axis) == off:
+        if getattr(layout, axis) == off or axis in fixed:
             continue
         without = [plan for plan in plans if getattr(plan.layout, axis) == off]
         if not without:
@@ -240,6 +243,8 @@ def reason_for(best: Plan, plans: list[Plan]) -> str:
             ratio = without[0].time.seconds / best.time.seconds
             parts.append(f"without {words} the best takes {ratio:.2f} times as long")
     room = best.machine.memory - best.needed
+    if not parts and any(axis in fixed for axis in ("tp", "pp", "cp", "ep", "zero", "recompute")):
+        return f"it is the fastest with what is given; {room / 1e9:,.0f} GB are free"
     if not parts:
         return (
             f"data parallelism alone fits with {room / 1e9:,.0f} GB to spare, and every other axis adds messages or a"

@@ -1,0 +1,104 @@
+"""Reads a job of `minidist train` (the file that `--print-config` writes) as the input of the planner.
+
+What the file gives is fixed, everything else is searched. A setting that changes memory or time and that the planner
+has no formula for is refused with its name: a plan that leaves it out would be of another job.
+
+Proved by: tests/planning/test_job_config.py
+"""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minidist.base.errors import UsageError, quoted
+from minidist.config.config_file import read_config
+from minidist.config.models import llama_inner
+from minidist.config.train_config import TrainConfig
+from minidist.data import TokenDataset, load_dataset
+from minidist.planning.architecture import Architecture, checked
+
+AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
+MODEL = ("model", "layers", "width", "heads", "kv_heads", "context", "experts", "top_k", "dropout")
+BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer", "schedule", "chunks")
+
+# These change neither the bytes of a rank nor the time of a step by more than the planner's error.
+WITHOUT_EFFECT = (
+    "aux_loss_weight", "betas", "bucket_cap_mb", "check_replicas", "clip", "data", "decay", "eps", "evaluate_every",
+    "every", "final_lr", "keep", "loss_scale", "loss_scale_floor", "loss_scale_floor_limit", "loss_scale_hysteresis",
+    "loss_scale_interval", "lr", "overwrite", "reduction", "save", "seed", "static_loss_scale", "steps", "warmup",
+    "warmup_curve", "warmup_start", "weight_decay",
+)  # fmt: skip
+
+
+class PlannedJob(NamedTuple):
+    """A job as the planner takes it: the model, and what the file fixes by the name of a flag of `minidist plan`."""
+
+    model: Architecture
+    fixed: dict[str, Any]
+    global_batch: int | None
+    precision: str | None
+    dropout: bool
+
+
+def read_job(path: str | Path) -> PlannedJob:
+    """Return the job of a file; UsageError names a setting that is wrong, or that the planner has no formula for."""
+    given = read_config(path)
+    file = quoted(str(path))
+    config = TrainConfig.make(**given)
+    if not config.is_language_model:
+        raise UsageError(f"model {quoted(config.model)} in {file} is not planned; give model = 'gpt' or 'llama'")
+    changed = {name for name in given if getattr(config, name) != TrainConfig.model_fields[name].default}
+    for name in sorted(changed - {*AXES, *MODEL, *BATCH, *WITHOUT_EFFECT}):
+        raise UsageError(f"{name} {quoted(given[name])} in {file} is not planned; leave it out of the file")
+    if config.optimizer not in ("adam", "adamw"):
+        raise UsageError(
+            f"optimizer {quoted(config.optimizer)} in {file} is not planned, because memory is counted with Adam's two"
+            " moments; give optimizer = 'adamw'"
+        )
+    if config.schedule not in ("1f1b", "interleaved"):
+        raise UsageError(
+            f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
+        )
+
+    # What is written in the file is fixed. Without a precision the planner's own default holds.
+    fixed = {name: getattr(config, name) for name in AXES if name in given}
+    if config.recompute not in ("none", "selective", "full"):
+        raise UsageError(f"recompute {quoted(config.recompute)} in {file} is not planned; give none, selective or full")
+    if "chunks" in given or "schedule" in given:
+        fixed["vp"] = (config.chunks or 2) if config.schedule == "interleaved" else 1
+    if "micro_batch" not in fixed and (config.accumulation or config.microbatches):
+        fixed["micro_batch"] = _micro_batch(config, file)
+    precision = config.precision if "precision" in given else None
+    return PlannedJob(architecture(config), fixed, config.global_batch, precision, config.dropout > 0)
+
+
+def architecture(config: TrainConfig) -> Architecture:
+    """Return the sizes of the model that a job trains; its data set says how many tokens there are."""
+    inner = llama_inner(config) if config.model == "llama" else 4 * config.width
+    dataset = load_dataset(config.data)
+    if not isinstance(dataset, TokenDataset):
+        raise UsageError(f"--model {config.model} trains on tokens, and --data {quoted(config.data)} has none")
+    return checked(
+        Architecture(
+            config.layers,
+            config.width,
+            config.heads,
+            dataset.vocab_size,
+            config.context,
+            inner,
+            gated=config.model == "llama",
+            kv_heads=config.kv_heads,
+            experts=config.experts,
+            top_k=config.top_k if config.experts else 0,
+        )
+    )
+
+
+def _micro_batch(config: TrainConfig, file: str) -> int:
+    """Return the sequences of a micro-batch of a job that gives their number instead."""
+    count = config.accumulation or config.microbatches or 1
+    if config.global_batch is None or config.dp is None or config.global_batch % (config.dp * count):
+        raise UsageError(
+            f"{count} micro-batches in {file} give no size of one; give micro-batch, or global-batch and dp that the"
+            " micro-batches divide"
+        )
+    return config.global_batch // (config.dp * count)

@@ -1,0 +1,95 @@
+"""A job file of `minidist train` is planned as the model that it trains, with what it fixes."""
+
+import json
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.cli import main
+from minidist.config.config_file import read_config
+from minidist.config.models import make_model
+from minidist.config.train_config import TrainConfig
+from minidist.data import load_dataset
+from minidist.planning.job_config import architecture, read_job
+
+SIZES = {"layers": 3, "width": 32, "heads": 4, "context": 16, "data": "markov"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"model": "llama"},
+        {"model": "llama", "kv_heads": 2, "width": 48},
+        {"experts": 4, "top_k": 2},
+        {"model": "llama", "experts": 4, "top_k": 1},
+    ],
+    ids=str,
+)
+def test_the_parameters_are_those_of_the_model_that_is_trained(settings):
+    config = TrainConfig.make(**{**SIZES, **settings})
+    model = make_model(config, load_dataset("markov"))
+    assert architecture(config).parameters == sum(p.size for p in model.parameters())
+
+
+def test_what_the_file_of_print_config_gives_is_fixed(tmp_path, capsys):
+    flags = ["--layers", "8", "--width", "64", "--tp", "2", "--zero", "1", "--global-batch", "16"]
+    with pytest.raises(SystemExit):
+        main(["train", *flags, "--precision", "bf16", "--lr", "0.1", "--data", "markov", "--print-config"])
+    path = tmp_path / "job.toml"
+    path.write_text(capsys.readouterr().out)
+    assert read_config(path)["lr"] == 0.1
+    job = read_job(path)
+    assert (job.fixed, job.global_batch, job.precision) == ({"tp": 2, "zero": 1}, 16, "bf16")
+
+    def planned(*more):
+        with pytest.raises(SystemExit) as ended:
+            main(["plan", str(path), "--ranks", "8", "--json", *more])
+        assert ended.value.code == 0
+        return json.loads(capsys.readouterr().out)["layouts"]
+
+    assert {(one["tp"], one["zero"]) for one in planned()} == {(2, 1)}
+    assert {(one["tp"], one["zero"]) for one in planned("--tp", "4")} == {(4, 1)}  # a flag overrides the file
+
+
+def test_the_size_of_a_micro_batch_follows_from_their_number(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("dp = 2\npp = 2\nglobal-batch = 16\nmicrobatches = 4\nschedule = 'interleaved'\nchunks = 1\n")
+    assert read_job(path).fixed == {"dp": 2, "pp": 2, "micro_batch": 2, "vp": 1}
+    path.write_text("microbatches = 4\n")
+    with pytest.raises(UsageError, match=r"4 micro-batches in '.*' give no size of one; give micro-batch, or global"):
+        read_job(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("model = 'mlp'", "model 'mlp' in '.*' is not planned; give model = 'gpt' or 'llama'"),
+        ("compression = 'fp16'", "compression 'fp16' in '.*' is not planned; leave it out"),
+        ("optimizer = 'sgd'", "optimizer 'sgd' in '.*' is not planned, because memory is counted with Adam's two"),
+        ("schedule = 'gpipe'", "schedule 'gpipe' in '.*' is not planned; give schedule = '1f1b' or 'interleaved'"),
+        ("recompute = 'sqrt'", "recompute 'sqrt' in '.*' is not planned; give none, selective or full"),
+        ("colour = 3", "unknown setting 'colour'"),
+        ("layers = 0", "--layers 0: input should be greater than or equal to 1"),
+        ("heads = 5", "not divisible by 5 heads"),
+        ("precision = 'fp32'", "--precision 'fp32'; it must be fp16, bf16, fp8"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(text, sentence, tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text(text + "\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(path), "--ranks", "2", "--global-batch", "4"])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(line)
+
+
+def test_a_model_is_described_once(tmp_path, capsys):
+    path = tmp_path / "job.toml"
+    path.write_text("layers = 2\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", str(path), "--layers", "3", "--ranks", "2", "--global-batch", "4"])
+    assert ended.value.code == 2
+    assert "--layers describes a model, and" in capsys.readouterr().err
