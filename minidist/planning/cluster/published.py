@@ -394,8 +394,8 @@ $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 15
 A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
 `--print-config` writes), whose settings are fixed; parameters are counted to the last one. What is given of `--dp --tp
 --pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` is fixed, everything else is searched. For the
-layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its axes
-on a small model with one device.
+layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its
+axes on a small model with one device.
 
 Memory is counted from shapes ([memory.py](../minidist/planning/cluster/memory.py)), a step from the FLOPs of its matrix
 products, the bytes of its other operations and the bytes of its messages
