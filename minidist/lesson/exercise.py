@@ -154,7 +154,7 @@ class Exercise:
             except Exception:  # whatever a check raises that meets another form of answer than its own
                 return next(
                     (
-                        f"rank {rank}: the answer is {form(got)}; expected {form(own)}"
+                        f"{f'rank {rank}: ' * self.communicates}the answer is {form(got)}; expected {form(own)}"
                         for rank, (got, own) in enumerate(zip(answers, ours, strict=True))
                         if form(got) != form(own)
                     ),

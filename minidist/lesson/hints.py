@@ -3,7 +3,15 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from minidist.base.errors import DeadlockError, RankTimeoutError
+from minidist.base.errors import (
+    BufferReuseError,
+    DeadlockError,
+    MismatchError,
+    RankTimeoutError,
+    UnmatchedMessageError,
+    UnwaitedRequestError,
+    UsageError,
+)
 from minidist.lesson.exercise import Exercise, Failure, Hint
 from minidist.lesson.library_calls import LibraryCallError
 from minidist.lesson.one_rank import ForbiddenCallError, ProgramExitError
@@ -28,6 +36,18 @@ LAST = (
     Hint(lambda f: "returned None" in f.message, "does every path of your function end in a return?"),
     Hint(lambda f: f.raised(RankTimeoutError, ProcessEndedError), "a loop does not end: does its condition change?"),
     Hint(lambda f: f.raised(EndlessError), "a loop sends again and again: count its steps for 2 ranks on paper"),
+    Hint(
+        lambda f: f.raised(UsageError) and "names rank" in f.message,
+        "ranks are 0 to n-1: a ring closes with % n, and at the ends of a chain a neighbour is missing",
+    ),
+    Hint(lambda f: f.raised(BufferReuseError), "give each message a buffer of its own, such as np.empty_like(array)"),
+    Hint(
+        lambda f: f.raised(MismatchError),
+        "both sides of a message have one dtype and one size: print the shapes on both ranks",
+    ),
+    Hint(lambda f: f.raised(UnmatchedMessageError), "each send needs one receive: count both for 2 ranks on paper"),
+    Hint(lambda f: f.raised(UnwaitedRequestError), "isend and irecv only start: wait for every request"),
+    Hint(lambda f: "the answer is" in f.message, "the answer has another form than the exercise asks for"),
     Hint(lambda f: f.raised(ForbiddenCallError), "write it with the other methods of comm"),
     Hint(
         lambda f: f.raised(DeadlockError) and not f.buffered,

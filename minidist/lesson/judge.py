@@ -148,7 +148,9 @@ def failed(exercise: Exercise, failure: Failure, printed: str, seed: int | None 
         sends = f", {'buffered' if failure.buffered else 'synchronous'} sends" if exercise.communicates else ""
         by = "" if seed is None else f" (drawn by seed {seed})"
         where = f"smallest counterexample: {exercise.describe(failure.case)}{sends}{by}"
-    lines = [f"{exercise.name}: not yet", f"  {where}", *(f"  {line}" for line in failure.message.splitlines())]
+    # The world's own hint, in a report of a deadlock, knows less than that of the exercise.
+    message = [line for line in failure.message.splitlines() if not (hint and line.lstrip().startswith("hint:"))]
+    lines = [f"{exercise.name}: not yet", f"  {where}", *(f"  {line}" for line in message)]
     if hint:
         lines.append(f"  hint: {hint}")
     return Verdict(exercise.name, False, "\n".join(lines), hint, failure, traces=list(failure.traces), printed=printed)

@@ -4,10 +4,13 @@ import pytest
 
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
+from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.wrong_answers import WRONG
 
 
-@pytest.mark.parametrize(("name", "function", "hint"), WRONG, ids=lambda value: getattr(value, "__name__", None))
+@pytest.mark.parametrize(
+    ("name", "function", "hint"), [*WRONG, *ATTEMPTS], ids=lambda value: getattr(value, "__name__", None)
+)
 def test_a_typical_wrong_answer_gets_a_hint_that_fits(name, function, hint):
     result = examine(name, function, mpi=False)
     assert not result

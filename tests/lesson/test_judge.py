@@ -130,7 +130,7 @@ def test_an_answer_that_takes_too_much_memory_is_refused():
     assert "MemoryError" in result.text
 
 
-SOME = (-1, [3, "x"], [[]], [[[0.5]]], float("nan"))
+SOME = (-1, [3, "x"], [[[0.5]]])
 
 
 @pytest.mark.parametrize("name", names())
@@ -142,7 +142,7 @@ def test_any_returned_value_gets_a_verdict(name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", names())
 def test_every_kind_of_returned_value_gets_a_verdict(name):
-    makers = [lambda value=value: value for value in (*USUAL, *map(list, SOME[1:4]), {"a": None}, [None], [[1, 2]] * 4)]
+    makers = [lambda value=value: value for value in (*USUAL, *SOME, {"a": None}, [None], [[1, 2]] * 4)]
     for make in (*makers, *ODD):
         assert examine(name, lambda *arguments, make=make: make(), mpi=False).text
 

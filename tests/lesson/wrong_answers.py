@@ -1586,7 +1586,7 @@ WRONG = [
     ("02.free_in_order", updates_too_early, "the weight that forward used"),
     ("03.by_order", all_send_first, "may block"),
     ("03.by_order", all_receive_first, "no rank has sent"),
-    ("03.by_order", alone_forgotten, "cannot receive while"),
+    ("03.by_order", alone_forgotten, "can neither send nor receive"),
     ("03.by_order", in_a_chain, "one after the other"),
     ("03.by_order", the_wrong_way_round, "other calls"),
     ("03.by_sendrecv", the_wrong_way_round, "right neighbour"),

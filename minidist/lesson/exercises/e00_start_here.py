@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, UnmatchedMessageError
+from minidist.base.errors import DeadlockError, UnmatchedMessageError, UsageError
 from minidist.comm import Comm, SimWorld
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
@@ -66,6 +66,25 @@ def no_rank_waited(failure: Failure) -> bool:
     return overlapped(failure) and failure.answers[0][0][0] == failure.answers[1][0][0]
 
 
+def reversed_order(failure: Failure) -> bool:
+    """Return whether each rank speaks before the one that should speak before it."""
+    starts = [spoken[0][0] for spoken in failure.answers]
+    return overlapped(failure) and starts == sorted(starts, reverse=True) and len(set(starts)) > 1
+
+
+def told_by_one_rank(failure: Failure) -> bool:
+    """Return whether rank 0 sends to several ranks."""
+    return overlapped(failure) and len({message.peer for message in failure.traces[0].sent()}) > 1
+
+
+def no_rank_begins(failure: Failure) -> bool:
+    """Return whether every rank waits in a receive."""
+    waiting = getattr(failure.error, "waiting", ())
+    return failure.raised(DeadlockError) and {item.rank for item in waiting if item.what.startswith("receive")} == set(
+        range(failure.case.ranks)
+    )
+
+
 EXERCISES = [
     Exercise(
         name="00.in_rank_order",
@@ -83,7 +102,18 @@ EXERCISES = [
             Hint(
                 no_rank_waited, "no rank waits: before it speaks, a rank must receive something from the rank before it"
             ),
+            Hint(reversed_order, "the ranks speak in the reverse order: rank 0 begins, and each passes on to rank + 1"),
+            Hint(
+                told_by_one_rank,
+                "one rank lets all others speak at once: the token comes from the rank that speaks just before",
+            ),
             Hint(overlapped, "the token leaves too early: speak first, then send it on"),
+            Hint(no_rank_begins, "every rank waits for a token and none has one: rank 0 speaks without waiting"),
+            Hint(
+                lambda f: f.raised(UsageError) and "names rank" in f.message,
+                "the first rank receives from no one and the last one sends to no one: their neighbour does not exist",
+            ),
+            Hint(lambda f: "spoke 2 times" in f.message, "say(...) is called once per rank, with all of its text"),
             Hint(
                 lost_token, "a rank waits for one that is done: does the last rank send a token that no rank receives?"
             ),

@@ -78,6 +78,13 @@ def without_target(failure: Failure) -> bool:
     return failure.kind == "wrong" and failure.answers_are([failure.expected[0] + one_hot / len(targets)])
 
 
+def not_a_softmax_of_rows(failure: Failure) -> bool:
+    """Return whether what is subtracted from is not a probability in each row."""
+    _, targets = scores(failure.case)
+    got = np.asarray(failure.answers[0]) * len(targets) + np.eye(5)[targets]
+    return failure.kind == "wrong" and not np.allclose(got.sum(axis=1), 1)
+
+
 EXERCISES = [
     Exercise(
         name="01.add_backward",
@@ -90,6 +97,17 @@ EXERCISES = [
         label=lambda case: "a of shape {}, b of shape {}".format(*SHAPES[case.size]),
         communicates=False,
         hints=(
+            Hint(
+                lambda f: "expected 2 arrays" in f.message,
+                "return two gradients as a tuple: that of a, of the shape of a, and that of b",
+            ),
+            Hint(
+                lambda f: f.answers_are([f.expected[0][::-1]]), "the two gradients are exchanged: that of a comes first"
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.size == 0,
+                "without broadcasting nothing is repeated: both gradients are that of the sum",
+            ),
             Hint(
                 lambda f: f.kind == "wrong" and "got shape" in f.message and f.case.size in (1, 2),
                 "a gradient has the shape of its tensor: where an axis was added in front, sum over it",
@@ -116,6 +134,10 @@ EXERCISES = [
         unit="row",
         communicates=False,
         hints=(
+            Hint(
+                lambda f: "got shape" in f.message,
+                "return the gradient of the loss, one number for each logit, not the loss itself",
+            ),
             Hint(times_rows, "the loss is a mean over rows: its gradient is divided by their number"),
             Hint(without_target, "these are the probabilities; the gradient is probability minus 1 at the target"),
             Hint(
@@ -125,6 +147,10 @@ EXERCISES = [
             Hint(
                 lambda f: f.kind == "wrong" and "got [" in f.message and f.answers_are([-f.expected[0]]),
                 "the sign is reversed: the loss is minus the logarithm",
+            ),
+            Hint(
+                not_a_softmax_of_rows,
+                "the probabilities of a row do not add up to 1: the softmax runs over the classes, axis=1",
             ),
         ),
     ),

@@ -115,6 +115,13 @@ def untouched(failure: Failure) -> bool:
     return failure.answers_are([Run(failure.case).weights()])
 
 
+def some_untouched(failure: Failure) -> bool:
+    """Return whether a layer, and not every one, has the weight that it began with."""
+    pairs = zip(failure.answers[0], Run(failure.case).weights(), strict=True)
+    same = [np.array_equal(got, before) for got, before in pairs]
+    return failure.kind == "wrong" and any(same) and not all(same)
+
+
 def history(failure: Failure) -> list[dict[str, int]]:
     """Return the live bytes after each event of a run that was right and above par."""
     return [live for _, live in failure.traces[0].memory] if failure.metric == "memory" else []
@@ -153,6 +160,10 @@ EXERCISES = [
         hints=(
             Hint(untouched, "the weights are as they were: call layer.update(...) for each layer"),
             Hint(
+                some_untouched,
+                "a layer's weight is as it was: every layer gets an update, from the last one to the first",
+            ),
+            Hint(
                 updated_too_early,
                 "the input gradient of a layer needs the weight that forward used: make it before the update",
             ),
@@ -171,6 +182,11 @@ EXERCISES = [
                 lambda f: f.kind == "limit",
                 "correct, and the order could be better: while the input gradient is made, the layer's input need not"
                 " be alive any more",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" or f.raised(ValueError),
+                "a layer's weight gradient is made of its own input and the gradient of its own output: does the list"
+                " of inputs run beside the layers?",
             ),
         ),
     )

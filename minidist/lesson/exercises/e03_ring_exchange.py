@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, UnwaitedRequestError, UsageError
+from minidist.base.errors import BufferReuseError, DeadlockError, UnwaitedRequestError, UsageError
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
@@ -66,7 +66,8 @@ def all_wait_in(what: str) -> Any:
 HINTS = (
     Hint(
         lambda f: f.raised(DeadlockError) and f.case.ranks == 1,
-        "with one rank the right neighbour is the rank itself, and it cannot receive while it waits in its send",
+        "with one rank the right neighbour is the rank itself, and it can neither send nor receive while it waits in"
+        " the other",
     ),
     Hint(
         all_wait_in("send"),
@@ -83,6 +84,14 @@ HINTS = (
         "isend and irecv only start: wait for both requests, or the buffer may be read while it is being written",
     ),
     Hint(
+        lambda f: f.raised(BufferReuseError),
+        "what comes in needs an array of its own, np.empty_like(outgoing); outgoing may still be on its way",
+    ),
+    Hint(
+        lambda f: f.raised(UsageError) and "names rank" in f.message,
+        "the ring closes with % size: the last rank's right neighbour is rank 0",
+    ),
+    Hint(
         lambda f: f.kind == "limit",
         "correct, but each rank waits for the one before it, so the messages travel round one after the other; "
         "let neighbours work in pairs",
@@ -93,7 +102,14 @@ HINTS = (
 )
 
 
-def exercise(name: str, solution: Any, forbidden: tuple[str, ...]) -> Exercise:
+WAITS_TOO_EARLY = Hint(
+    lambda f: f.raised(DeadlockError),
+    "a wait comes before both requests have been started, which is a blocking send or receive: start the receive and"
+    " the send, then wait for both",
+)
+
+
+def exercise(name: str, solution: Any, forbidden: tuple[str, ...], hints: tuple[Hint, ...] = HINTS) -> Exercise:
     return Exercise(
         name=name,
         solution=solution,
@@ -102,12 +118,12 @@ def exercise(name: str, solution: Any, forbidden: tuple[str, ...]) -> Exercise:
         par=Case(4, 16),
         limits=("time",),
         forbidden=forbidden,
-        hints=HINTS,
+        hints=hints,
     )
 
 
 EXERCISES = [
     exercise("03.by_order", by_order, ("sendrecv", "isend", "irecv")),
     exercise("03.by_sendrecv", by_sendrecv, ("send", "recv", "isend", "irecv")),
-    exercise("03.by_requests", by_requests, ("send", "recv", "sendrecv")),
+    exercise("03.by_requests", by_requests, ("send", "recv", "sendrecv"), (WAITS_TOO_EARLY, *HINTS)),
 ]

@@ -75,6 +75,24 @@ def unchanged(failure: Failure) -> bool:
     return failure.answers_are([data(failure.case, rank) for rank in range(failure.case.ranks)])
 
 
+def sums_of_own_chunk(failure: Failure) -> bool:
+    """Return whether chunk r is complete on rank r, for every rank."""
+    n = failure.case.ranks
+    chunks = [np.array_split(answer, n)[rank] for rank, answer in enumerate(failure.answers)]
+    return failure.kind == "wrong" and all(
+        np.array_equal(chunk, wanted)
+        for chunk, wanted in zip(chunks, np.array_split(failure.expected[0], n), strict=True)
+    )
+
+
+def nothing_is_added(failure: Failure) -> bool:
+    """Return whether every number is that of some rank."""
+    parts = [data(failure.case, rank) for rank in range(failure.case.ranks)]
+    return failure.kind == "wrong" and all(
+        np.any([np.equal(answer, part) for part in parts], axis=0).all() for answer in failure.answers
+    )
+
+
 EXERCISES = [
     Exercise(
         name="04.ring_all_reduce",
@@ -104,6 +122,20 @@ EXERCISES = [
                 lambda f: f.kind == "limit",
                 "the sums are right, but some rank carries more than 2 (n-1)/n of the array: there is a boss, or whole "
                 "arrays travel; send one chunk at a time, and keep the chunks as equal as possible",
+            ),
+            Hint(
+                lambda f: f.answers_are([whole / f.case.ranks for whole in total(f.case)]),
+                "this is the mean of the ranks' arrays; the sum is asked for",
+            ),
+            Hint(
+                sums_of_own_chunk,
+                "every rank has the sum of its own chunk, and not of all others: the second half, in which complete"
+                " chunks travel round without being added, is missing or too short",
+            ),
+            Hint(
+                nothing_is_added,
+                "the numbers are those of single ranks: in the first half what comes in is added to the rank's own"
+                " chunk",
             ),
             Hint(
                 lambda f: f.kind == "wrong" and f.case.ranks > 2,

@@ -72,6 +72,18 @@ EXERCISES = [
                 divided_by_ranks,
                 "the sum is right; divide it by the number of rows of all ranks, not by the number of ranks",
             ),
+            Hint(
+                lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
+                "this is the sum over all rows: divide it by their number",
+            ),
+            Hint(
+                lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
+                "this is the sum of the means: weight each rank's mean by its rows, and divide by all rows",
+            ),
+            Hint(
+                lambda f: f.answers_are(means(f.case)),
+                "this is each rank's own mean: nothing has been summed over the ranks",
+            ),
             Hint(not_a_number, "a rank without rows has the mean nan, and 0 * nan is nan: let it contribute zeros"),
             Hint(
                 lambda f: f.kind == "wrong" and f.answers[0] is not None and differs(f.answers),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError
+from minidist.base.errors import DeadlockError, UnmatchedMessageError
 from minidist.comm import ANY, Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing, short
 
@@ -127,6 +127,14 @@ def no_worker_waits(failure: Failure) -> bool:
     return all(time < clock * pace(failure.case)[rank - 1] + SLACK for rank, clock, time in times)
 
 
+def one_reply_too_many(failure: Failure) -> bool:
+    """Return whether the server alone is left, in a send."""
+    waiting: Sequence[Any] = getattr(failure.error, "waiting", ())
+    return failure.raised(UnmatchedMessageError) or (
+        failure.raised(DeadlockError) and [item.rank for item in waiting] == [0] and waiting[0].what.startswith("send")
+    )
+
+
 EXERCISES = [
     Exercise(
         name="08.ssp",
@@ -152,6 +160,11 @@ EXERCISES = [
         limits=("messages", "bytes"),
         hints=(
             Hint(
+                one_reply_too_many,
+                "the server replies to a worker that has returned: after its last push a worker pulls nothing, so the"
+                " server must not answer it",
+            ),
+            Hint(
                 lambda f: f.raised(DeadlockError),
                 "a worker that was kept waiting must get its reply when the slowest advances, not when it pushes:"
                 " look at every waiting worker after each push",
@@ -173,6 +186,19 @@ EXERCISES = [
             Hint(
                 lambda f: "waited too long" in f.message,
                 "the server receives in a fixed order; take what arrives first: comm.recv(gradient, ANY)",
+            ),
+            Hint(
+                lambda f: "rank 0 returned None" in f.message,
+                "rank 0 returns the weights after the last push, the workers return None",
+            ),
+            Hint(lambda f: "the answer is" in f.message, "rank 0 alone returns the weights, the workers return None"),
+            Hint(
+                lambda f: "rank 0 returned" in f.message,
+                "the weights are the sum of all gradients: each is added once, as it arrives, and not averaged",
+            ),
+            Hint(
+                lambda f: "computed the clocks" in f.message,
+                "each worker calls compute(clock, weights) once for each clock, in order",
             ),
             Hint(
                 lambda f: "of its own updates" in f.message,

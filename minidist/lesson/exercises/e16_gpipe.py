@@ -3,11 +3,13 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.plain import form
 from minidist.pipeline.plan import Plan, from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -24,13 +26,28 @@ def plan_of(answer: Any, case: Case) -> Plan:
     """Return lists of "F0" and "B0" as a plan. Raises UsageError when they are not one, or wrong."""
     if not isinstance(answer, list | tuple) or len(answer) != case.size:
         raise UsageError(f"return one list for each of the {case.size} stages")
-    if not all(isinstance(row, list | tuple) and row for row in answer):
-        raise UsageError("a stage has no action; each stage runs each micro-batch forward and backward")
+    for stage, row in enumerate(answer):
+        if not isinstance(row, list | tuple):
+            raise UsageError(f"what stage {stage} does is {form(row)}; return one list for each stage")
+        if not row:
+            raise UsageError(f"stage {stage} has no action; each stage runs each micro-batch forward and backward")
+    for stage, row in enumerate(answer):
+        for action in row:
+            if not isinstance(action, str) or not re.fullmatch(r"[FBIW]\d{1,6}", action):
+                raise UsageError(
+                    f"{quoted(action)} of stage {stage} is not an action: write its kind and its micro-batch, as in"
+                    " 'F0' or 'B3'"
+                )
     plan = from_cells([[f"{stage}{action}" for action in row] for stage, row in enumerate(answer)], "yours")
     if plan.microbatches != case.seed:
         raise UsageError(f"there are micro-batches 0..{case.seed - 1}, and your lists go to {plan.microbatches - 1}")
     validate(Plan(plan.name, plan.orders, plan.stages, plan.microbatches))  # "flush", also when there are no backwards
     return plan
+
+
+def in_the_readers_words(error: UsageError) -> str:
+    """Return what a plan says about an action with its name as the reader wrote it: "F1 of stage 0" for "0F1"."""
+    return re.sub(r"(?<!['\w])(\d+)([FBIW]\d+)\b", r"\2 of stage \1", str(error))
 
 
 def as_good_as(name: str, lives: bool) -> Callable[[Case, Sequence[Any]], str]:
@@ -40,7 +57,7 @@ def as_good_as(name: str, lives: bool) -> Callable[[Case, Sequence[Any]], str]:
         try:
             plan = plan_of(answers[0], case)
         except UsageError as error:
-            return f"not a plan: {error}"
+            return f"not a plan: {in_the_readers_words(error)}"
         mine, best = time_plan(plan), time_plan(get_schedule(name).plan(case.size, case.seed))
         if mine.makespan > best.makespan:
             return f"it takes {mine.makespan:g}, {name} takes {best.makespan:g} (F takes 1, B takes 2)"
@@ -91,6 +108,8 @@ COMMON = (
     Hint(
         says("and your lists go to", "outside"), "micro-batches are numbered from 0 to m-1; what if m is less than p?"
     ),
+    Hint(says("is not an action"), "an action is a text of a letter and a number; the list it is in says its stage"),
+    Hint(says("appears twice"), "each stage runs each micro-batch once forward and once backward"),
     Hint(
         says("deadlock", "waits for", "before"),
         "a stage waits for something that comes later: F needs the F of the stage before it, B the stage's own F and"

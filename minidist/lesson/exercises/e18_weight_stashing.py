@@ -107,6 +107,22 @@ def latest_weights(order: Sequence[str], weights: np.ndarray, gradient: Gradient
     return history
 
 
+def mistaken(case: Case, mistake: str) -> list[np.ndarray]:
+    """Return what a typical mistake makes of the order."""
+    order, weights, gradient = arguments(case)
+    begun, history, first = {}, [], weights
+    for action in order:
+        kind, i = action[0], int(action[1:])
+        if kind == "F":
+            begun[i] = weights
+            continue
+        seen = first if mistake == "first" else begun.pop(i)
+        start_from = seen if mistake == "from the stash" else weights
+        weights = start_from - (-RATE if mistake == "up" else RATE) * gradient(i, seen)
+        history.append(weights)
+    return history
+
+
 def arguments(case: Case) -> tuple[list[str], np.ndarray, Gradient]:
     return order_of(case), start(case), gradient_of(case)
 
@@ -188,6 +204,19 @@ EXERCISES = [
             ),
             Hint(wrong_length, "return a list with the weights after each update, one for each B of the order"),
             Hint(
+                lambda f: same(f, mistaken(f.case, "up")),
+                "the weights move up the gradient: subtract the learning rate times the gradient",
+            ),
+            Hint(
+                lambda f: same(f, mistaken(f.case, "from the stash")),
+                "each update starts from the weights that its F saw, so the updates in between are lost: only the"
+                " gradient is that of the stash, and it changes the newest weights",
+            ),
+            Hint(
+                lambda f: same(f, mistaken(f.case, "first")),
+                "every gradient is computed with the first weights: keep, for each mini-batch, what its F saw",
+            ),
+            Hint(
                 lambda f: count(f.case) > 10,
                 "right with up to 10 mini-batches: the number of F10 has two digits, int(action[1:])",
             ),
@@ -222,6 +251,15 @@ EXERCISES = [
             Hint(
                 delayed_by(1, mean=True),
                 "the micro-batches' gradients are added, not averaged: each has its share of the loss already",
+            ),
+            Hint(
+                delayed_by(2),
+                "the gradients are those of two batches ago: batch b uses the weights after batch b - 2 updates, which"
+                " is version max(b - 1, 0)",
+            ),
+            Hint(
+                lambda f: "expected" in f.message and "arrays" not in f.message and f.case.size == 0,
+                "is the sum of gradients set back to zero after each update?",
             ),
             Hint(wrong_length, "one update per batch: return one array for each m backwards"),
         ),

@@ -8,7 +8,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.lesson.exercise import Case, Exercise, Hint, drawing
-from minidist.lesson.exercises.e16_gpipe import COMMON, cases, describe, plan_of, says
+from minidist.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of, says
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.timing import time_plan
 
@@ -35,7 +35,7 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
     try:
         plan = plan_of(answers[0], case)
     except UsageError as error:
-        return f"not a plan: {error}"
+        return f"not a plan: {in_the_readers_words(error)}"
     mine, par = time_plan(plan), time_plan(get_schedule("zb-h1").plan(case.size, case.seed))
     old = time_plan(get_schedule("1f1b").plan(case.size, case.seed))
     for stage, held in enumerate(mine.peak):
@@ -74,11 +74,19 @@ EXERCISES = [
                 " a stage would wait",
             ),
             Hint(
+                lambda f: says("before")(f) and says("W")(f),
+                "W needs the gradient that has arrived: on each stage a micro-batch's I comes before its W",
+            ),
+            Hint(
+                says("twice", "take one form"),
+                "a micro-batch is once F, once I and once W on each stage, or F and B: B is I and W at once",
+            ),
+            Hint(
                 says("one list for each"),
                 "the answer is a list with one list of names for each stage: [['F0', 'I0', 'W0'], ...]",
             ),
             Hint(
-                says("W", "is missing", "has no action"),
+                says("is missing", "has no action"),
                 "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage",
             ),
             *COMMON,

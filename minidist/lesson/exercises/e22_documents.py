@@ -80,6 +80,11 @@ EXERCISES = [
         label=lambda case: f"rank {_place(case)[0]} of {_place(case)[1]}, tokens {text(case).tolist()}",
         communicates=False,
         hints=(
+            Hint(lambda f: f.answers_are([~f.expected[0]]), "this is the reverse: True where a query sees a key"),
+            Hint(
+                lambda f: f.kind == "wrong" and "shape" not in f.message and bool(np.all(f.answers[0])),
+                "every query sees every key: it sees no key behind its own, and none of another document",
+            ),
             Hint(
                 lambda f: f.answers_are([mistaken(f.case, "no documents")]),
                 "the causal mask alone: a query also sees keys of other documents before its own",

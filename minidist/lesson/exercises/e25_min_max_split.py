@@ -100,6 +100,10 @@ EXERCISES = [
         communicates=False,
         hints=(
             Hint(
+                lambda f: len(f.answers[0]) > 1 and f.answers[0][-1] == f.case.size,
+                "these are the places where stages end; return the number of layers of each stage",
+            ),
+            Hint(
                 says("return a list"),
                 "a list of whole numbers, one for each stage, that add up to the number of layers",
             ),

@@ -170,6 +170,10 @@ EXERCISES = [
                 lambda f: "not a whole checkpoint" in f.message,
                 "writing `latest` is not atomic, and half of a name is not a name: write another file and rename it",
             ),
+            Hint(
+                lambda f: f.raised(FileNotFoundError),
+                "what is renamed has been written before, under the name that `rename` is given first",
+            ),
             Hint(lambda f: "at the end" in f.message, "`latest` must name the new checkpoint in the end"),
         ),
     ),

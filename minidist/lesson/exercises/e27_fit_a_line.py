@@ -75,6 +75,10 @@ EXERCISES = [
         hints=(
             Hint(says("return (alpha"), "two numbers: seconds of latency, and seconds per byte"),
             Hint(
+                lambda f: f.answers[0][1] > 1,
+                "this is a bandwidth, in bytes per second; beta is its inverse, seconds per byte",
+            ),
+            Hint(
                 swapped,
                 "seconds per byte are many decades less than the latency: is the order (alpha, beta)? np.polyfit gives"
                 " the slope first",

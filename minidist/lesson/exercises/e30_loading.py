@@ -74,6 +74,10 @@ EXERCISES = [
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} batch{'es' * (case.size != 1)}",
         hints=(
             Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks == 1,
+                "one rank alone has no loader: it makes every batch itself",
+            ),
+            Hint(
                 in_another_order,
                 "these are the right batches in the order in which they arrived, which depends on the speed of the"
                 " loaders; decide beforehand which loader makes batch i, and receive batch i from that loader",

@@ -66,6 +66,14 @@ EXERCISES = [
         limits=("bytes", "messages"),
         hints=(
             Hint(
+                lambda f: "got shape" in f.message,
+                "return one array: the gradient, then its square without noise, then the noise",
+            ),
+            Hint(
+                lambda f: f.answers_are([np.append(a[:-2], a[:-3:-1]) for a in answer(f.case)]),
+                "the last two numbers are exchanged: the squared gradient first, then the noise",
+            ),
+            Hint(
                 lambda f: f.answers_are(answer(f.case, "mean of means")),
                 "this is the mean of the ranks' means, which counts the rows of a small share more: divide each rank's"
                 " sum by the rows of the whole batch, and add",

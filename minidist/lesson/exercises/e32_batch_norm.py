@@ -52,6 +52,11 @@ def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
     elif how == "mean of means":
         mean = means.mean(axis=0)
         variance = (variances + (means - mean) ** 2).mean(axis=0)
+    elif how == "unbiased":
+        rows = sum(map(len, used))
+        variance = variance * rows / max(1, rows - 1)
+    elif how == "eps outside":
+        return [(part - mean) / (np.sqrt(variance) + EPS) for part in parts]
     return [(part - mean) / np.sqrt(variance + EPS) for part in parts]
 
 
@@ -85,6 +90,14 @@ EXERCISES = [
             Hint(
                 lambda f: f.answers_are(normalised(f.case, "mean of means")),
                 "ranks have unequal numbers of rows: weight each rank's mean and variance by its rows",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "unbiased")),
+                "batch norm normalises by the variance of these rows: divide by their number, not by one less",
+            ),
+            Hint(
+                lambda f: f.answers_are(normalised(f.case, "eps outside")),
+                "eps is added to the variance, under the root",
             ),
             Hint(
                 lambda f: f.kind == "limit",
