@@ -619,16 +619,6 @@ UNEVEN_ROWS = (
         },
     ),
     Rule(
-        "uneven-rows-with-local-steps",
-        lambda j: j.local_steps and not j.batches.shares.is_even,
-        "--local-steps {local_steps} averages replicas as if each had trained on as many rows, and they have {rows}",
-        "use --global-batch {near}",
-        {
-            "rows": lambda j: uneven_rows(j),
-            "near": lambda j: multiples(j.batches.global_batch, j.dp * j.batches.accumulation),
-        },
-    ),
-    Rule(
         "uneven-rows-in-a-sharded-pipeline",
         lambda j: j.pp > 1 and j.zero == 3 and len({len(set(replica)) for replica in j.batches.shares.rows}) > 1,
         "--zero 3 gathers units when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
@@ -663,8 +653,8 @@ CHANGING_BATCHES = (
     Rule(
         "changing-batches-with-local-steps",
         lambda j: j.changes_batches and j.local_steps,
-        "--local-steps {local_steps} averages replicas as if each had trained on as many rows, and {changes_batches}"
-        " changes them",
+        "--local-steps {local_steps} lets replicas train alone, and {changes_batches} chooses batches with all ranks at"
+        " the end of a step",
         "leave one of them out",
     ),
     Rule(

@@ -32,13 +32,15 @@ def local_sgd_reference(
     n, k = batches.dp, batches.accumulation
     # A replica adds its own micro-batches in order; there is no sum over replicas.
     order = GradientOrder(1, (tuple(range(k)),), False)
-    # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factor n.
+    # The loss is divided by the rows of all replicas, the gradient is of one's own rows alone: hence the factors, n
+    # where all replicas have as many rows.
+    rows = [sum(replica) for replica in batches.shares.rows]
     devices = [
         OneDevice(
             build(config, batches),
             lambda name, sites: add_in_order(sites, order),
             range(rank * k, (rank + 1) * k),
-            factor=n,
+            factor=sum(rows) / rows[rank],
         )
         for rank in range(n)
     ]
@@ -51,7 +53,7 @@ def local_sgd_reference(
         for device in devices:
             finish_step(device.job, device, step, loss)
         if (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
-            _average(devices)
+            _average(devices, None if batches.shares.is_even else [own / sum(rows) for own in rows])
 
         held_out = evaluate_devices(devices, step + 1)
         for rank, device in enumerate(devices):
@@ -61,13 +63,11 @@ def local_sgd_reference(
     return result
 
 
-def _average(devices: Sequence[OneDevice]) -> None:
-    # In rank order, as the ranks' all-reduce adds them.
-    total = np.array(devices[0].flat.data)
-    for device in devices[1:]:
-        total = total + device.flat.data
+def _average(devices: Sequence[OneDevice], shares: Sequence[float] | None) -> None:
+    """Give all replicas the mean of their weights, or with shares the sum of each one's weights times its share."""
+    mean = _mean([device.flat.data for device in devices], shares)
     for device in devices:
-        device.flat.data[...] = total / total.dtype.type(len(devices))
+        device.flat.data[...] = mean
         device.flat.updated()
         for axis in device.data_axes:
             if isinstance(axis.optimizer, OuterOptimizer):
@@ -75,6 +75,17 @@ def _average(devices: Sequence[OneDevice]) -> None:
 
     # The running statistics of batch norms, which the averages of weights are evaluated with.
     buffers = [dict(device.job.model.named_buffers()) for device in devices]
-    means = {name: sum(each[name] for each in buffers) / len(devices) for name in buffers[0]}
+    means = {name: _mean([each[name] for each in buffers], shares) for name in buffers[0]}
     for device in devices:
         device.job.model.load_state_dict(means, strict=False)
+
+
+def _mean(arrays: Sequence[np.ndarray], shares: Sequence[float] | None) -> np.ndarray:
+    """Return the mean, added in rank order as the ranks' all-reduce adds."""
+    kind = arrays[0].dtype.type
+    parts = arrays if shares is None else [array * kind(share) for array, share in zip(arrays, shares, strict=True)]
+    total = np.array(parts[0])
+    for part in parts[1:]:
+        total = total + part
+    mean: np.ndarray = total / kind(len(parts)) if shares is None else total
+    return mean

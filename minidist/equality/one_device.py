@@ -33,7 +33,7 @@ class OneDevice(Strategy):
     its replicas would send in place of them.
     """
 
-    def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: int = 1) -> None:
+    def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: float = 1) -> None:
         self.flat = FlatParameters(job.model.parameters())
         super().__init__(
             job,

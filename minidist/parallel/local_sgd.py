@@ -6,6 +6,8 @@
 
 With H = 1 and plain SGD it is data parallelism: the average of w - lr g_r is w - lr times the average gradient. With
 larger H the ranks compute gradients at different weights, which is another algorithm; optimizer state stays local.
+Ranks with different numbers of rows are averaged with weights in proportion to them, as in federated averaging: w is
+the sum of n_r / n w_r.
 
 DiLoCo takes the way from the last common weights to the average as a gradient, of an outer optimizer: SGD with
 Nesterov's momentum, which all ranks step alike, so that H may be in the hundreds. The ranks' own optimizers, AdamW as a
@@ -14,8 +16,9 @@ rule, are the inner ones and keep their state.
     common weights ── H inner steps on each rank ── average ── common -= outer lr (d + mu b),  d = common - average,
                                                                b = mu b + d
 
-Sources: Stich, Local SGD converges fast and communicates little, ICLR 2019; Douillard et al., DiLoCo, arXiv:2311.08105,
-algorithm 1.
+Sources: Stich, Local SGD converges fast and communicates little, ICLR 2019; McMahan et al., Communication-efficient
+learning of deep networks from decentralized data, AISTATS 2017, algorithm 1; Douillard et al., DiLoCo,
+arXiv:2311.08105, algorithm 1.
 Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
 """
 
@@ -23,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.limits import check_whole
+from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
@@ -44,17 +47,28 @@ class PeriodicModelAverager:
     """Averages the weights over `comm` at each `every`-th call of `step()`, which follows each optimizer step.
 
     module: whose running statistics of batch normalisation are averaged, too; without it each rank keeps its own.
+    share: this rank's rows over those of all ranks, where ranks train on different numbers of rows; the shares of all
+    ranks are the weights of the average. Default: all ranks count alike.
     At construction rank 0's weights are sent to all ranks (purpose startup). An average sends the all-reduce's volume
     of the weights, 2 (n-1)/n of their bytes, from each rank (purpose parameter_gather).
     """
 
     def __init__(
-        self, flat: FlatParameters, comm: Comm, every: int, *, algorithm: str = "ring", module: Any = None
+        self,
+        flat: FlatParameters,
+        comm: Comm,
+        every: int,
+        *,
+        algorithm: str = "ring",
+        module: Any = None,
+        share: float | None = None,
     ) -> None:
         check_axes("PeriodicModelAverager", module, flat.parameters, comm)
         check_whole(f"rank {comm.rank}: every", every, 1)
         self.flat, self.comm, self.every, self.algorithm = flat, comm, every, algorithm
-        self.module, self.number = module, next_model(comm)
+        self.module, self.number, self.share = module, next_model(comm), share
+        if share is not None:
+            check_number(f"rank {comm.rank}: share", share, above=0)
         self.norms = [] if module is None else batch_norms(module)
         self.steps = 0
         # All ranks start from the same weights; between averages they differ.
@@ -74,12 +88,12 @@ class PeriodicModelAverager:
         # Ranks that have made unlike steps, or by other settings, would be averaged all the same.
         equal = f"model {self.number} after {self.flat.updates}{mode_of(self.module)}"
         with purpose("parameter_gather"):
-            all_reduce(self.comm, self.flat.data, "avg", algorithm=self.algorithm, equal=equal)
+            self._average(self.flat.data, equal)
         # The statistics that go with these weights: 8 B per number, as the weights are.
         if self.norms:
             words = xp.concatenate([statistic for layer in self.norms for statistic in layer.running])
             with purpose("metrics"):
-                all_reduce(self.comm, words, "avg", algorithm=self.algorithm)
+                self._average(words)
             for layer in self.norms:
                 channels = layer.weight.size
                 mean, variance, words = words[:channels], words[channels : 2 * channels], words[2 * channels :]
@@ -87,6 +101,13 @@ class PeriodicModelAverager:
 
         # The values changed without an optimizer's step; whoever caches a copy of them must know.
         self.flat.updated()
+
+    def _average(self, array: xp.Array, equal: str = "") -> None:
+        """Replace `array` by the mean over the ranks, or by the sum of each rank's array times its share."""
+        if self.share is not None:
+            array *= array.dtype.type(self.share)
+        op = "avg" if self.share is None else "sum"
+        all_reduce(self.comm, array, op, algorithm=self.algorithm, equal=equal)
 
 
 OUTER = "outer_momentum"  # the name of the outer momentum in the state of a parameter

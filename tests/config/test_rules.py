@@ -217,10 +217,6 @@ CASES = {
         {"ep": 2, "dp": 2, "experts": 2, "global_batch": 5},
         "5 rows on 2 data-parallel ranks give ranks different numbers of tokens; use --global-batch 4 or 6",
     ),
-    "uneven-rows-with-local-steps": (
-        {"local_steps": 2, "dp": 2, "weights": "3,1"},
-        "they have 8 rows on 2 data-parallel ranks with --weights 3,1",
-    ),
     "uneven-rows-in-a-sharded-pipeline": (
         {"zero": 3, "dp": 2, "pp": 2, "global_batch": 5, "microbatches": 2},
         "with 5 rows on 2 data-parallel ranks the replicas have different numbers of shapes; use --zero 2",
@@ -236,7 +232,7 @@ CASES = {
     "changing-batches-with-server": ({**SERVER, "weights": "measured:2"}, "the workers of --strategy ps have no step"),
     "changing-batches-with-local-steps": (
         {"local_steps": 2, "dp": 2, "weights": "measured:2"},
-        "and --weights measured:2 changes them; leave one of them out",
+        "and --weights measured:2 chooses batches with all ranks at the end of a step; leave one of them out",
     ),
     "changing-batches-with-teacher-ranks": (
         {**STUDENT, "dp": 2, "teacher_ranks": 1, "weights": "measured:2"},

@@ -28,6 +28,36 @@ def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
         assert verdict.tier == "ordered"
 
 
+UNEVEN = {"global_batch": 11, "micro_batch": None}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "values"),
+    [
+        (3, UNEVEN),
+        (3, {**UNEVEN, "weights": "3,1,2", "accumulation": 2, "global_batch": 13}),
+        (2, {**UNEVEN, "weights": "3,1", "outer_optimizer": "nesterov"}),
+        (2, {**UNEVEN, "model": "cnn", "data": "glyphs", "width": 4, "heads": 12, "context": 128}),
+    ],
+)
+def test_replicas_with_different_rows_count_in_proportion(ranks, values):
+    """Federated averaging, after each of two rounds; running statistics too."""
+    made = config(local_steps=2, optimizer="adamw", **values)
+    assert not resolve_batches(made, ranks).shares.is_even
+    expected = local_sgd_reference(made, resolve_batches(made, ranks))
+    for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
+        assert verdict.equal, verdict.first_difference
+
+
+def test_uneven_replicas_with_one_step_and_sgd_are_data_parallelism():
+    """sum n_r / n (w - lr g_r) is w - lr times the gradient of the mean over all rows."""
+    uneven = {**UNEVEN, "weights": "4,1,1", "optimizer": "sgd", "lr": 0.1, "precision": "fp64"}
+    local, parallel = states(3, local_steps=1, **uneven), states(3, **uneven)
+    for key in local:
+        for name, weight in local[key].items():
+            np.testing.assert_allclose(weight, parallel[key][name], rtol=0, atol=1e-13)
+
+
 DILOCO = {"outer_optimizer": "nesterov", "outer_lr": 0.5}
 
 

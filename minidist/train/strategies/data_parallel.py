@@ -71,6 +71,7 @@ class LocalSteps(DataAxis):
     """Local SGD: each rank steps with its own rows' gradient; weights are averaged every H steps and at the end.
 
     A checkpoint follows an average, so its weights are those of all replicas; optimizer state is stored by replica.
+    Replicas with different numbers of rows count in proportion to them.
     """
 
     def __init__(self, job: Job, group: Group) -> None:
@@ -85,15 +86,23 @@ class LocalSteps(DataAxis):
         )
         self.flat, self.comm, self.last = flat, group.comm, job.config.steps
         check_same_model(flat, group.comm, "local SGD", {"local_steps": job.config.local_steps})
+        shares = job.batch.shares
+        rows = sum(shares.rows[group.comm.rank])
+        self.factor = shares.samples / rows
         self.average = PeriodicModelAverager(
-            flat, group.comm, job.config.local_steps, algorithm=group.reduction, module=group.module
+            flat,
+            group.comm,
+            job.config.local_steps,
+            algorithm=group.reduction,
+            module=group.module,
+            share=None if shares.is_even else rows / shares.samples,
         )
         if isinstance(self.optimizer, OuterOptimizer):
             self.optimizer.begin_round()
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
-        self.flat.grad[...] *= self.flat.dtype.type(self.comm.size)
+        self.flat.grad[...] *= self.flat.dtype.type(self.factor)
         self.optimizer.step()
 
         # The last step ends with an average too, where H does not divide the number of steps. A resumed job begins
