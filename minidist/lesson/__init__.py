@@ -1,7 +1,8 @@
-"""Tools of the lessons: `check` an exercise, `expect` an error, `build` the notebooks.
+"""Tools of the lessons: `check` an exercise, `predict` a number, `expect` an error, `build` the notebooks.
 
 check("04.ring_all_reduce", my_function)         property check, par values, hints, and a leg under mpiexec
 check("04.ring_all_reduce", solution("04.ring_all_reduce"))
+guess = predict("messages", 64)                  asks for a number and waits; guess.judge(answer) compares it later
 with expect(DeadlockError): ...                  requires that exception and prints its message
 python -m minidist.lesson.build 04 --check       is the committed notebook still what its source makes?
 
@@ -13,7 +14,8 @@ from minidist.base.process import tune_process
 from minidist.lesson.checker import Result, check, examine
 from minidist.lesson.exercise import names, solution
 from minidist.lesson.expect import expect
+from minidist.lesson.prediction import predict
 
-__all__ = ["Result", "check", "examine", "expect", "names", "solution"]
+__all__ = ["Result", "check", "examine", "expect", "names", "predict", "solution"]
 
 tune_process(1, keep_memory=False)

@@ -112,7 +112,7 @@ def printed(cell: Any) -> str:
     texts = [
         output.text if output.output_type == "stream" else output.get("data", {}).get("text/plain", "")
         for output in cell.get("outputs", ())
-        if "image/png" not in output.get("data", {})
+        if not {"image/png", "image/svg+xml"} & output.get("data", {}).keys()
     ]
     return _FLOAT.sub("#", _LOCAL.sub("", "".join(texts)))
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#4477AA", "#228833", "#CCBB44", "#66CCEE", "#EE6677", "#AA3377", "#EE8866", "#44AA99", "#332288", "#999933")
-OTHERS = {"MPI_Allreduce": "#000000", "gloo": "#777777"}
+OTHERS = {"MPI_Allreduce": "#882255", "gloo": "#777777"}
 
 
 def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str = "") -> "Figure":

@@ -60,7 +60,8 @@ KINDS: dict[str, Callable[..., "Figure"]] = {
 def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **keywords: Any) -> "Figure":
     """Return the picture `kind` (one of KINDS) of a run.
 
-    header: the first line of the trace file. Read here: `command` (the caption), `title`, `closed_form`
+    header: the first line of the trace file. Read here: `command` (the caption), `title`, or `name` (of the run, before
+    the picture's own title), `closed_form`
     (purpose -> bytes of all ranks), `bytes_by_purpose`, `losses`, `reference_losses`, `max_difference` (one per step),
     `gradient_exponents`, `loss_scale`, and `incomplete`, which is written above the picture.
     keywords: those of the picture's own function, such as `rank=` of lanes or `purpose=` of bytes-matrix.
@@ -80,9 +81,21 @@ def draw(kind: str, traces: Sequence[Trace], header: Header | None = None, **key
     keywords.setdefault("command", header.get("command") or f"minidist report TRACE --picture {kind}")
     keywords.setdefault("title", header.get("title", ""))
     figure = KINDS[kind](traces, header, **keywords)
+    if header.get("name"):
+        _prefix_title(figure, header["name"])
     if header.get("incomplete"):
         figure.suptitle(incomplete_sentence(header), fontsize=9, color=PALETTE["blocked"], parse_math=False)
     return figure
+
+
+def _prefix_title(figure: "Figure", name: str) -> None:
+    """Write the run's name before the title of the first panel that has one."""
+    for axes in figure.axes:
+        for side in ("left", "center", "right"):
+            title = axes.get_title(loc=side)
+            if title:
+                axes.set_title(f"{name}: {title}", loc=side, fontsize=10, parse_math=False)
+                return
 
 
 def incomplete_sentence(header: Header) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.sax.saxutils import escape
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
@@ -147,13 +148,43 @@ def save(figure: "Figure", path: str | Path) -> Path:
     return path
 
 
-def show(figure: "Figure") -> None:
-    """Display the figure where there is a notebook; do nothing in a script, which has `save`."""
+def show(figure: "Figure", alt: str = "") -> None:
+    """Display the figure where there is a notebook, as SVG with a text for those who cannot see it.
+
+    Does nothing in a script, which has `save`. A PNG goes along for readers that show no SVG of a notebook that was not
+    run by themselves. alt: the picture in words; by default its titles and labels.
+    """
     interactive = sys.modules.get("IPython")
     if interactive is None or interactive.get_ipython() is None:
         return
     notebook: Any = importlib.import_module("IPython.display")
-    notebook.display(notebook.Image(data=png(figure)))
+    alt = alt or alt_text(figure)
+    pictures = {"image/svg+xml": svg(figure, alt), "image/png": png(figure), "text/plain": alt}
+    notebook.display(pictures, raw=True, metadata={"image/png": {"alt": alt}})
+
+
+def alt_text(figure: "Figure") -> str:
+    """Return the picture in words, from its own: the titles of its panels and the labels of its axes."""
+    words = []
+    for axes in figure.axes:
+        title = " ".join(text for text in (axes.get_title(loc=side) for side in ("left", "center", "right")) if text)
+        labels = " over ".join(text for text in (axes.get_ylabel(), axes.get_xlabel()) if text)
+        words += [text for text in (title, labels) if text]
+    return "; ".join(dict.fromkeys(" ".join(word.split()) for word in words)) or "a picture"
+
+
+def svg(figure: "Figure", alt: str) -> str:
+    """Return the picture as SVG, which says itself in words what it shows; the same figure gives the same text."""
+    import matplotlib
+
+    buffer = BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": "minidist"})
+    # Without the XML declaration, so that the text can stand in a page.
+    text = buffer.getvalue().decode()
+    text = text[text.index("<svg") :]
+    words = escape(alt, {'"': "&quot;"})
+    return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 
 
 def png(figure: "Figure", dpi: int = 100) -> bytes:

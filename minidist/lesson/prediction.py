@@ -1,0 +1,74 @@
+"""The reader commits to a number before the lesson shows it; the check judges it with the number that was measured.
+
+In a notebook and at a terminal `predict` asks and waits. Where nobody can answer (a notebook that is built, a script in
+a pipe) the example takes the place of an answer, and the lesson says so.
+
+Proved by: tests/lesson/test_predict.py
+"""
+
+import sys
+from dataclasses import dataclass
+from math import isclose, isfinite
+
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One predicted number. question: what it is about, without a question mark. by: "you" or "the example"."""
+
+    question: str
+    value: float
+    unit: str = ""
+    by: str = "you"
+
+    def judge(self, answer: float, within: float = 0.0) -> bool:
+        """Print the measured number beside the predicted one; returns whether they agree.
+
+        within: how far off a right prediction may be, as a part of the answer.
+        """
+        right = isclose(self.value, answer, rel_tol=0.0, abs_tol=abs(answer) * within + TOLERANCE)
+        whose = "you predicted" if self.by == "you" else "the example is"
+        verdict = "right" if right else "off"
+        print(f"{self.question}: {number(answer, self.unit)}; {whose} {number(self.value, self.unit)}: {verdict}")
+        return right
+
+
+def predict(question: str, example: float, unit: str = "") -> Prediction:
+    """Ask for a number and wait until one is given; returns the prediction, which `judge` compares later."""
+    asked = f"{question}{f' [{unit}]' if unit else ''}: "
+    while can_answer():
+        try:
+            text = input(asked)
+        except (EOFError, NotImplementedError):  # the end of the input; a front end without a place to type
+            break
+        value = parsed(text)
+        if value is not None:
+            return Prediction(question, value, unit)
+        print(f"{text.strip()!r} is not a number; type one, such as {number(example)}")
+    print(f"{question}? Nobody answers here, so an example goes on: {number(example, unit)}")
+    return Prediction(question, example, unit, "the example")
+
+
+def can_answer() -> bool:
+    """Return whether a person may be there: the cell of a notebook, or a terminal."""
+    interactive = sys.modules.get("IPython")
+    if interactive is not None and interactive.get_ipython() is not None:
+        return True
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def parsed(text: str) -> float | None:
+    """Return the number in a text such as "14,000", "1e6" or "33 %"; None when there is none."""
+    try:
+        value = float(text.strip().rstrip("%").strip().replace(",", "").replace("_", ""))
+    except ValueError:
+        return None
+    return value if isfinite(value) else None
+
+
+def number(value: float, unit: str = "") -> str:
+    """Return a number as a lesson prints it: 14,000 B, 0.333, 33 %."""
+    whole = isclose(value, round(value), rel_tol=0.0, abs_tol=TOLERANCE)
+    text = f"{round(value):,}" if whole else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()
