@@ -9,16 +9,17 @@
 # %% [markdown]
 # # 01 Autograd in an hour
 #
-# *50 minutes. Before it: the chain rule, NumPy. You need no MPI, no GPU and no download.*
+# *50 minutes. Before it: the chain rule, NumPy.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Know what `loss.backward()` does, well enough to write a backward function yourself: **forward records a graph,
-# backward traverses it in reverse**, the newest node first, and passes each gradient to older nodes.
+# A network shall tell ten digits apart. It has never been trained, so its 10 outputs are random;
+# for a picture of a 3 it gives every digit about the same probability. Its *loss* is the mean of
+# -log(probability of the right digit), with the natural logarithm. Training lowers the loss: it
+# needs the derivative of this one number by every weight, thousands of them.
 #
-# What it costs: what forward saved stays in memory until backward has used it. What it saves: gradients are derived
-# for each operation, never for a whole model. Distributed training depends on it: gradients that are ready early can
-# travel while backward still computes (lesson 07), and a pipeline runs the two passes at different times (lesson 16).
+# How large is the loss before the first step? And if `forward`, which computes the loss, takes 1
+# ms, how long does `backward` take, which computes all the derivatives?
 
 # %%
 import inspect
@@ -29,16 +30,34 @@ from minidist.autograd import AutogradError, FlopCounter, Tensor, cross_entropy
 from minidist.autograd.backward import BackwardPass
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.report import draw, show
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# One training step of a small network on one rank: forward, then backward, then a second network that is three times as
-# deep. Backward does about twice the work of forward, because each layer needs the gradient of its input *and* of its
-# weight. The lengths are counted operations, not seconds of this machine.
+# Two numbers. The first needs one line of thought; the second is a count of operations.
+
+# %%
+untrained = predict("loss of an untrained network with 10 classes", example=1.0)
+backward = predict("operations of backward for one of forward", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# What `loss.backward()` does, well enough to write a backward function yourself: **forward records
+# a graph, backward traverses it in reverse**, the newest node first, and passes each gradient to
+# older nodes.
+#
+# What it costs: what forward saved stays in memory until backward has used it. What it saves:
+# gradients are derived for each operation, never for a whole model. Distributed training depends on
+# it: gradients that are ready early can travel while backward still computes (lesson 07), and a
+# pipeline runs the two passes at different times (lesson 16).
+#
+# One training step of a small network on one rank: forward, then backward, then a second network
+# that is three times as deep. Each layer needs the gradient of its input *and* of its weight. The
+# lengths are counted operations, not seconds of this machine.
 
 
 # %%
@@ -56,13 +75,13 @@ def both(comm):
     return step(comm, [64, 64, 10]), step(comm, [64, 64, 64, 64, 64, 64, 10])
 
 
-world = SimWorld(1)
-((_, deep),) = world.run(both)
+timed = SimWorld(1)
+((_, deep),) = timed.run(both)
 show(
     draw(
         "lanes",
-        world.traces,
-        {"command": "part 2 of lessons/01_autograd_in_an_hour.py", "title": "forward and backward"},
+        timed.traces,
+        {"name": "two networks", "command": "part 3 of lessons/01_autograd_in_an_hour.py"},
     )
 )
 for kind, (flops, _) in deep.items():
@@ -78,21 +97,20 @@ def remembered(comm):
         model, x = MLP([256, 256, 256, 256, 10], dtype=np.float64), Tensor(np.ones((512, 256)))
         loss = cross_entropy(model(x), np.zeros(512, dtype=int))
         loss.backward()
-    comm.trace.memory = [(0.0, live) for live in account.history()]  # after each birth and death of an array
+    comm.trace.memory = [
+        (0.0, live) for live in account.history()
+    ]  # after each birth and death of an array
 
 
 world = SimWorld(1)
 world.run(remembered)
-show(draw("memory", world.traces, {"command": "part 2 of lessons/01_autograd_in_an_hour.py"}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# A network that has learned nothing gives every one of 10 classes about the same probability. What is its loss, the
-# mean of -log(probability of the right class)?
-
-# %%
-my_guess = 1.0
+show(
+    draw(
+        "memory",
+        world.traces,
+        {"name": "one step", "command": "part 3 of lessons/01_autograd_in_an_hour.py"},
+    )
+)
 
 # %% [markdown]
 # ## 4 The code
@@ -122,7 +140,9 @@ print(inspect.getsource(BackwardPass._collect))
 
 # %%
 rng = np.random.default_rng(0)
-x, W, bias = (Tensor(rng.normal(size=shape), requires_grad=True) for shape in ((5, 3), (3, 2), (2,)))
+x, W, bias = (
+    Tensor(rng.normal(size=shape), requires_grad=True) for shape in ((5, 3), (3, 2), (2,))
+)
 g = rng.normal(size=(5, 2))
 (x @ W + bias).backward(g)
 by_hand = {"x": g @ W.data.T, "W": x.data.T @ g, "bias": g.sum(axis=0)}
@@ -136,8 +156,12 @@ for name, tensor in (("x", x), ("W", W), ("bias", bias)):
 model = MLP([20, 50, 10], dtype=np.float64, seed=1)
 inputs, classes = rng.normal(size=(2000, 20)), rng.integers(0, 10, 2000)
 loss = cross_entropy(model(Tensor(inputs)), classes).item()
-print(f"loss of an untrained 10-class network: {loss:.3f};  ln 10 = {np.log(10):.3f};  your guess {my_guess}")
+print(f"the logarithm of 10 is {np.log(10):.3f}")
+untrained.judge(loss, within=0.1)
 assert abs(loss - np.log(10)) < 0.3
+
+spans = {span.name: span.end - span.start for span in timed.traces[0].spans}
+backward.judge(spans["backward"] / spans["forward"], within=0.15)
 
 # %% [markdown]
 # Is the gradient right? A small step h along one weight must change the loss by h times its gradient. Central
@@ -159,7 +183,8 @@ def loss_with(value, place=(3, 4)):
 h = 1e-5
 measured = (loss_with(weight.data[3, 4] + h) - loss_with(weight.data[3, 4] - h)) / (2 * h)
 print(
-    f"autograd {weight.grad[3, 4]:.10f}, measured {measured:.10f}: |difference| = {abs(weight.grad[3, 4] - measured):.1e}"
+    f"autograd {weight.grad[3, 4]:.10f}, measured {measured:.10f}: |difference| = "
+    f"{abs(weight.grad[3, 4] - measured):.1e}"
 )
 assert abs(weight.grad[3, 4] - measured) < 1e-8
 
@@ -237,13 +262,15 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 #   saved.
 # - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B rows, 2Bkm operations
 #   three times, 6 B k m in all.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 # Autograd knows no ranks, so nothing changes; here each rank runs its own backward pass and the gradients are summed:
 #
 #     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

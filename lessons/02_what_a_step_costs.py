@@ -9,15 +9,15 @@
 # %% [markdown]
 # # 02 What a step costs
 #
-# *30 minutes. Before it: 01. You need no MPI, no GPU and no download.*
+# *30 minutes. Before it: 01.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Know what fills the memory while a model trains. There are **four kinds of bytes: parameters, gradients, optimizer
-# state and activations**. The first three grow with the model, the last one with the batch. Every technique of the
-# later lessons attacks one of the four, so it helps to know which one hurts.
+# A network with layers of 512, 512, 512 and 10 outputs trains on 1,024 rows of 256 numbers each, in
+# float32, with Adam. The memory of the machine is full. Somebody suggests a quarter of the rows,
+# and SGD with momentum, which keeps one average per parameter where Adam keeps two.
 #
-# What the account costs: nothing when it is off. What it saves: guessing.
+# How many bytes are alive at the peak then? What has to be counted?
 
 # %%
 import inspect
@@ -27,26 +27,44 @@ import numpy as np
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base.memory import MemoryAccount, account_memory, track
 from minidist.comm import SimWorld
-from minidist.lesson import check, solution
+from minidist.lesson import check, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD, Adam
 from minidist.report import draw, show
 
 SIZES, ROWS = [256, 512, 512, 512, 10], 1024
 rng = np.random.default_rng(0)
-rows, targets = rng.normal(size=(ROWS, SIZES[0])).astype(np.float32), rng.integers(0, SIZES[-1], ROWS)
+rows, targets = (
+    rng.normal(size=(ROWS, SIZES[0])).astype(np.float32),
+    rng.integers(0, SIZES[-1], ROWS),
+)
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# Three steps of a small network with Adam, on one rank. Each change of the account is one event. In forward
-# activations accumulate; in backward they are freed and gradients are allocated. From the second step on the
-# gradients and Adam's two averages exist from the start.
+# Count the weights first; then what else is alive when most is alive.
+
+# %%
+weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
+print(f"{weights // 4:,} parameters in float32: {weights:,} B; the input has {rows.nbytes:,} B")
+peak = predict("peak with 256 rows and momentum", example=3_000_000, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# There are **four kinds of bytes: parameters, gradients, optimizer state and activations**. The
+# first three grow with the model, the last one with the batch. Every technique of the later lessons
+# attacks one of the four, so it helps to know which one hurts. What the account costs: nothing when
+# it is off. What it saves: guessing.
+#
+# Three steps with Adam and all 1,024 rows, on one rank. Each change of the account is one event. In
+# forward activations accumulate; in backward they are freed and gradients are allocated. From the
+# second step on the gradients and Adam's two averages exist from the start.
 
 
 # %%
 def train(comm, steps=3, optimizer=Adam, count=ROWS):
-    """Returns the account and the weights. Only the first line, the last but one, and `track` are about memory."""
+    """Returns the account and the weights. `account_memory` and `track` are about memory."""
     with account_memory(timeline=True) as account:
         model = MLP(SIZES)
         flat = FlatParameters(model.parameters())
@@ -63,24 +81,13 @@ def train(comm, steps=3, optimizer=Adam, count=ROWS):
 
 world = SimWorld(1)
 ((account, _),) = world.run(train)
-show(draw("memory", world.traces, {"command": "part 2 of lessons/02_what_a_step_costs.py"}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# The weights alone:
-
-# %%
-weights = sum(parameter.data.nbytes for parameter in MLP(SIZES).parameters())
-print(f"{weights // 4:,} parameters in float32: {weights:,} B; the input has {rows.nbytes:,} B")
-
-# %% [markdown]
-# The picture is of Adam with 1,024 rows. How many bytes are alive at the peak with a quarter of the rows, and with
-# SGD with momentum, which keeps one average per parameter? (Layers of 512, 512, 512 and 10 outputs; 10 % off is good
-# enough.)
-
-# %%
-my_guess = account.peak // 4
+show(
+    draw(
+        "memory",
+        world.traces,
+        {"name": "three steps of Adam", "command": "part 3 of lessons/02_what_a_step_costs.py"},
+    )
+)
 
 # %% [markdown]
 # ## 4 The code
@@ -96,7 +103,8 @@ print(inspect.getsource(MemoryAccount._change))
 # The engine calls `track` for what operations make ("activation", "activation_gradient"), parameters and their
 # gradients by themselves, the optimizer for its state. References decide the rest: a node of the graph holds what
 # backward needs, and drops it when backward has passed it.
-#
+
+# %% [markdown]
 # ## 5 Check
 #
 # At the peak, by purpose, beside a formula for each. With float32 a parameter costs 4 B for itself, 4 for its
@@ -116,17 +124,21 @@ for purpose, nbytes in account.at_peak.items():
     print(f"{purpose:20} {nbytes:10,} B   formula {formula[purpose]:10,} B")
     assert nbytes == formula[purpose]
 
-((other, _),) = SimWorld(1).run(train, optimizer=lambda flat, lr: SGD(flat, lr=lr, momentum=0.9), count=ROWS // 4)
-off = my_guess / other.peak
-print(f"a quarter of the rows, momentum: peak {other.peak:,} B, {other.peak / account.peak:.0%} of the picture's")
-print(f"your guess {my_guess:,} B is {off:.0%} of it: {'right' if 0.9 < off < 1.1 else 'off'}")
+((other, _),) = SimWorld(1).run(
+    train, optimizer=lambda flat, lr: SGD(flat, lr=lr, momentum=0.9), count=ROWS // 4
+)
+print(f"a quarter of the rows, momentum: {other.peak / account.peak:.0%} of the peak above")
+peak.judge(other.peak, within=0.1)
 
 # %% [markdown]
 # Which part grows with what? Half the batch halves the activations and nothing else. Another optimizer changes its own
 # state and nothing else:
 
 # %%
-print(f"{'':24}" + "".join(f"{name:>13}" for name in ("parameter", "gradient", "optimizer", "activation")))
+print(
+    f"{'':24}"
+    + "".join(f"{name:>13}" for name in ("parameter", "gradient", "optimizer", "activation"))
+)
 for label, options in {
     "Adam": {},
     "Adam, half the rows": {"count": ROWS // 2},
@@ -134,7 +146,9 @@ for label, options in {
     "SGD with momentum": {"optimizer": lambda flat, lr: SGD(flat, lr=lr, momentum=0.9)},
 }.items():
     ((other, _),) = SimWorld(1).run(train, **options)
-    kinds = [other.at_peak.get(name, 0) for name in ("parameter", "gradient", "optimizer", "activation")]
+    kinds = [
+        other.at_peak.get(name, 0) for name in ("parameter", "gradient", "optimizer", "activation")
+    ]
     print(f"{label:24}" + "".join(f"{nbytes:11,} B" for nbytes in kinds))
 
 # %% [markdown]
@@ -143,7 +157,12 @@ for label, options in {
 # "does it fit":
 
 # %%
-for name, parameters in (("GPT-2", 124e6), ("1.5 billion", 1.5e9), ("7 billion", 7e9), ("175 billion", 175e9)):
+for name, parameters in (
+    ("GPT-2", 124e6),
+    ("1.5 billion", 1.5e9),
+    ("7 billion", 7e9),
+    ("175 billion", 175e9),
+):
     print(f"{name:12} {16 * parameters / 1e9:7,.0f} GB without any activation")
 
 
@@ -161,7 +180,9 @@ def step_inside_backward(comm, count, steps=3):
 
         def ready(parameter):
             unit = parameter.flat
-            if parameter is unit.parameters[-1]:  # weight, then bias: now the layer's gradient is whole
+            if (
+                parameter is unit.parameters[-1]
+            ):  # weight, then bias: now the layer's gradient is whole
                 np.multiply(unit.grad, 1e-3, out=unit.grad_buffer)  # SGD, without a workspace
                 np.subtract(unit.data, unit.grad_buffer, out=unit.data)
                 unit.updated()
@@ -180,14 +201,24 @@ SMALL = 64  # rows: with few of them the model's bytes are most of the peak
 world = SimWorld(1)
 ((inside, freed),) = world.run(step_inside_backward, SMALL)
 ((after, kept),) = SimWorld(1).run(train, optimizer=SGD, count=SMALL)
-print(f"peak {inside.peak:,} B instead of {after.peak:,} B; max |w_inside - w_single| = {np.abs(freed - kept).max()}")
+print(
+    f"peak {inside.peak:,} B instead of {after.peak:,} B; max |w_inside - w_single| = "
+    f"{np.abs(freed - kept).max()}"
+)
 assert np.array_equal(freed, kept)
-show(draw("memory", world.traces, {"command": "part 5 of lessons/02_what_a_step_costs.py, a step inside backward"}))
+show(
+    draw(
+        "memory",
+        world.traces,
+        {"name": "a step inside backward", "command": "part 5 of lessons/02_what_a_step_costs.py"},
+    )
+)
 
 
 # %% [markdown]
 # The price: nothing may need all gradients together. Clipping by their norm does, and so does a sum over micro-batches.
-#
+
+# %% [markdown]
 # ## 6 Break it
 #
 # The commonest leak. Evaluation needs no backward; a program that omits `no_grad()` records a graph for each batch. A
@@ -216,7 +247,13 @@ for recording in (False, True):
     ((mean, activations),) = world.run(evaluate, recording)
     label = "a graph for each batch" if recording else "no_grad()"
     print(f"{label:24} mean loss {mean:.4f}, activations at most {activations:,} B")
-show(draw("memory", world.traces, {"command": "part 6 of lessons/02_what_a_step_costs.py"}))
+show(
+    draw(
+        "memory",
+        world.traces,
+        {"name": "a graph for each batch", "command": "part 6 of lessons/02_what_a_step_costs.py"},
+    )
+)
 
 # %% [markdown]
 # ## 7 Exercise: free in the right order
@@ -258,13 +295,15 @@ check("02.free_in_order", solution("02.free_in_order"))
 #   trades the last.
 # - The peak lies at the start of backward, when everything is alive at once; an array dies with its last reference, so
 #   order and names decide.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 # `peak_bytes` in the output is the peak of each rank's account:
 #
 #     mpiexec -n 2 minidist train --model mlp --data glyphs --dp 2 --optimizer adam --steps 3 --json
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,30 +9,52 @@
 # %% [markdown]
 # # 03 Send, receive, deadlock
 #
-# *25 minutes. Before it: 00. You need no MPI, no GPU and no download.*
+# *25 minutes. Before it: 00.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Know which programs hang. **Whether a send waits for its receive is not yours to assume**: an MPI may copy a short
-# message into a buffer and return at once, and wait for the receiver of a longer one. The limit differs between
-# libraries (we measured 4,032 B, 8,192 B, 65,536 B and none at all), so a program that relies on it works until its
-# messages grow.
+# Four ranks sit in a circle, and each has 24 bytes for its right neighbour. The program is four
+# lines: send to the right, then receive from the left. It passes every test on your laptop. A year
+# later the messages have grown, and the job hangs, at night, without an error.
 #
-# What a correct program costs: an order that was chosen on purpose. What it saves: a job that hangs at night.
+# Whether a send waits for its receive is not said by the program. An MPI may copy a short message
+# into a buffer and return at once (a *buffered* send), and wait for the receiver of a longer one (a
+# *synchronous* send). Here are four programs for the same exchange:
+#
+# 1. every rank sends, then receives;
+# 2. every rank receives, then sends;
+# 3. ranks 0 and 2 send first, ranks 1 and 3 receive first;
+# 4. every rank gives both at once to the library (`sendrecv`).
+#
+# How many of the four hang?
 
 # %%
 import numpy as np
 
 from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# Every rank sends to the right, then receives from the left. It looks harmless. The red bars are ranks that wait, and
-# the arrows beside them form a circle: each waits for the next one.
+# A program *hangs* when some rank waits for ever.
+
+# %%
+synchronous = predict("programs that hang when every send waits for its receive", example=4)
+buffered = predict("programs that hang when every send is buffered", example=0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Whether a send waits for its receive is not yours to assume.** The length up to which a message
+# is buffered differs between libraries (we measured 4,032 B, 8,192 B, 65,536 B and none at all), so
+# a program that relies on it works until its messages grow. What a correct program costs: an order
+# that was chosen on purpose. What it saves: a job that hangs at night.
+#
+# Program 1, when sends wait. The red bars are ranks that wait, and the arrows beside them form a
+# circle: each waits for the next one.
 
 
 # %%
@@ -46,25 +68,16 @@ def send_then_receive(comm):
 
 def drawn(way, traces):
     """The picture, and the command that draws it with your own number of ranks."""
-    script = f"minidist run mpi_examples/ring_exchange.py --way {way} --ranks {len(traces)} --trace t.jsonl"
-    return draw("space-time", traces, {"command": f"{script}; minidist report t.jsonl"})
+    ranks = f"--ranks {len(traces)} --trace t.jsonl"
+    script = f"minidist run mpi_examples/ring_exchange.py --way {way} {ranks}"
+    header = {"name": way.replace("_", " "), "command": f"{script}; minidist report t.jsonl"}
+    return draw("space-time", traces, header)
 
 
 world = SimWorld(4)
 with expect(DeadlockError):
     world.run(send_then_receive)
 show(drawn("send_then_receive", world.traces))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# Four programs, each for any number of ranks. Which of them hang when every send waits for its receive
-# (*synchronous*)? Which hang even when every send is copied and returns at once (*buffered*)? Write your answer into
-# `my_guess`: for each program two letters, `h` for hangs and `r` for runs, first synchronous, then buffered.
-
-# %%
-my_guess = {"send_then_receive": "rr", "receive_then_send": "rr", "even_odd": "rr", "both_at_once": "rr"}
-
 
 # %% [markdown]
 # ## 4 The code
@@ -107,12 +120,14 @@ def hangs(program, **options):
 
 
 programs = (send_then_receive, receive_then_send, even_odd, both_at_once)
+answers = {}
 print(f"{'':20} synchronous  buffered")
 for program in programs:
-    answer = [hangs(program), hangs(program, eager_bytes=1000)]
-    words = ["hangs" if hanging else "runs" for hanging in answer]
-    right = my_guess[program.__name__] == "".join(word[0] for word in words)
-    print(f"{program.__name__:20} {words[0]:12} {words[1]:9} your guess was {'right' if right else 'off'}")
+    answers[program] = hangs(program), hangs(program, eager_bytes=1000)
+    words = ["hangs" if hanging else "runs" for hanging in answers[program]]
+    print(f"{program.__name__:20} {words[0]:12} {words[1]}")
+synchronous.judge(sum(waits for waits, _ in answers.values()))
+buffered.judge(sum(waits for _, waits in answers.values()))
 
 # %% [markdown]
 # `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. Let the message grow
@@ -132,9 +147,8 @@ expected = np.roll(np.arange(4.0), 1)
 for program in (even_odd, both_at_once):
     world = SimWorld(4)
     received = np.array(world.run(program))
-    print(
-        f"{program.__name__}: max |received - expected| = {np.abs(received - expected).max():g}, {world.end_time * 1e6:.4f} µs"
-    )
+    off = np.abs(received - expected).max()
+    print(f"{program.__name__}: max |received - expected| = {off:g}, {world.end_time * 1e6:.4f} µs")
     show(drawn(program.__name__, world.traces))
 
 
@@ -201,7 +215,11 @@ def by_requests(comm, outgoing):
     raise NotImplementedError("yours")
 
 
-for name, function in (("by_order", by_order), ("by_sendrecv", by_sendrecv), ("by_requests", by_requests)):
+for name, function in (
+    ("by_order", by_order),
+    ("by_sendrecv", by_sendrecv),
+    ("by_requests", by_requests),
+):
     check(f"03.{name}", function)
 
 # %% [markdown]
@@ -218,14 +236,16 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 #   by default.
 # - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or with requests and
 #   waits. The exchange costs alpha + beta * bytes when both directions go at once, twice that in two rounds.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 # `--synchronous` makes every send of a real MPI run wait for its receive; the watchdog reports after `--timeout`
 # seconds:
 #
 #     mpiexec -n 4 python mpi_examples/ring_exchange.py --way send_then_receive --synchronous --timeout 5
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,15 +9,19 @@
 # %% [markdown]
 # # 04 All-reduce without a boss
 #
-# *40 minutes. Before it: 00, 03. You need no MPI, no GPU and no download.*
+# *40 minutes. Before it: 00, 03.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Sum an array over all ranks so that **every rank has the sum and no rank carries more than another**: reduce-scatter
-# and all-gather round a ring.
+# Eight ranks have a gradient of 1,000 numbers each, 8,000 B. Every rank needs the sum of all eight.
+# The obvious way has a boss: all send their gradient to rank 0, which adds them up and sends the
+# sum back to each. Then rank 0 carries everything.
 #
-# With a boss, (n-1) whole arrays go into one rank and (n-1) come out of it. The ring sends less than two arrays from
-# each rank, however many ranks there are. What it costs: 2 (n-1) steps one after the other, each with its latency.
+# A way without a boss: the ranks form a ring, and each sends only to its right neighbour. The array
+# is cut into eight chunks, and each chunk travels round the ring, first to be added up, then to be
+# passed on as a finished sum. Every rank sends the same.
+#
+# How many bytes leave rank 0 in the first way, and how many in the second?
 
 # %%
 import inspect
@@ -27,14 +31,30 @@ import numpy as np
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce, bus_factor, ring, volume
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# Four ranks, 12 numbers each, so a chunk has 3 numbers (24 B). First three steps in which sums are formed, then three
-# in which they are distributed.
+# Count messages, and bytes per message, of rank 0 alone.
+
+# %%
+guess = {
+    "naive": predict("bytes that leave rank 0, the boss of 8", example=8_000, unit="B"),
+    "ring": predict("bytes that leave rank 0 in the ring of 8", example=8_000, unit="B"),
+}
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Sum an array over all ranks so that **every rank has the sum and no rank carries more than
+# another**: reduce-scatter and all-gather round a ring. With a boss, n - 1 whole arrays go into one
+# rank and n - 1 come out of it. The ring sends less than two arrays from each rank, however many
+# ranks there are. What it costs: 2 (n-1) steps one after the other, each with its latency.
+#
+# Four ranks, 12 numbers each, so a chunk has 3 numbers (24 B). First three steps in which sums are
+# formed, then three in which they are distributed.
 
 
 # %%
@@ -43,31 +63,27 @@ def summed(comm, size, algorithm):
     return all_reduce(comm, array, algorithm=algorithm)
 
 
-world = SimWorld(4)
+# Latency, seconds per byte, and for how much of the latency a rank is busy with a message (lesson 00).
+network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
+world = SimWorld(4, links=network)
 world.run(summed, 12, "ring")
 command = (
-    "minidist run mpi_examples/ring_all_reduce.py --elements 12 --ranks 4 --trace t.jsonl; minidist report t.jsonl"
+    "minidist run mpi_examples/ring_all_reduce.py --elements 12 --ranks 4 --trace t.jsonl; "
+    "minidist report t.jsonl"
 )
-show(draw("space-time", world.traces, {"command": command}))
-show(draw("bytes-matrix", world.traces, {"command": f"{command} --picture bytes-matrix"}))
+show(draw("space-time", world.traces, {"name": "ring of 4", "command": command}))
+header = {"name": "ring of 4", "command": f"{command} --picture bytes-matrix"}
+show(draw("bytes-matrix", world.traces, header))
 
 # %% [markdown]
 # With a boss the same sum looks like this. All messages are in rank 0's row and column:
 
 # %%
-boss = SimWorld(4)
+boss = SimWorld(4, links=network)
 boss.run(summed, 12, "naive")
 command = command.replace("--elements", "--algorithm naive --elements")
-show(draw("bytes-matrix", boss.traces, {"command": f"{command} --picture bytes-matrix"}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# The array has S = 8,000 B (1,000 numbers). How many bytes leave rank 0 in the ring all-reduce on 8 ranks? And with
-# rank 0 as the boss?
-
-# %%
-my_guess = {"ring": 8_000, "naive": 8_000}
+header = {"name": "boss of 4", "command": f"{command} --picture bytes-matrix"}
+show(draw("bytes-matrix", boss.traces, header))
 
 # %% [markdown]
 # ## 4 The code
@@ -98,16 +114,15 @@ print("complete chunks:", *SimWorld(4).run(who_is_in_it))
 
 # %%
 worlds = {}
-for algorithm in ("ring", "naive"):
+for algorithm in ("naive", "ring"):
     worlds[algorithm] = world = SimWorld(8)
     world.run(summed, 1000, algorithm)
     leaving = [sum(m.nbytes for m in trace.sent()) for trace in world.traces]
-    verdict = "right" if my_guess[algorithm] == leaving[0] else "off"
-    print(
-        f"{algorithm:5}: {leaving[0]:,} B leave rank 0; all ranks: {leaving}; your guess {my_guess[algorithm]:,} is {verdict}"
-    )
+    guess[algorithm].judge(leaving[0])
+    print(f"{algorithm}, all ranks: {leaving}")
 print(
-    f"2 (n-1)/n S = {2 * 7 * 8000 // 8:,} B, and exactly, with the real chunks: {8 * volume('all_reduce', 'ring', 1000, 8, 0).elements:,} B"
+    f"2 (n-1)/n S = {2 * 7 * 8000 // 8:,} B, and exactly, with the real chunks: "
+    f"{8 * volume('all_reduce', 'ring', 1000, 8, 0).elements:,} B"
 )
 
 # %% [markdown]
@@ -123,12 +138,19 @@ def both(comm, data):
 
 data = np.random.default_rng(0).normal(0, 100, (8, 1000))
 for rank, (whole, real) in list(enumerate(SimWorld(8).run(both, data)))[:2]:
-    print(f"rank {rank}: whole numbers: max |parallel - single| = {np.abs(whole - data.round().sum(axis=0)).max():g}")
-    print(f"rank {rank}: real numbers:  max |parallel - single| = {np.abs(real - data.sum(axis=0)).max():.1e}")
+    print(
+        f"rank {rank}: whole numbers: max |parallel - single| = "
+        f"{np.abs(whole - data.round().sum(axis=0)).max():g}"
+    )
+    print(
+        f"rank {rank}: real numbers:  max |parallel - single| = "
+        f"{np.abs(real - data.sum(axis=0)).max():.1e}"
+    )
 
 # %% [markdown]
-# Time grows with n for the boss, and hardly for the ring once the array is large. For a small one the ring's 2 (n-1)
-# latencies are expensive; lesson 05 is about that.
+# Time grows with n for the boss, and hardly for the ring once the array is large: then the boss's port carries n - 1 arrays in
+# each direction. For a small array the ring's 2 (n-1) latencies are more expensive than the boss's overheads; lesson 05 finds
+# what is better than both.
 
 # %%
 print(f"{'':8} {'80 B':>24}   {'8 MB':>26}")
@@ -136,10 +158,14 @@ for ranks in (2, 4, 8, 16):
     times = []
     for size in (10, 1_000_000):
         for algorithm in ("ring", "naive"):
-            world = SimWorld(ranks)
+            world = SimWorld(ranks, links=network)
             world.run(summed, size, algorithm)
             times.append(world.end_time * 1e6)
-    print("{:2} ranks: ring {:5.1f} µs, boss {:4.1f} µs   ring {:6.0f} µs, boss {:6.0f} µs".format(ranks, *times))
+    print(
+        "{:2} ranks: ring {:5.1f} µs, boss {:4.1f} µs   ring {:6.0f} µs, boss {:6.0f} µs".format(
+            ranks, *times
+        )
+    )
 
 
 # %% [markdown]
@@ -160,18 +186,21 @@ def in_buckets(comm, data, cuts, algorithm):
 for algorithm in ("ring", "ordered"):
     worlds = [SimWorld(8), SimWorld(8)]
     one, four = (
-        w.run(in_buckets, data, cuts, algorithm)[0] for w, cuts in zip(worlds, ([], [248, 496, 744]), strict=True)
+        w.run(in_buckets, data, cuts, algorithm)[0]
+        for w, cuts in zip(worlds, ([], [248, 496, 744]), strict=True)
     )
     leaving = [sum(m.nbytes for m in w.traces[0].sent()) for w in worlds]
     print(
-        f"{algorithm:7}: one bucket or four: {np.count_nonzero(one != four):3} of 1000 sums have other bits; {leaving[0]:,} B and {leaving[1]:,} B sent"
+        f"{algorithm:7}: one bucket or four: {np.count_nonzero(one != four):3} of 1000 sums have "
+        f"other bits; {leaving[0]:,} B and {leaving[1]:,} B sent"
     )
 assert np.array_equal(one, four)
 sequential = data[0].copy()
 for rank in range(1, 8):
     sequential += data[rank]
 print(
-    f"ordered against adding rank by rank on one device: max |parallel - single| = {np.abs(one - sequential).max():g}"
+    "ordered against adding rank by rank on one device: max |parallel - single| = "
+    f"{np.abs(one - sequential).max():g}"
 )
 
 # %% [markdown]
@@ -180,19 +209,21 @@ print(
 
 # %%
 for algorithm in ("ring", "segmented_ring"):
-    world = SimWorld(8, links=LinkModel(alpha=2e-5, beta=1e-9))
+    world = SimWorld(8, links=LinkModel(alpha=2e-5, beta=1e-9, overhead=1e-6))
     results = world.run(in_buckets, np.tile(data, (1, 500)), [], algorithm)
     messages, leaving = len(world.traces[0].sent()), sum(m.nbytes for m in world.traces[0].sent())
     factor = bus_factor("all_reduce", 8)
     print(
-        f"{algorithm:14} {messages:4} messages, {leaving:,} B leave rank 0, {1e3 * world.end_time:.2f} ms: "
+        f"{algorithm:14} {messages:4} messages, {leaving:,} B leave rank 0, "
+        f"{1e3 * world.end_time:.2f} ms: "
         f"bus bandwidth {4e6 / world.end_time * factor / 1e9:.3f} GB/s of the link's 1 GB/s"
     )
 
 # %% [markdown]
 # *Bus bandwidth* is the term of nccl-tests: bytes of the array over the time, times 2 (n-1)/n, what each link must
 # carry at least. So 1 GB/s would be perfect, on any number of ranks.
-#
+
+# %% [markdown]
 # ## 6 Break it
 #
 # A bug that no comparison *between ranks* finds: one step too few in the first half. The second half spreads the wrong
@@ -292,11 +323,13 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for any number of ranks,
 #   and no algorithm sends less (Patarasuk and Yuan, 2009).
 # - A sum's bits depend on the order of its additions. `ordered` makes that order the ranks', for the same bytes.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/ring_all_reduce.py
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,15 +9,17 @@
 # %% [markdown]
 # # 06 Data parallel is one big batch
 #
-# *30 minutes. Before it: 04. You need no MPI, no GPU and no download.*
+# *30 minutes. Before it: 04.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Train on n ranks so that **every weight after every step is what one device with the whole batch would have**. Each
-# rank holds the whole model and takes a shard of the rows; the gradients are summed with an all-reduce.
+# Eight rows shall be one training step on two ranks. Rank 0 gets 5 of them and rank 1 gets 3,
+# because shards are seldom equal. Take one weight of the model. The mean of its gradient over rank
+# 0's rows is 1, over rank 1's rows it is 9. One device with all eight rows would get the mean over
+# the rows.
 #
-# What it saves: time, as each rank computes on 1/n of the rows. What it costs: 2 (n-1)/n of the model's bytes leave
-# each rank in every step, whatever the batch, and each rank holds the whole model.
+# What must both ranks get? And when the whole model has 676 numbers of 8 bytes, how much of it
+# leaves a rank in every step, when four ranks sum their gradients round a ring?
 
 # %%
 import inspect
@@ -27,7 +29,7 @@ import numpy as np
 from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.collectives import all_reduce, volume
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, solution
+from minidist.lesson import check, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
@@ -45,27 +47,48 @@ rows, targets = rng.normal(size=(8, 16)), rng.integers(0, 4, 8)
 def shards(*counts):
     """One (rows, targets) for each rank."""
     ends = np.cumsum(counts)
-    return [(rows[end - n : end], targets[end - n : end]) for n, end in zip(counts, ends, strict=True)]
+    return [
+        (rows[end - n : end], targets[end - n : end]) for n, end in zip(counts, ends, strict=True)
+    ]
 
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take longer than 3),
-# then the gradients are summed round the ring. This function made it; part 4 explains it.
+# The first number is arithmetic with 1, 9, 5 and 3. The second is a part of the model's bytes: 1
+# means all of it.
+
+# %%
+mean = predict("gradient of the mean over all 8 rows", example=5.0)
+share = predict("bytes that leave a rank in a step, as a part of the model's", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Train on n ranks so that **every weight after every step is what one device with the whole batch
+# would have**. Each rank holds the whole model and takes a shard of the rows; the gradients are
+# summed with an all-reduce. What it saves: time, as each rank computes on 1/n of the rows. What it
+# costs: the gradients travel in every step, and each rank holds the whole model.
+#
+# One step on two ranks. First rank 0 sends its weights, then each computes on its rows (5 rows take
+# longer than 3), then the gradients are summed round the ring. This function made it; part 4
+# explains it.
 
 
 # %%
 def train(comm, shards, steps=20, reduction="sum"):
     """Returns this rank's part of the loss, and the weights, after each step."""
     x, y = shards[comm.rank]
-    divisor = sum(len(targets) for _, targets in shards) if reduction == "sum" else None  # None: the rank's own rows
-    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)  # rank 0's weights are sent to every rank
+    # None: the rank's own rows.
+    divisor = sum(len(targets) for _, targets in shards) if reduction == "sum" else None
+    # Rank 0's weights are sent to every rank.
+    model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)
     flat = FlatParameters(model.parameters())
     parallel = DistributedDataParallel(model, comm, reduction=reduction, flat=flat)
     optimizer = SGD(flat, lr=0.5)
     losses, weights = [], []
-    with FlopCounter() as counter:  # counts operations, so that the virtual clock knows what computing costs
+    # Counts operations, so that the virtual clock knows what computing costs.
+    with FlopCounter() as counter:
         for _ in range(steps):
             flat.zero_grad()
             loss = cross_entropy(parallel(Tensor(x)), y, divisor)
@@ -82,17 +105,11 @@ def train(comm, shards, steps=20, reduction="sum"):
 slow = LinkModel(flops=2e9, memory_bandwidth=4e9)  # a slow device, so that computing is seen
 world = SimWorld(2, links=slow)
 world.run(train, shards(5, 3), steps=1)
-command = "minidist train --model mlp --data glyphs --dp 2 --steps 1 --trace t.jsonl; minidist report t.jsonl"
-show(draw("space-time", world.traces, {"command": command}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# Rank 0 has 5 rows, and the mean of their gradients (of one weight) is 1. Rank 1 has 3 rows with mean 9. What is the
-# gradient of the mean over all 8 rows?
-
-# %%
-my_guess = 5.0
+command = (
+    "minidist train --model mlp --data glyphs --dp 2 --steps 1 --trace t.jsonl; minidist report "
+    "t.jsonl"
+)
+show(draw("space-time", world.traces, {"name": "a step on 2 ranks", "command": command}))
 
 # %% [markdown]
 # ## 4 The code
@@ -119,7 +136,8 @@ def mean_of_all(comm, means, counts):
 
 
 answer = SimWorld(2).run(mean_of_all, [1.0, 9.0], [5, 3])
-print(f"every rank gets {answer}; your guess {my_guess} is {'right' if my_guess == answer[0] else 'off'}")
+print(f"every rank gets {answer}")
+mean.judge(answer[0])
 
 # %% [markdown]
 # Is the training the same as on one device? The question is not whether the losses look alike, but how far apart the
@@ -128,10 +146,14 @@ print(f"every rank gets {answer}; your guess {my_guess} is {'right' if my_guess 
 
 # %%
 def compare(parallel, single):
-    """Return per step the loss of all ranks together, the loss of one device, and max |w_parallel - w_single|."""
+    """Return per step the loss of all ranks together, the loss of one device, and max |w_parallel
+    - w_single|.
+    """
     losses = np.sum([losses for losses, _ in parallel], axis=0)
     alone, weights = single[0]
-    difference = [np.abs(mine - theirs).max() for mine, theirs in zip(parallel[0][1], weights, strict=True)]
+    difference = [
+        np.abs(mine - theirs).max() for mine, theirs in zip(parallel[0][1], weights, strict=True)
+    ]
     return {"losses": losses.tolist(), "reference_losses": alone, "max_difference": difference}
 
 
@@ -140,7 +162,17 @@ for counts in ((5, 3), (4, 4), (3, 1, 2, 2)):
     header = compare(SimWorld(len(counts)).run(train, shards(*counts)), single)
     print(f"shards {counts}: max |w_parallel - w_single| = {max(header['max_difference']):.1e}")
     assert max(header["max_difference"]) < 1e-12
-show(draw("loss", [], {**header, "command": "part 5 of lessons/06_data_parallel_is_one_big_batch.py"}))
+show(
+    draw(
+        "loss",
+        [],
+        {
+            **header,
+            "title": "shards (3, 1, 2, 2), divided by all rows",
+            "command": "part 5 of lessons/06_data_parallel_is_one_big_batch.py",
+        },
+    )
+)
 
 # %% [markdown]
 # The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest of the model's
@@ -156,11 +188,17 @@ formula = {
     "startup": volume("broadcast", "naive", 1, 4, 0).elements * (8 * size + 16),
 }
 per_step = world.traces[0].bytes_by_purpose()["gradient_reduce"] // 5
-print(
-    f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients per step: {per_step / (8 * size):g} of it"
+print(f"the model has {8 * size:,} B; rank 0 sends {per_step:,} B of gradients per step")
+share.judge(per_step / (8 * size), within=0.02)
+command = (
+    "minidist train --model mlp --data glyphs --dp 4 --steps 5 --trace t.jsonl; minidist report "
+    "t.jsonl"
 )
-command = "minidist train --model mlp --data glyphs --dp 4 --steps 5 --trace t.jsonl; minidist report t.jsonl"
-header = {"closed_form": formula, "command": f"{command} --picture bytes-by-purpose"}
+header = {
+    "name": "5 steps on 4 ranks",
+    "closed_form": formula,
+    "command": f"{command} --picture bytes-by-purpose",
+}
 show(draw("bytes-by-purpose", world.traces, header))
 
 # %% [markdown]
@@ -174,8 +212,21 @@ show(draw("bytes-by-purpose", world.traces, header))
 for counts in ((4, 4), (5, 3)):
     header = compare(SimWorld(2).run(train, shards(*counts), reduction="mean"), single)
     header["losses"] = [loss / 2 for loss in header["losses"]]
-    print(f"mean of means, shards {counts}: max |w_parallel - w_single| = {max(header['max_difference']):.1e}")
-show(draw("loss", [], {**header, "command": "part 6 of lessons/06_data_parallel_is_one_big_batch.py"}))
+    print(
+        f"mean of means, shards {counts}: max |w_parallel - w_single| = "
+        f"{max(header['max_difference']):.1e}"
+    )
+show(
+    draw(
+        "loss",
+        [],
+        {
+            **header,
+            "title": "shards (5, 3), mean of means",
+            "command": "part 6 of lessons/06_data_parallel_is_one_big_batch.py",
+        },
+    )
+)
 
 
 # %% [markdown]
@@ -199,7 +250,10 @@ def forgotten(comm, shards, steps=20):
 
 
 (loss_0, w_0), (loss_1, w_1) = SimWorld(2).run(forgotten, shards(5, 3))
-print(f"losses {loss_0:.4f} and {loss_1:.4f}, but max |w_rank0 - w_rank1| = {np.abs(w_0 - w_1).max():.4f}")
+print(
+    f"losses {loss_0:.4f} and {loss_1:.4f}, but max |w_rank0 - w_rank1| = "
+    f"{np.abs(w_0 - w_1).max():.4f}"
+)
 assert np.abs(w_0 - w_1).max() > 0.01
 
 # %% [markdown]
@@ -226,11 +280,13 @@ check("06.weighted_average", solution("06.weighted_average"))
 # - Data parallel equals one big batch when replicas start equal, **every** gradient is summed, and the divisor is the
 #   **global** number of rows: g = sum over ranks of (count_r / total) mean_r.
 # - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however large the batch.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,15 +9,19 @@
 # %% [markdown]
 # # 07 Buckets and overlap
 #
-# *35 minutes. Before it: 05 or 04, and 06. You need no MPI, no GPU and no download.*
+# *35 minutes. Before it: 05 or 04, and 06.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Send gradients **before backward has ended**. Backward makes the gradient of the last layer first, and nothing
-# changes it afterwards, so it can be sent while the layers before it are still being differentiated.
+# A model of 16 equal layers trains on four ranks. Backward makes the gradient of the last layer
+# first, and nothing changes it afterwards; so it can be sent while the layers before it are still
+# being differentiated. The gradient has 524,288 B in all, a ring on four ranks takes 6 rounds, a
+# message costs 8 µs of latency (alpha) and 1 ns per byte (beta), and backward computes for about
+# 550 µs.
 #
-# What it saves: the time of the messages that overlap with backward. What it costs: many small sums instead of one
-# large one, and each pays the latency again. So gradients travel in *buckets*, and there is a best size.
+# The 16 layers can travel in 1, 2, 4, 8 or 16 *buckets*, each summed by a ring of its own. With one
+# bucket the sum starts when backward has ended. With 16 it starts after the first layer, and every
+# bucket pays for 6 latencies. Which number gives the shortest step?
 
 # %%
 import inspect
@@ -29,18 +33,31 @@ from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.gradients import GradientReducer, UnusedParameterError
 from minidist.report import draw, show
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# One step of data parallelism on four ranks; the model has 16 layers of equal size. First everything in one bucket: the
-# sum starts when backward has ended. Then in four buckets: the first one leaves when a quarter of backward is done.
-# This function ran both; part 4 explains `GradientReducer`.
+# Write down what is left to do after backward for 1 bucket and for 16, then guess where the least
+# is.
+
+# %%
+buckets_guess = predict("best number of buckets", example=16)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Send gradients **before backward has ended**. What it saves: the time of the messages that overlap
+# with backward. What it costs: many small sums instead of one large one, and each pays the latency
+# again.
+#
+# One step of data parallelism on four ranks. First everything in one bucket: the sum starts when
+# backward has ended. Then in two: the first one leaves when half of backward is done. This function
+# ran both; part 4 explains `GradientReducer`.
 
 # %%
 SIZES, RANKS, ROWS = [64] * 17, 4, 64
@@ -54,10 +71,12 @@ def step(comm, buckets, algorithm="ring"):
     mine = slice(comm.rank * len(rows) // comm.size, (comm.rank + 1) * len(rows) // comm.size)
     model = MLP(SIZES, bias=False, dtype=np.float64)
     flat = FlatParameters(model.parameters())
-    np.multiply(flat.data, 6**0.5, out=flat.data)  # or 16 layers would make every signal vanish (He et al. 2015)
+    # Or 16 layers would make every signal vanish (He et al. 2015).
+    np.multiply(flat.data, 6**0.5, out=flat.data)
     megabytes = flat.data.nbytes / buckets / 1e6
     reducer = GradientReducer(flat, comm, algorithm=algorithm, bucket_cap_mb=megabytes)
-    reducer.observe()  # backward calls reducer.ready(p) when it has finished with p, and reducer.finish() at its end
+    # Backward calls reducer.ready(p) when it has finished with p, and reducer.finish() at its end.
+    reducer.observe()
     with FlopCounter() as counter:
         loss = cross_entropy(model(Tensor(rows[mine])), targets[mine], divisor=len(rows))
         comm.compute(counter.take(), name="forward")
@@ -72,24 +91,14 @@ def timed(buckets):
     return world
 
 
-for buckets in (1, 4):
-    command = "part 2 of lessons/07_buckets_and_overlap.py"
-    show(draw("lanes", timed(buckets).traces, {"command": f"{command}, {buckets} bucket{'s'[: buckets - 1]}"}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# 16 layers can travel in 1, 2, 4, 8 or 16 buckets. Which number gives the shortest step? A message costs 8 µs of
-# latency (alpha) and 1 ns per byte (beta); the gradient has 524,288 B; a ring all-reduce on four ranks takes 6
-# rounds.
-
-# %%
-my_guess = 16
+for buckets in (1, 2):
+    command = "part 3 of lessons/07_buckets_and_overlap.py"
+    show(draw("lanes", timed(buckets).traces, {"name": f"buckets: {buckets}", "command": command}))
 
 # %% [markdown]
 # ## 4 The code
 #
-# Three functions. `ready` is called when the last contribution to a parameter's gradient was added: a parameter that is
+# Three functions of the library. `ready` is called when the last contribution to a parameter's gradient was added: a parameter that is
 # used twice (tied embeddings) has two, and is ready after the second. Look at the loop: bucket 1 never leaves before
 # bucket 0.
 
@@ -100,7 +109,8 @@ for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.
 # %% [markdown]
 # The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of control beside the rank's
 # main program (the bars "send" and "receive" above). No second, asynchronous version of the algorithm exists.
-#
+
+# %% [markdown]
 # ## 5 Check
 #
 # The measured time is printed beside a formula. The first bucket can leave when 1/k of backward is done; from then on
@@ -109,19 +119,29 @@ for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.
 # %%
 alone = SimWorld(1, links=links)
 alone.run(step, 1)
-work = {span.name: span.end - span.start for span in alone.traces[0].spans}  # of 256 rows, a rank has a quarter of them
+# Of 256 rows, a rank has a quarter of them.
+work = {span.name: span.end - span.start for span in alone.traces[0].spans}
 forward, backward = work["forward"] / RANKS, work["backward"] / RANKS
 size = 8 * sum(n * m for n, m in pairwise(SIZES))
-ring_latency, ring_bytes = 2 * (RANKS - 1) * links.alpha, 2 * (RANKS - 1) / RANKS * links.beta * size
+ring_latency, ring_bytes = (
+    2 * (RANKS - 1) * links.alpha,
+    2 * (RANKS - 1) / RANKS * links.beta * size,
+)
 
 ends = {}
 for k in (1, 2, 4, 8, 16):
     ends[k] = timed(k).end_time
     formula = forward + backward / k + k * ring_latency + ring_bytes
-    print(f"{k:2} buckets of {size // k:7,} B: {ends[k] * 1e6:7.1f} µs; formula {formula * 1e6:7.1f} µs")
+    print(
+        f"{k:2} buckets of {size // k:7,} B: {ends[k] * 1e6:7.1f} µs; formula "
+        f"{formula * 1e6:7.1f} µs"
+    )
 best = min(ends, key=ends.get)
-print(f"best: {best} buckets; your guess {my_guess} is {'right' if my_guess == best else 'off'}")
-print(f"the formula is smallest at sqrt(backward / latency of a ring) = {np.sqrt(backward / ring_latency):.1f} buckets")
+buckets_guess.judge(best)
+print(
+    "the formula is smallest at sqrt(backward / latency of a ring) = "
+    f"{np.sqrt(backward / ring_latency):.1f} buckets"
+)
 
 # %% [markdown]
 # Too few buckets: the links idle at first. Too many: latency. This is 16:
@@ -129,7 +149,13 @@ print(f"the formula is smallest at sqrt(backward / latency of a ring) = {np.sqrt
 # %%
 chunk = size // 16 // RANKS * links.beta
 print(f"per message: {links.alpha * 1e6:.1f} µs of latency, {chunk * 1e6:.1f} µs of bytes")
-show(draw("lanes", timed(16).traces, {"command": "part 5 of lessons/07_buckets_and_overlap.py, 16 buckets"}))
+show(
+    draw(
+        "lanes",
+        timed(16).traces,
+        {"name": "buckets: 16", "command": "part 5 of lessons/07_buckets_and_overlap.py"},
+    )
+)
 
 # %% [markdown]
 # Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins depends on where the
@@ -140,7 +166,10 @@ show(draw("lanes", timed(16).traces, {"command": "part 5 of lessons/07_buckets_a
 for algorithm in ("ring", "ordered"):
     one, four = (SimWorld(RANKS).run(step, k, algorithm)[0] for k in (1, 4))
     same = "the same bits" if np.array_equal(one, four) else "not the same bits"
-    print(f"{algorithm:8} max |w_parallel - w_single| = {np.abs(four - single).max():.1e}; 1 and 4 buckets: {same}")
+    print(
+        f"{algorithm:8} max |w_parallel - w_single| = {np.abs(four - single).max():.1e}; 1 and 4 "
+        f"buckets: {same}"
+    )
     assert np.abs(four - single).max() < 1e-12
 
 # %% [markdown]
@@ -224,12 +253,14 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 #   on every rank**, each when its last contribution is complete; unused parameters must be declared, not waited for.
 # - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward / 2(n-1)α)** when the
 #   links are the bottleneck.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --model mlp --data glyphs --layers 8 --dp 4 --steps 5 --bucket-cap-mb 0.05 --trace t.jsonl
 #     minidist report t.jsonl --picture lanes
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

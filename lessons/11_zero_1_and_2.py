@@ -48,7 +48,8 @@ from minidist.report.zero_bars import zero_bars
 
 # %%
 bars = zero_bars(
-    model_states(7_500_000_000, 8), command="minidist memory --params 7.5e9 --dp 8 --format svg -o zero.svg"
+    model_states(7_500_000_000, 8),
+    command="minidist memory --params 7.5e9 --dp 8 --format svg -o zero.svg",
 )
 show(bars)
 
@@ -65,20 +66,32 @@ def train(comm, stage, steps=3, dtype=np.float32):
     """Returns weights, and the live bytes by purpose after the last step."""
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     with account_memory() as account, FlopCounter() as counter:
-        model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)  # rank 0's weights are sent to every rank
+        # Rank 0's weights are sent to every rank.
+        model = MLP([64, 256, 256, 10], dtype=dtype, seed=comm.rank)
         if stage == 0:
             flat = FlatParameters(model.parameters())
-            forward = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat)
+            forward = DistributedDataParallel(
+                model, comm, reduction="sum", algorithm="ordered", flat=flat
+            )
             optimizer, zero_grad = Adam(flat, lr=1e-2), flat.zero_grad
         else:
             forward = model
             optimizer = ZeroOptimizer(
-                model, Adam, lr=1e-2, comm=comm, stage=stage, reduction="sum", algorithm="ordered", reduce_bucket_size=30_000
-            )  # fmt: skip
+                model,
+                Adam,
+                lr=1e-2,
+                comm=comm,
+                stage=stage,
+                reduction="sum",
+                algorithm="ordered",
+                reduce_bucket_size=30_000,
+            )
             flat, zero_grad = optimizer.flat, optimizer.zero_grad
         for _ in range(steps):
             zero_grad()
-            loss = cross_entropy(forward(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=24)
+            loss = cross_entropy(
+                forward(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=24
+            )
             comm.compute(counter.take(), name="forward")
             loss.backward()
             comm.compute(counter.take(), name="backward")
@@ -88,7 +101,10 @@ def train(comm, stage, steps=3, dtype=np.float32):
 
 world = SimWorld(2, links=LinkModel(alpha=2e-5, beta=2e-9, flops=2e9, memory_bandwidth=4e9))
 world.run(train, stage=1, steps=1)
-command = "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+command = (
+    "minidist train --model mlp --data glyphs --dp 2 --zero 1 --steps 1 --trace t.jsonl; "
+    "minidist report t.jsonl"
+)
 show(draw("space-time", world.traces, {"command": command}))
 
 # %% [markdown]
@@ -124,9 +140,16 @@ held, sent = {}, {}
 for stage in (0, 1, 2):
     world = SimWorld(RANKS)
     (_, held[stage]), *_ = world.run(train, stage)
-    sent[stage] = {k: n // 3 for k, n in world.traces[0].bytes_by_purpose().items() if k != "startup"}
-    parts = ", ".join(f"{kind} {held[stage][kind]:,} B" for kind in ("parameter", "gradient", "optimizer"))
-    print(f"stage {stage} holds {parts};\n        sends {', '.join(f'{k} {n:,} B' for k, n in sent[stage].items())}")
+    sent[stage] = {
+        k: n // 3 for k, n in world.traces[0].bytes_by_purpose().items() if k != "startup"
+    }
+    parts = ", ".join(
+        f"{kind} {held[stage][kind]:,} B" for kind in ("parameter", "gradient", "optimizer")
+    )
+    print(
+        f"stage {stage} holds {parts};\n        sends "
+        f"{', '.join(f'{k} {n:,} B' for k, n in sent[stage].items())}"
+    )
 numel = sum(parameter.size for parameter in MLP([64, 256, 256, 10]).parameters())
 psi = 4 * 1024 * RANKS * -(-numel // (1024 * RANKS))
 state, traffic = 2 * psi // RANKS, 2 * (RANKS - 1) * psi // RANKS
@@ -151,9 +174,14 @@ for name, ratio in answer.items():
 single, _ = SimWorld(1).run(train, 0, dtype=np.float64)[0]
 for ranks in (2, 3, 5):
     parallel = [SimWorld(ranks).run(train, stage, dtype=np.float64) for stage in (0, 1, 2)]
-    same = all(np.array_equal(weights, parallel[0][0][0]) for results in parallel for weights, _ in results)
+    same = all(
+        np.array_equal(weights, parallel[0][0][0]) for results in parallel for weights, _ in results
+    )
     off = np.abs(parallel[2][0][0] - single).max()
-    print(f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}; stages 0, 1, 2 bit for bit: {same}")
+    print(
+        f"{ranks} ranks: max |w_parallel - w_single| = {off:.1e}; stages 0, 1, 2 bit for bit: "
+        f"{same}"
+    )
     assert same
     assert off < 1e-9  # Adam makes a step of a gradient's last digits where it is near 0
 
@@ -170,11 +198,14 @@ def clipped(comm, right):
     mine = slice(comm.rank * 24 // comm.size, (comm.rank + 1) * 24 // comm.size)
     model = MLP([64, 256, 256, 10])
     zero = ZeroOptimizer(model, SGD, comm=comm, stage=2, reduction="sum", lr=1.0)
-    cross_entropy(model(Tensor(rows[mine].astype(np.float32))), targets[mine], divisor=24).backward()
+    cross_entropy(
+        model(Tensor(rows[mine].astype(np.float32))), targets[mine], divisor=24
+    ).backward()
     if right:
         zero.clip_grad_norm_(0.1)
     else:
-        zero.shard.grad[...] *= min(1.0, 0.1 / np.linalg.norm(zero.shard.grad))  # the shard's own norm
+        # The shard's own norm.
+        zero.shard.grad[...] *= min(1.0, 0.1 / np.linalg.norm(zero.shard.grad))
     squares = np.array([np.sum(zero.shard.grad.astype(np.float64) ** 2)])
     return float(np.sqrt(all_reduce(comm, squares)[0]))
 

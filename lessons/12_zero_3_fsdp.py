@@ -54,12 +54,17 @@ BEGIN = 0.1  # seconds: when the second step begins, on all ranks
 
 
 def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
-    """Returns weights, account and what is alive between two steps. Each layer is a unit; an ordinary optimizer works on the shards."""
+    """Returns weights, account and what is alive between two steps.
+
+    Each layer is a unit; an ordinary optimizer works on the shards.
+    """
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account, FlopCounter() as counter:
         model = MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)
         for layer in model.layers:
-            fully_shard(layer, mesh=comm, prefetch=prefetch, reduction="sum", reshard_after_forward=reshard)
+            fully_shard(
+                layer, mesh=comm, prefetch=prefetch, reduction="sum", reshard_after_forward=reshard
+            )
         fully_shard(model, mesh=comm, prefetch=prefetch, reduction="sum")
         optimizer = Adam(sharded_parameters(model), lr=1e-3)
         for step in range(steps):
@@ -67,12 +72,18 @@ def train(comm, prefetch=1, reshard=True, steps=2, dtype=np.float32):
                 comm.compute(seconds=BEGIN - comm.time(), name="wait")
             for shard in shards_of(model):
                 shard.zero_grad()
-            loss = cross_entropy(model(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS)
+            loss = cross_entropy(
+                model(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS
+            )
             loss.backward()
             comm.compute(counter.take(), name="backward")
             optimizer.step()
     comm.trace.memory = [(0.0, live) for live in account.history()]
-    return np.concatenate([whole(shard, comm) for shard in shards_of(model)]), account, dict(account.by_purpose)
+    return (
+        np.concatenate([whole(shard, comm) for shard in shards_of(model)]),
+        account,
+        dict(account.by_purpose),
+    )
 
 
 def whole(shard, comm):
@@ -89,7 +100,11 @@ def second_step(traces):
             for m in trace.messages
             if m.posted >= BEGIN and m.purpose != "user"
         ]
-        spans = [replace(s, start=s.start - BEGIN, end=s.end - BEGIN) for s in trace.spans if s.start >= BEGIN]
+        spans = [
+            replace(s, start=s.start - BEGIN, end=s.end - BEGIN)
+            for s in trace.spans
+            if s.start >= BEGIN
+        ]
         result.append(replace(trace, messages=messages, spans=spans, memory=[]))
     return result
 
@@ -135,11 +150,15 @@ for prefetch, (traces, (_, account, _)) in runs.items():
     peak = account.peak_by_purpose["unsharded"] // LAYER
     right = "right" if my_guess["whole layers"][prefetch] == peak else "off"
     print(
-        f"prefetch {prefetch}: the step takes {end * 1e6:.0f} µs, {peak} whole layers at the peak (your guess is {right})"
+        f"prefetch {prefetch}: the step takes {end * 1e6:.0f} µs, {peak} whole layers at the "
+        f"peak (your guess is {right})"
     )
 traffic = sum(sent.values()) / (psi * (RANKS - 1) / RANKS)
 right = "right" if my_guess["traffic"] == traffic else "off"
-print(f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times (n-1)/n Ψ; your guess is {right}")
+print(
+    f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times (n-1)/n Ψ; your "
+    f"guess is {right}"
+)
 
 # %% [markdown]
 # The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than
@@ -153,12 +172,16 @@ print(f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times 
 def data_parallel(comm, steps=2, dtype=np.float32):
     mine = slice(comm.rank * ROWS // comm.size, (comm.rank + 1) * ROWS // comm.size)
     with account_memory(timeline=True) as account:
-        flat = FlatParameters((model := MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)).parameters())
+        flat = FlatParameters(
+            (model := MLP([WIDTH] * (LAYERS + 1), bias=False, dtype=dtype)).parameters()
+        )
         parallel = DistributedDataParallel(model, comm, reduction="sum", flat=flat)
         optimizer = Adam(flat, lr=1e-3)
         for _ in range(steps):
             flat.zero_grad()
-            cross_entropy(parallel(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS).backward()
+            cross_entropy(
+                parallel(Tensor(rows[mine].astype(dtype))), targets[mine], divisor=ROWS
+            ).backward()
             optimizer.step()
     comm.trace.memory = [(0.0, live) for live in account.history()]
     return flat.data, account, dict(account.by_purpose)
@@ -194,7 +217,9 @@ for ranks, prefetch in ((2, 0), (3, 1), (4, 2)):
 def one_unit(comm):
     with account_memory() as account:
         model = fully_shard(MLP([WIDTH] * (LAYERS + 1), bias=False), mesh=comm, reduction="sum")
-        cross_entropy(model(Tensor(rows.astype(np.float32))), targets, divisor=ROWS * RANKS).backward()
+        cross_entropy(
+            model(Tensor(rows.astype(np.float32))), targets, divisor=ROWS * RANKS
+        ).backward()
     return account.peak_by_purpose["unsharded"]
 
 

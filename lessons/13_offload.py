@@ -52,17 +52,28 @@ links = LinkModel(flops=5e10, memory_bandwidth=2e11)
 
 
 def train(comm, offload="none", bandwidth=2e8, steps=2, dtype=np.float32, prefetch=1):
-    """Returns weights, the device's account, and the pool. The host's own memory does 7 passes at 4 GB/s for a step."""
+    """Returns weights, the device's account, and the pool.
+
+    The host's own memory does 7 passes at 4 GB/s for a step.
+    """
     with account_memory() as account, FlopCounter() as counter:
         model = MLP([WIDTH] * (LAYERS + 1), dtype=dtype)
         pool = HostPool(comm, bandwidth, host_bandwidth=4e9, prefetch=prefetch)
         flat = FlatParameters(model.parameters())
-        optimizer = OffloadedOptimizer(flat, Adam, pool, lr=1e-3) if offload == "optimizer" else Adam(flat, lr=1e-3)
+        optimizer = (
+            OffloadedOptimizer(flat, Adam, pool, lr=1e-3)
+            if offload == "optimizer"
+            else Adam(flat, lr=1e-3)
+        )
         for _ in range(steps):
             flat.zero_grad()
             x = Tensor(rows.astype(dtype))
             for layer in model.layers:  # every layer is a segment: lesson 10
-                x = checkpoint(layer, x, pack=partial(HostCopy, pool=pool) if offload == "activations" else None)
+                x = checkpoint(
+                    layer,
+                    x,
+                    pack=partial(HostCopy, pool=pool) if offload == "activations" else None,
+                )
             loss = cross_entropy(x, targets)
             comm.compute(counter.take(), name="forward")
             loss.backward()
@@ -116,11 +127,15 @@ def seconds(**settings):
 plain, _ = seconds()
 numel = LAYER // 4 * LAYERS
 for times in (0.25, 0.5, 1, 2, 4):
-    bandwidth = 2 * 4 * numel / (times * plain)  # down and up together take `times` as long as computing
+    # Down and up together take `times` as long as computing.
+    bandwidth = 2 * 4 * numel / (times * plain)
     slow, pool = seconds(offload="optimizer", bandwidth=bandwidth)
     print(f"a link that needs {times:4} of the step's time: {slow / plain:.2f} times as long")
     if times == 2:
-        answer = {"times as long": slow / plain, "bytes per parameter": (pool.to_host + pool.to_device) / 2 / numel}
+        answer = {
+            "times as long": slow / plain,
+            "bytes per parameter": (pool.to_host + pool.to_device) / 2 / numel,
+        }
 for name, value in answer.items():
     verdict = "right" if abs(my_guess[name] - value) < 0.25 else "off"
     print(f"{name}: {value:.2f}; your guess is {verdict}")
@@ -135,7 +150,10 @@ for name, value in answer.items():
 # %%
 for offload in ("none", "optimizer", "activations"):
     ((_, account, pool),) = SimWorld(1).run(train, offload)
-    device = ", ".join(f"{kind} {account.peak_by_purpose.get(kind, 0):9,} B" for kind in ("optimizer", "activation"))
+    device = ", ".join(
+        f"{kind} {account.peak_by_purpose.get(kind, 0):9,} B"
+        for kind in ("optimizer", "activation")
+    )
     print(f"{offload:12} device: {device}; host at its peak {pool.account.peak:9,} B")
 
 # %% [markdown]
@@ -156,7 +174,9 @@ for offload in ("optimizer", "activations"):
 recomputed, _ = seconds()
 for prefetch in (0, 1):
     time, pool = seconds(offload="activations", bandwidth=1e9, prefetch=prefetch)
-    print(f"{prefetch} ahead: {time / recomputed:.2f} times as long as recomputing without offloading")
+    print(
+        f"{prefetch} ahead: {time / recomputed:.2f} times as long as recomputing without offloading"
+    )
 world = SimWorld(1, links=links)
 world.run(train, "activations", 1e9, steps=1)
 show(draw("lanes", world.traces, {"command": "part 5 of lessons/13_offload.py"}))

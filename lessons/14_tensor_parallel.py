@@ -31,7 +31,13 @@ from minidist.lesson import check, expect, solution
 from minidist.nn import GPT, Block, FlatParameters, GPTConfig
 from minidist.optim import SGD
 from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.tensor import RowParallelLinear, full_state_dict, gpt_plan, layers, parallelize_module
+from minidist.parallel.tensor import (
+    RowParallelLinear,
+    full_state_dict,
+    gpt_plan,
+    layers,
+    parallelize_module,
+)
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
@@ -46,7 +52,9 @@ from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 tiles = model_tiles("gpt", tp=2, width=16, heads=4)
 show(
     tiles_figure(
-        tiles, title="a GPT layer on 2 ranks", command="minidist tiles --tp 2 --width 16 --heads 4 -o tiles.svg"
+        tiles,
+        title="a GPT layer on 2 ranks",
+        command="minidist tiles --tp 2 --width 16 --heads 4 -o tiles.svg",
     )
 )
 
@@ -56,15 +64,24 @@ show(
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
-PLAN = {name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(2).items() if "h.*." in name}
+PLAN = {
+    name.removeprefix("transformer.h.*."): style
+    for name, style in gpt_plan(2).items()
+    if "h.*." in name
+}
 
 
 def one_block(comm, compute=True):
-    """A forward and a backward of one GPT block on all ranks; returns how many parameters this rank holds."""
+    """A forward and a backward of one GPT block on all ranks; returns how many parameters this
+    rank holds.
+    """
     block = Block(GPTConfig(n_embd=WIDTH, n_head=HEADS), np.float32)
     block.initialize(0)  # every rank draws the whole block from the same seed ...
     block = parallelize_module(block, comm, PLAN)  # ... and keeps its tiles
-    x = Tensor(np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32), requires_grad=True)
+    x = Tensor(
+        np.random.default_rng(0).normal(size=(BATCH, LENGTH, WIDTH)).astype(np.float32),
+        requires_grad=True,
+    )
     with FlopCounter() as counter:
         y = block(x)
         comm.compute(counter.take(), name="forward")
@@ -112,7 +129,10 @@ print(inspect.getsource(layers.row_parallel_sum))
 rng = np.random.default_rng(1)
 x, a, b = rng.integers(-3, 4, (2, 4)), rng.integers(-3, 4, (4, 6)), rng.integers(-3, 4, (6, 4))
 parts = [np.maximum(x @ a[:, columns], 0) @ b[columns] for columns in (slice(0, 3), slice(3, 6))]
-print("columns, then rows: the parts add up:", np.array_equal(parts[0] + parts[1], np.maximum(x @ a, 0) @ b))
+print(
+    "columns, then rows: the parts add up:",
+    np.array_equal(parts[0] + parts[1], np.maximum(x @ a, 0) @ b),
+)
 parts = [np.maximum(x[:, rows] @ a[rows], 0) @ b for rows in (slice(0, 2), slice(2, 4))]
 print(
     "rows, then columns: the ReLU of a part is not a part of the ReLU:",
@@ -152,7 +172,11 @@ for name, value in answer.items():
 
 # %%
 def train(comm, steps=5):
-    model = GPT(GPTConfig(vocab_size=13, n_positions=12, n_embd=24, n_layer=2, n_head=12), np.float64, seed=3)
+    model = GPT(
+        GPTConfig(vocab_size=13, n_positions=12, n_embd=24, n_layer=2, n_head=12),
+        np.float64,
+        seed=3,
+    )
     model = parallelize_module(model, comm, gpt_plan(13))
     flat = FlatParameters(model.parameters())
     optimizer = SGD(flat, lr=0.1, momentum=0.9)

@@ -58,7 +58,9 @@ BATCH, LENGTH, WIDTH, HEADS = 2, 32, 64, 4
 def one_block(comm, split, dropout=0.0):
     """Forward and backward of a GPT block; returns the bytes of activations kept between them."""
     plan = {
-        name.removeprefix("transformer.h.*."): style for name, style in gpt_plan(2, split).items() if "h.*." in name
+        name.removeprefix("transformer.h.*."): style
+        for name, style in gpt_plan(2, split).items()
+        if "h.*." in name
     }
     rows = LENGTH // comm.size if split else LENGTH
     x = Tensor(np.ones((BATCH, rows, WIDTH), np.float32), requires_grad=True)
@@ -67,7 +69,8 @@ def one_block(comm, split, dropout=0.0):
         block = Block(config, np.float32, attention_fn=causal_attention_composite).initialize(0)
         block = parallelize_module(block, comm, plan)
         y = block(x)
-        kept = account.by_purpose["activation"] - y.data.nbytes  # the output is the next block's input
+        # The output is the next block's input.
+        kept = account.by_purpose["activation"] - y.data.nbytes
         y.backward(np.ones_like(y.data))
     return kept
 
@@ -76,15 +79,27 @@ worlds, activation = {}, BATCH * LENGTH * WIDTH * 4
 for split in (False, True):
     worlds[split] = SimWorld(4)
     worlds[split].run(one_block, split)
-    once = 3 * activation  # a gather, or a reduce-scatter, of all four ranks together: (t-1)/t of it from each
+    # A gather, or a reduce-scatter, of all four ranks together: (t-1)/t of it from each.
+    once = 3 * activation
     closed_form = {"tensor_forward": 4 * once, "tensor_backward": 4 * once}
-    if split:  # the gradients of two norms (weight, bias) and two biases: six all-reduces of WIDTH numbers
-        closed_form = closed_form | {"tensor_backward": 4 * once + 6 * 2 * 3 * WIDTH * 4, "regather": 2 * once}
+    # The gradients of two norms (weight, bias) and two biases: six all-reduces of WIDTH numbers.
+    if split:
+        closed_form = closed_form | {
+            "tensor_backward": 4 * once + 6 * 2 * 3 * WIDTH * 4,
+            "regather": 2 * once,
+        }
     flag = " --sequence-parallel" if split else ""
-    command = f"minidist train --tp 4{flag} --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-by-purpose"
+    command = (
+        f"minidist train --tp 4{flag} --layers 1 --steps 1 --trace t.jsonl; minidist report "
+        "t.jsonl --picture bytes-by-purpose"
+    )
     title = "tensor parallel" + (" and sequence parallel" if split else "")
     show(
-        draw("bytes-by-purpose", worlds[split].traces, {"command": command, "title": title, "closed_form": closed_form})
+        draw(
+            "bytes-by-purpose",
+            worlds[split].traces,
+            {"command": command, "title": title, "closed_form": closed_form},
+        )
     )
 
 # %% [markdown]
@@ -150,14 +165,16 @@ for split in (False, True):
     kept[split] = SimWorld(t).run(one_block, split, 0.1)[0]
     sent[split] = sum(message.nbytes for message in worlds[split].traces[0].sent())
     print(
-        f"sequence {'split' if split else 'whole'}: {kept[split]:,} B kept, the form says {forms[split]:,} B; {sent[split]:,} B sent"
+        f"sequence {'split' if split else 'whole'}: {kept[split]:,} B kept, the form says "
+        f"{forms[split]:,} B; {sent[split]:,} B sent"
     )
     assert kept[split] == forms[split]
 print("bytes by purpose with the sequence split:", worlds[True].traces[0].bytes_by_purpose())
 answer = {"kept": kept[True] / kept[False], "sent": sent[True] / sent[False]}
 for name, ratio in answer.items():
     print(
-        f"{name}: {ratio:.2f} of tensor parallelism's; your guess is {'right' if abs(my_guess[name] - ratio) < 0.05 else 'off'}"
+        f"{name}: {ratio:.2f} of tensor parallelism's; your guess is "
+        f"{'right' if abs(my_guess[name] - ratio) < 0.05 else 'off'}"
     )
 
 # %% [markdown]
@@ -172,7 +189,9 @@ def loss_peak(comm, tokens=64, words=4096):
     first, last = vocab_range(words, comm.rank, comm.size)
     mine = Tensor(np.ones((tokens, last - first), np.float32), requires_grad=True)
     with account_memory() as account:
-        vocab_parallel_cross_entropy(mine, np.zeros(tokens, int), comm=comm, vocab_size=words).backward()
+        vocab_parallel_cross_entropy(
+            mine, np.zeros(tokens, int), comm=comm, vocab_size=words
+        ).backward()
     return account.peak
 
 
@@ -180,7 +199,10 @@ for ranks in (1, 4):
     world = SimWorld(ranks)
     peak = world.run(loss_peak)[0]
     messages = sum(m.nbytes for m in world.traces[0].sent())
-    print(f"{ranks} ranks: peak {peak:,} B beside the logits; {messages:,} B sent (all logits are {64 * 4096 * 4:,} B)")
+    print(
+        f"{ranks} ranks: peak {peak:,} B beside the logits; {messages:,} B sent (all logits are "
+        f"{64 * 4096 * 4:,} B)"
+    )
     assert peak < 1.01 * 64 * 4096 * 4 / ranks + 1000
 
 # %% [markdown]
@@ -189,7 +211,9 @@ for ranks in (1, 4):
 
 # %%
 def train(comm, split=True, words=13, steps=5):
-    config = GPTConfig(words, n_positions=12, n_embd=24, n_layer=2, n_head=12, dropout=0.1, attention_dropout=0.1)
+    config = GPTConfig(
+        words, n_positions=12, n_embd=24, n_layer=2, n_head=12, dropout=0.1, attention_dropout=0.1
+    )
     model = parallelize_module(GPT(config, np.float64, seed=3), comm, gpt_plan(words, split))
     flat = FlatParameters(model.parameters())
     optimizer = SGD(flat, lr=0.1, momentum=0.9)

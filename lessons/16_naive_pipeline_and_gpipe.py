@@ -49,7 +49,13 @@ from minidist.report.gantt import gantt
 p, m = 4, 4
 plans = [get_schedule(name).plan(p, m) for name in ("naive", "gpipe")]
 timings = [time_plan(plan, spans=True) for plan in plans]
-show(gantt(timings, command="minidist schedule naive gpipe --stages 4 --microbatches 4 --format svg -o pipes.svg"))
+show(
+    gantt(
+        timings,
+        command="minidist schedule naive gpipe --stages 4 --microbatches 4 --format svg -o "
+        "pipes.svg",
+    )
+)
 
 # %% [markdown]
 # That was a plan. This is a run: the same plan, executed on four ranks, with the messages. Part 4 explains the
@@ -62,23 +68,38 @@ rows, targets = rng.normal(size=(ROWS, 16)), rng.integers(0, 10, ROWS)
 
 
 def loss_of(output, target):
-    return cross_entropy(output, target, divisor=ROWS)  # the rows of the whole batch: micro-batches are summed
+    # The rows of the whole batch: micro-batches are summed.
+    return cross_entropy(output, target, divisor=ROWS)
 
 
 def step(comm, plan, times=None):
-    """One step of a pipeline; returns the losses of the micro-batches and this rank's gradients by name."""
+    """One step of a pipeline; returns the losses of the micro-batches and this rank's gradients
+    by name.
+    """
     model = MLP([16] * 8 + [10], dtype=np.float64)
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
     pipeline = Pipeline(comm, plan, stages, loss_of, times=times)
-    losses = pipeline.step(np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches))
-    return losses, {parameter.name: parameter.grad.copy() for stage in stages for parameter in stage.flat.parameters}
+    losses = pipeline.step(
+        np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
+    )
+    return losses, {
+        parameter.name: parameter.grad.copy()
+        for stage in stages
+        for parameter in stage.flat.parameters
+    }
 
 
 milliseconds = uniform(p, F=1e-3, I=1e-3, W=1e-3)  # of each stage: 1 ms forward, 2 ms backward
 fast = LinkModel(alpha=1e-6, beta=1e-10)
 world = SimWorld(p, links=fast)
 world.run(step, plans[1], milliseconds)
-show(draw("space-time", world.traces, {"command": "part 2 of lessons/16_naive_pipeline_and_gpipe.py, gpipe"}))
+show(
+    draw(
+        "space-time",
+        world.traces,
+        {"command": "part 2 of lessons/16_naive_pipeline_and_gpipe.py, gpipe"},
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
@@ -123,10 +144,16 @@ def idle_of_total(name, m, p=4):
 
 for m in (1, 4, 12, 24):
     naive, idle = idle_of_total("naive", m), idle_of_total("gpipe", m)
-    print(f"{m:2} micro-batches: naive {naive:.3f}, gpipe {idle:.3f}; (p-1)/(m+p-1) = {(p - 1) / (m + p - 1):.3f}")
+    print(
+        f"{m:2} micro-batches: naive {naive:.3f}, gpipe {idle:.3f}; (p-1)/(m+p-1) = "
+        f"{(p - 1) / (m + p - 1):.3f}"
+    )
     assert abs(idle - (p - 1) / (m + p - 1)) < 1e-9
 answer = idle_of_total("gpipe", 12)
-print(f"12 micro-batches: {answer:.3f}; your guess {my_guess} is {'right' if abs(my_guess - answer) < 0.02 else 'off'}")
+print(
+    f"12 micro-batches: {answer:.3f}; your guess {my_guess} is "
+    f"{'right' if abs(my_guess - answer) < 0.02 else 'off'}"
+)
 
 # %% [markdown]
 # More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and small products are
@@ -134,7 +161,10 @@ print(f"12 micro-batches: {answer:.3f}; your guess {my_guess} is {'right' if abs
 
 # %%
 for m in (4, 12, 24):
-    print(f"{m:2} micro-batches: alive on each stage {time_plan(get_schedule('gpipe').plan(4, m)).peak}")
+    print(
+        f"{m:2} micro-batches: alive on each stage "
+        f"{time_plan(get_schedule('gpipe').plan(4, m)).peak}"
+    )
 
 # %% [markdown]
 # Is the gradient that of one device? And what does each rank send?
@@ -150,7 +180,10 @@ for name, stages, m in (("naive", 4, 2), ("gpipe", 4, 4), ("gpipe", 3, 5), ("gpi
     print(f"{name}, {stages} stages, {m} micro-batches: max |g_parallel - g_single| = {off:.1e}")
     assert off < 1e-12
 sent = {k: n for k, n in world.traces[1].bytes_by_purpose().items() if k.startswith("pipeline")}
-print(f"rank 1 sends {', '.join(f'{k} {n:,} B' for k, n in sent.items())}; rows x width x 8 B = {ROWS * 16 * 8:,} B")
+print(
+    f"rank 1 sends {', '.join(f'{k} {n:,} B' for k, n in sent.items())}; rows x width x 8 B = "
+    f"{ROWS * 16 * 8:,} B"
+)
 
 # %% [markdown]
 # The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the

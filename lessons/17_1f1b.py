@@ -47,7 +47,13 @@ from minidist.report.gantt import gantt
 p, m = 4, 8
 plans = {name: get_schedule(name).plan(p, m) for name in ("gpipe", "1f1b")}
 timings = [time_plan(plan, spans=True) for plan in plans.values()]
-show(gantt(timings, command="minidist schedule gpipe 1f1b --stages 4 --microbatches 8 --format svg -o pipes.svg"))
+show(
+    gantt(
+        timings,
+        command="minidist schedule gpipe 1f1b --stages 4 --microbatches 8 --format svg -o "
+        "pipes.svg",
+    )
+)
 
 # %% [markdown]
 # The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the other. This function
@@ -64,11 +70,21 @@ def step(comm, plan):
     with account_memory(timeline=True) as account:
         model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
         stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-        pipeline = Pipeline(comm, plan, stages, lambda output, target: cross_entropy(output, target, divisor=ROWS))
-        pipeline.step(np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches))
+        pipeline = Pipeline(
+            comm, plan, stages, lambda output, target: cross_entropy(output, target, divisor=ROWS)
+        )
+        pipeline.step(
+            np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
+        )
     live = [{"activation": now.get("activation", 0)} for now in account.history()]
-    comm.trace.memory = [(0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before]
-    return {parameter.name: parameter.grad.copy() for stage in stages for parameter in stage.flat.parameters}, account
+    comm.trace.memory = [
+        (0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before
+    ]
+    return {
+        parameter.name: parameter.grad.copy()
+        for stage in stages
+        for parameter in stage.flat.parameters
+    }, account
 
 
 runs = {}
@@ -105,7 +121,10 @@ print(inspect.getsource(stage_order))
 one = 8 * (ROWS // m) * WIDTH * (LAYERS // p)  # bytes that a micro-batch leaves on a stage
 for name, results in runs.items():
     measured = [account.peak_by_purpose["activation"] / one for _, account in results]
-    print(f"{name:6} measured {[round(value, 2) for value in measured]}, in the plan {time_plan(plans[name]).peak}")
+    print(
+        f"{name:6} measured {[round(value, 2) for value in measured]}, in the plan "
+        f"{time_plan(plans[name]).peak}"
+    )
 alive = time_plan(plans["1f1b"]).peak
 verdict = "right" if my_guess == alive else "off"
 print(f"min(m, p-s) = {[min(m, p - s) for s in range(p)]}; your guess {my_guess} is {verdict}")
@@ -153,7 +172,10 @@ slow = type(eager)("one forward less", late(p, m, 1), p, m)
 validate(slow)
 times = [time_plan(plan, spans=True) for plan in (eager, slow)]
 show(gantt(times, command="part 6 of lessons/17_1f1b.py"))
-print(f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead of {times[0].peak}")
+print(
+    f"{times[1].makespan / times[0].makespan:.2f} times as long; alive {times[1].peak} instead "
+    f"of {times[0].peak}"
+)
 
 # %% [markdown]
 # A stage that takes its micro-batches in another order than its neighbour. The validator reports which stage waits

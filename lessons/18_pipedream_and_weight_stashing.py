@@ -52,7 +52,8 @@ stream = get_schedule("pipedream").plan(p, m)
 show(
     version_gantt(
         [time_plan(stream, spans=True)],
-        command="minidist schedule pipedream --stages 4 --microbatches 10 --format versions -o lanes.svg",
+        command="minidist schedule pipedream --stages 4 --microbatches 10 --format versions -o "
+        "lanes.svg",
     )
 )
 
@@ -91,18 +92,27 @@ def train(comm, plan):
     with account_memory(timeline=True) as account:
         model = MLP([WIDTH] * (plan.stages + 1), dtype=np.float64)
         stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-        versions = WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True)
-        pipe = Pipeline(comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions)
+        versions = WeightVersions(
+            comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
+        )
+        pipe = Pipeline(
+            comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions
+        )
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
     held = [{k: now.get(k, 0) for k in ("parameter", "stash")} for now in account.history()]
-    comm.trace.memory = [(0.0, now) for before, now in zip([None, *held], held, strict=False) if now != before]
+    comm.trace.memory = [
+        (0.0, now) for before, now in zip([None, *held], held, strict=False) if now != before
+    ]
     return versions
 
 
 world = SimWorld(p)
 ranks = world.run(train, stream)
 used = [versions.used["B", stage, 7] for stage, versions in enumerate(ranks)]
-print(f"mini-batch 7 used versions {used}; max(0, t - (p-1-s)) = {[max(0, 7 - (p - 1 - s)) for s in range(p)]}")
+print(
+    f"mini-batch 7 used versions {used}; max(0, t - (p-1-s)) = "
+    f"{[max(0, 7 - (p - 1 - s)) for s in range(p)]}"
+)
 print(f"your guess {my_guess} is {'right' if my_guess == used else 'off'}")
 kept = [versions.own[stage].most for stage, versions in enumerate(ranks)]
 print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
@@ -162,12 +172,18 @@ for name, options, count in (
 ):
     plan = get_schedule(name).plan(p, count, **options)
     ranks = SimWorld(p).run(train, plan) if plan.microbatches <= m else []
-    seen = [versions.used["F", s, 9] for s, versions in enumerate(ranks)] or [max(9 // count - 1, 0)] * p
+    seen = [versions.used["F", s, 9] for s, versions in enumerate(ranks)] or [
+        max(9 // count - 1, 0)
+    ] * p
     print(f"{name:26}{seen!s:46}{validate(plan).weight_versions}")
-plans = [get_schedule("pipedream-vertical-sync").plan(p, 8), get_schedule("pipedream-2bw").plan(p, 4, batches=3)]
+plans = [
+    get_schedule("pipedream-vertical-sync").plan(p, 8),
+    get_schedule("pipedream-2bw").plan(p, 4, batches=3),
+]
 show(
     version_gantt(
-        [time_plan(plan, spans=True) for plan in plans], command="part 5 of lessons/18_pipedream_and_weight_stashing.py"
+        [time_plan(plan, spans=True) for plan in plans],
+        command="part 5 of lessons/18_pipedream_and_weight_stashing.py",
     )
 )
 
@@ -182,7 +198,10 @@ show(
 # %%
 slow = get_schedule("pipedream").plan(3, 12, replicas=(2, 1))
 print(slow.to_text())
-print("NOAM = ceil(3 ranks / 2 of the first stage) = 2 mini-batches on their way for each rank of stage 0")
+print(
+    "NOAM = ceil(3 ranks / 2 of the first stage) = 2 mini-batches on their way for each rank of "
+    "stage 0"
+)
 
 # %% [markdown]
 # ## 6 Break it
@@ -227,7 +246,9 @@ class Scale:
 def wander(comm, rate, count):
     stage = PipelineStage(Scale(comm.rank), comm.rank)
     plan = get_schedule("pipedream").plan(comm.size, count)
-    versions = WeightVersions(comm, plan, [stage], lambda flat: SGD(flat, lr=rate), keep_history=True)
+    versions = WeightVersions(
+        comm, plan, [stage], lambda flat: SGD(flat, lr=rate), keep_history=True
+    )
     pipe = Pipeline(comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), versions=versions)
     pipe.step([np.ones(1)] * count, [None] * count)
     return abs(float(versions.history[0][-1][0])) if comm.rank == 0 else None
@@ -237,7 +258,8 @@ for stages_ in (2, 4):
     bound = 2 * math.sin(math.pi / (4 * (stages_ - 1) + 2))
     ends = [SimWorld(stages_).run(wander, factor * bound, 200)[0] for factor in (0.9, 1.1)]
     print(
-        f"{stages_} stages: lr below {bound:.3f}; |w| after 200 steps at 0.9 of it: {ends[0]:.1e}, at 1.1 of it: {ends[1]:.1e}"
+        f"{stages_} stages: lr below {bound:.3f}; |w| after 200 steps at 0.9 of it: "
+        f"{ends[0]:.1e}, at 1.1 of it: {ends[1]:.1e}"
     )
     assert ends[0] < 1 < ends[1]
 

@@ -50,7 +50,13 @@ from minidist.report.gantt import gantt
 p, m = 4, 8
 names = ("1f1b", "zb-h1", "zb-h2")
 timings = [time_plan(get_schedule(name).plan(p, m), spans=True) for name in names]
-show(gantt(timings, command="minidist schedule 1f1b zb-h1 zb-h2 --stages 4 --microbatches 8 --format svg -o zero.svg"))
+show(
+    gantt(
+        timings,
+        command="minidist schedule 1f1b zb-h1 zb-h2 --stages 4 --microbatches 8 --format svg -o "
+        "zero.svg",
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
@@ -78,7 +84,10 @@ print(inspect.getsource(_stage_order))
 # %%
 idle = {name: max(timing.idle) for name, timing in zip(names, timings, strict=True)}
 F = I = W = 1
-print(f"(p-1)(F+I-W) = {(p - 1) * (F + I - W)}, (p-1)(F+I-2W) = {(p - 1) * (F + I - 2 * W)}; idle on paper {idle}")
+print(
+    f"(p-1)(F+I-W) = {(p - 1) * (F + I - W)}, (p-1)(F+I-2W) = {(p - 1) * (F + I - 2 * W)}; idle "
+    f"on paper {idle}"
+)
 verdict = "right" if my_guess == (idle["zb-h1"], idle["zb-h2"]) else "off"
 print(f"your guess {my_guess} is {verdict}")
 print(f"micro-batches alive at the peak: {[timing.peak for timing in timings]}")
@@ -98,7 +107,9 @@ def loss(y, target):
 
 def step(comm, plan):
     with account_memory(timeline=True) as account:
-        stages, _ = split_model(MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank))
+        stages, _ = split_model(
+            MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
+        )
         pipe = Pipeline(
             comm, plan, stages, loss, times=uniform(plan.stages, *[p / plan.stages] * 3)
         )  # of a stage: 1/chunks of a rank's
@@ -107,7 +118,9 @@ def step(comm, plan):
     spans = [s for s in comm.trace.spans if s.name[:1].isdigit()]
     waited = spans[-1].end - spans[0].start - sum(s.end - s.start for s in spans)
     live = [{"activation": now.get("activation", 0)} for now in account.history()]
-    comm.trace.memory = [(0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before]
+    comm.trace.memory = [
+        (0.0, now) for before, now in zip([None, *live], live, strict=False) if now != before
+    ]
     return (
         waited,
         {q.name: q.grad.copy() for s in stages for q in s.flat.parameters},
@@ -128,7 +141,8 @@ for name, ranks in results.items():
     same = all(np.array_equal(own[key], array) for key, array in first.items())
     sent = sum(volume.get("pipeline_activation", 0) for _, _, volume, _ in ranks)
     print(
-        f"{name:13} {max(r[0] for r in ranks):22.2f} {sent:16,} B {max(r[3] for r in ranks):6.1f}   {'bit for bit' if same else 'NO'}"
+        f"{name:13} {max(r[0] for r in ranks):22.2f} {sent:16,} B "
+        f"{max(r[3] for r in ranks):6.1f}   {'bit for bit' if same else 'NO'}"
     )
     assert same
 assert [max(r[0] for r in results[name]) for name in names] == [9, 3, 0]
@@ -140,8 +154,16 @@ assert [max(r[0] for r in results[name]) for name in names] == [9, 3, 0]
 #   1F1B's memory.
 
 # %%
-show(gantt([time_plan(get_schedule(name).plan(p, m), uniform(2 * p, 0.5, 0.5, 0.5), spans=True) for name in ("interleaved", "zb-v")],
-           command="minidist schedule interleaved zb-v --stages 4 --microbatches 8 --format svg -o chunks.svg"))  # fmt: skip
+show(
+    gantt(
+        [
+            time_plan(get_schedule(name).plan(p, m), uniform(2 * p, 0.5, 0.5, 0.5), spans=True)
+            for name in ("interleaved", "zb-v")
+        ],
+        command="minidist schedule interleaved zb-v --stages 4 --microbatches 8 --format svg -o "
+        "chunks.svg",
+    )
+)
 
 # %% [markdown]
 # The bubble for other p and m, on paper (of total: idle / (idle + work)):
@@ -149,10 +171,14 @@ show(gantt([time_plan(get_schedule(name).plan(p, m), uniform(2 * p, 0.5, 0.5, 0.
 # %%
 print("  p   m   1f1b   interleaved   zb-h1   zb-h2   zb-v")
 for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
-    plans = {name: get_schedule(name).plan(ranks, count) for name in ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")}
+    plans = {
+        name: get_schedule(name).plan(ranks, count)
+        for name in ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
+    }
     row = {name: time_plan(plan).bubble_of_total for name, plan in plans.items()}
     print(
-        f"{ranks:3} {count:3} {row['1f1b']:6.3f} {row['interleaved']:13.3f} {row['zb-h1']:7.3f} {row['zb-h2']:7.3f} {row['zb-v']:6.3f}"
+        f"{ranks:3} {count:3} {row['1f1b']:6.3f} {row['interleaved']:13.3f} {row['zb-h1']:7.3f} "
+        f"{row['zb-h2']:7.3f} {row['zb-v']:6.3f}"
     )
 
 # %% [markdown]
@@ -184,14 +210,24 @@ show(draw("memory", worlds["zb-h2"].traces, header))
 
 # %%
 three = {name: get_schedule(name).plan(p, m) for name in ("zb-v", "v-half", "v-min")}
-show(gantt([time_plan(plan, uniform(2 * p, 0.5, 0.5, 0.5), spans=True) for plan in three.values()],
-           command="minidist schedule zb-v v-half v-min --stages 4 --microbatches 8 --format svg -o v.svg"))  # fmt: skip
+show(
+    gantt(
+        [time_plan(plan, uniform(2 * p, 0.5, 0.5, 0.5), spans=True) for plan in three.values()],
+        command="minidist schedule zb-v v-half v-min --stages 4 --microbatches 8 --format svg -o "
+        "v.svg",
+    )
+)
 print("  p   1f1b idle, alive   zb-v         v-half       v-min")
 for ranks in (4, 8, 16, 32):
     row = [time_plan(get_schedule("1f1b").plan(ranks, 2 * ranks))]
-    row += [time_plan(get_schedule(name).plan(ranks, 2 * ranks), uniform(2 * ranks, 0.5, 0.5, 0.5)) for name in three]
+    row += [
+        time_plan(get_schedule(name).plan(ranks, 2 * ranks), uniform(2 * ranks, 0.5, 0.5, 0.5))
+        for name in three
+    ]
     alive = [max(row[0].peak), *(max(timing.peak) / 2 for timing in row[1:])]
-    print(f"{ranks:3}  ", *(f"{max(t.idle):8.1f}, {a:2.0f}" for t, a in zip(row, alive, strict=True)))
+    print(
+        f"{ranks:3}  ", *(f"{max(t.idle):8.1f}, {a:2.0f}" for t, a in zip(row, alive, strict=True))
+    )
 assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
 
 # %% [markdown]
@@ -208,7 +244,9 @@ assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
 
 # %%
 def four_steps(comm, plan, waits):
-    stages, _ = split_model(MLP([WIDTH] * (plan.stages + 1), dtype=np.float64), plan.stages, plan.stages_of(comm.rank))
+    stages, _ = split_model(
+        MLP([WIDTH] * (plan.stages + 1), dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
+    )
     pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages))
     outcomes = []
     if waits:
@@ -229,9 +267,12 @@ def four_steps(comm, plan, waits):
 
 for name in ("1f1b", "zb-h2"):
     plan = get_schedule(name).plan(p, m)
-    waiting, at_once = (SimWorld(p, links=FREE).run(four_steps, plan, waits) for waits in (True, False))
+    waiting, at_once = (
+        SimWorld(p, links=FREE).run(four_steps, plan, waits) for waits in (True, False)
+    )
     print(
-        f"{name:6} idle in four steps: {max(i for i, _ in waiting):4.1f} with a wait for the norm, {max(i for i, _ in at_once):4.1f} validated afterwards {at_once[0][1]}"
+        f"{name:6} idle in four steps: {max(i for i, _ in waiting):4.1f} with a wait for the "
+        f"norm, {max(i for i, _ in at_once):4.1f} validated afterwards {at_once[0][1]}"
     )
 
 # %% [markdown]
@@ -281,8 +322,14 @@ def my_block(p, offsets):
     f_down, f_up, i_up, i_down = offsets
     rows = []
     for r in range(p):
-        turn, loss, back = f_down * (p - 1) + 1, (f_down + f_up) * (p - 1) + 2, (f_down + f_up + i_up) * (p - 1) + 3
-        rows.append((f_down * r, turn + f_up * (p - 1 - r), loss + i_up * r, back + i_down * (p - 1 - r)))
+        turn, loss, back = (
+            f_down * (p - 1) + 1,
+            (f_down + f_up) * (p - 1) + 2,
+            (f_down + f_up + i_up) * (p - 1) + 3,
+        )
+        rows.append(
+            (f_down * r, turn + f_up * (p - 1 - r), loss + i_up * r, back + i_down * (p - 1 - r))
+        )
     return rows
 
 

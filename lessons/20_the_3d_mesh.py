@@ -43,7 +43,13 @@ from minidist.train.trainer import train
 # Eight ranks as pp 2 x dp 2 x tp 2. The last axis is the fastest: its neighbours have neighbouring numbers.
 
 # %%
-show(draw("mesh", [], {"mesh": {"pp": 2, "dp": 2, "tp": 2}, "command": "minidist report t.jsonl --picture mesh"}))
+show(
+    draw(
+        "mesh",
+        [],
+        {"mesh": {"pp": 2, "dp": 2, "tp": 2}, "command": "minidist report t.jsonl --picture mesh"},
+    )
+)
 
 # %% [markdown]
 # One training step of a small GPT on that mesh, and how much each rank sent to which:
@@ -62,7 +68,10 @@ JOB = {
 job = TrainConfig.make(**JOB, pp=2, dp=2, tp=2, steps=1)
 world = SimWorld(8)
 results = world.run(train, job)
-command = "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+command = (
+    "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1 --trace t.jsonl; minidist report "
+    "t.jsonl --picture bytes-matrix"
+)
 show(draw("bytes-matrix", world.traces, {"command": command}))
 
 # %% [markdown]
@@ -130,7 +139,11 @@ show(
 # And it trains what one device trains, in every loss, gradient, weight and optimizer state of every step:
 
 # %%
-for layout in ({"pp": 2, "dp": 2, "tp": 2}, {"pp": 2, "dp": 4, "zero": 1}, {"tp": 2, "cp": 2, "dp": 2}):
+for layout in (
+    {"pp": 2, "dp": 2, "tp": 2},
+    {"pp": 2, "dp": 4, "zero": 1},
+    {"tp": 2, "cp": 2, "dp": 2},
+):
     config = TrainConfig.make(**JOB, **layout, steps=2)
     verdict = SimWorld(8).run(compare_rank, config, expected_snapshots(config, 8))[0]
     print(f"{layout}: max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
@@ -155,16 +168,25 @@ with expect(UsageError):
 def seconds(node_of):
     """Virtual time of the second step when rank r runs on node node_of[r]."""
     near, far = (1e-6, 2e-10), (2e-5, 4e-9)
-    links = LinkModel(flops=5e9, memory_bandwidth=1e10, link=lambda a, b: near if node_of[a] == node_of[b] else far)
+    links = LinkModel(
+        flops=5e9,
+        memory_bandwidth=1e10,
+        link=lambda a, b: near if node_of[a] == node_of[b] else far,
+    )
     timed = SimWorld(8, links=links)
     timed.run(train, job.model_copy(update={"steps": 2}))
     first, second = (
-        max(span.end for trace in timed.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1)
+        max(span.end for trace in timed.traces for span in trace.spans if span.name == f"step {i}")
+        for i in (0, 1)
     )
     return second - first
 
 
-inside = {"tp": [0, 0, 1, 1, 2, 2, 3, 3], "dp": [0, 1, 0, 1, 2, 3, 2, 3], "pp": [0, 1, 2, 3, 0, 1, 2, 3]}
+inside = {
+    "tp": [0, 0, 1, 1, 2, 2, 3, 3],
+    "dp": [0, 1, 0, 1, 2, 3, 2, 3],
+    "pp": [0, 1, 2, 3, 0, 1, 2, 3],
+}
 times = {axis: seconds(node_of) for axis, node_of in inside.items()}
 for axis, value in times.items():
     print(f"{axis} inside a node: {1e3 * value:6.2f} ms per step")

@@ -61,7 +61,9 @@ RANKS, EXPERTS, WIDTH, TOKENS = 4, 8, 16, 64
 
 def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
     """Forward and backward of a mixture; returns how many of this rank's tokens were dropped."""
-    layer = MixtureOfExperts(WIDTH, 4 * WIDTH, EXPERTS, top_k, factor, dtype=np.float64, scale=spread, seed=0)
+    layer = MixtureOfExperts(
+        WIDTH, 4 * WIDTH, EXPERTS, top_k, factor, dtype=np.float64, scale=spread, seed=0
+    )
     layer = parallelize_module(layer, comm, {"": ExpertParallel()}, axis="ep")
     x = np.random.default_rng(comm.rank).normal(size=(1, TOKENS, WIDTH))
     y = layer(Tensor(x, requires_grad=True))
@@ -72,7 +74,8 @@ def one_layer(comm, factor=1.0, top_k=1, spread=0.3):
 world = SimWorld(RANKS)
 world.run(one_layer)
 command = (
-    "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture bytes-matrix"
+    "minidist train --experts 8 --dp 4 --ep 4 --steps 1 --trace t.jsonl; minidist report t.jsonl "
+    "--picture bytes-matrix"
 )
 show(draw("bytes-matrix", world.traces, {"command": command}))
 
@@ -115,12 +118,16 @@ for factor in (1.0, 1.25, 2.0, 8.0):
     formula = 4 * (RANKS - 1) / RANKS * TOKENS * factor * WIDTH * 8
     slots = expert_capacity(TOKENS, EXPERTS, 1, factor)
     print(
-        f"factor {factor:4}: {slots:2} slots per expert, a share of {dropped[factor]:.3f} dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
+        f"factor {factor:4}: {slots:2} slots per expert, a share of {dropped[factor]:.3f} "
+        f"dropped, {sent[factor]:,} B sent; formula {formula:,.0f} B"
     )
     assert sent[factor] == formula
 answer = {"dropped at 1.0": dropped[1.0], "bytes at 2.0": sent[2.0] / sent[1.0]}
 for name, value in answer.items():
-    print(f"{name}: {value:.2f}; your guess is {'right' if abs(my_guess[name] - value) < 0.05 else 'off'}")
+    print(
+        f"{name}: {value:.2f}; your guess is "
+        f"{'right' if abs(my_guess[name] - value) < 0.05 else 'off'}"
+    )
 
 # %% [markdown]
 # A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of
@@ -134,9 +141,13 @@ for name, value in answer.items():
 def train(comm, weight=0.01, steps=60, dtype=np.float32, factor=1.25, gather=False):
     """How many tokens are dropped in each step; with gather the weights at the end, whole."""
     mesh = init_device_mesh(comm, (1, comm.size), ("dp", "ep"))
-    config = GPTConfig(256, 16, 32, 1, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=weight)
+    config = GPTConfig(
+        256, 16, 32, 1, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=weight
+    )
     model = GPT(config, dtype, seed=0)
-    model = parallelize_module(model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep")
+    model = parallelize_module(
+        model, mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+    )
     parallel = ExpertDataParallel(model, mesh)
     optimizer = SGD(parallel.flats, lr=0.5) if gather else Adam(parallel.flats, lr=3e-3)
     sampler = GlobalBatchSampler(load_dataset("pydoc"), 8, 16, seed=0)
@@ -149,7 +160,10 @@ def train(comm, weight=0.01, steps=60, dtype=np.float32, factor=1.25, gather=Fal
         optimizer.step()
         history.append(sum(block.mlp.assignment.dropped for block in model.transformer.h))
     if gather:
-        return {name: np.array(full_tensor(p.data, p.layout, mesh)) for name, p in model.named_parameters()}
+        return {
+            name: np.array(full_tensor(p.data, p.layout, mesh))
+            for name, p in model.named_parameters()
+        }
     return history
 
 
@@ -158,7 +172,8 @@ for weight in (0.0, 0.1):
     each = np.array(SimWorld(2).run(train, weight)).sum(axis=0) / 128
     share[weight] = each[-5:].mean()
     print(
-        f"auxiliary loss times {weight}: a share of {each[:5].mean():.2f} dropped in the first 5 steps, {share[weight]:.2f} in the last 5"
+        f"auxiliary loss times {weight}: a share of {each[:5].mean():.2f} dropped in the first 5 "
+        f"steps, {share[weight]:.2f} in the last 5"
     )
 assert share[0.1] < share[0.0]
 
@@ -208,7 +223,11 @@ def slots_and_balance(probabilities, factor):
     place = np.array([(choice[:token] == choice[token]).sum() for token in range(tokens)])
     slots = np.where(place < capacity, choice * capacity + place, -1)
     mean = probabilities.mean(axis=0)
-    return slots, experts * mean @ mean, np.broadcast_to(2 * experts * mean / tokens, probabilities.shape)
+    return (
+        slots,
+        experts * mean @ mean,
+        np.broadcast_to(2 * experts * mean / tokens, probabilities.shape),
+    )
 
 
 check("21.slots_and_balance", slots_and_balance)

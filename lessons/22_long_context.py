@@ -58,9 +58,15 @@ BATCH, LENGTH, HEADS, SIZE = 1, 512, 4, 16
 
 def attend(comm, kind="ring", order="zigzag", backward=True):
     """Attention over LENGTH tokens of which this rank has its part."""
-    make = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}[kind]
+    make = {"ring": RingAttention, "ulysses": UlyssesAttention, "all-gather": AllGatherAttention}[
+        kind
+    ]
     mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
-    x = np.random.default_rng(0).normal(size=(BATCH, LENGTH, 3 * HEADS * SIZE))[:, mine].astype(np.float32)
+    x = (
+        np.random.default_rng(0)
+        .normal(size=(BATCH, LENGTH, 3 * HEADS * SIZE))[:, mine]
+        .astype(np.float32)
+    )
     with FlopCounter() as counter:
         y = make(comm, LENGTH)(Tensor(x, requires_grad=True), HEADS)
         comm.compute(counter.take(), name="forward")
@@ -72,7 +78,8 @@ def attend(comm, kind="ring", order="zigzag", backward=True):
 world = SimWorld(4, links=LinkModel(alpha=1e-6, beta=1e-11, flops=1e12, memory_bandwidth=1e11))
 world.run(attend)
 command = (
-    "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
+    "minidist train --model llama --cp 4 --attention ring --layers 1 --steps 1 --trace t.jsonl; "
+    "minidist report t.jsonl"
 )
 show(draw("space-time", world.traces, {"command": command}))
 show(draw("bytes-matrix", world.traces, {"command": f"{command} --picture bytes-matrix"}))
@@ -154,7 +161,8 @@ for ranks in (2, 4):
             else 4 * LENGTH * width // ranks * (ranks - 1) // ranks
         )
         print(
-            f"{ranks} ranks, {kind:7}: forward {sent['tensor_forward']:,} B, the formula says {4 * numbers:,} B; backward {sent['tensor_backward']:,} B"
+            f"{ranks} ranks, {kind:7}: forward {sent['tensor_forward']:,} B, the formula says "
+            f"{4 * numbers:,} B; backward {sent['tensor_backward']:,} B"
         )
         assert sent["tensor_forward"] == 4 * numbers
 
@@ -174,14 +182,17 @@ def train(comm, kind="ring", order="zigzag", restart=False, steps=5):
     mine = sequence_positions(TOKENS, comm.rank, comm.size, order)
     config = LlamaConfig(13, 24, 48, 2, 4, 4, TOKENS, attention_dropout=0.1)
     model = Llama(config, np.float64, seed=3, attention_fn=attention)
-    parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")  # summed over dp *and* cp
+    # Summed over dp *and* cp.
+    parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
     optimizer = SGD(parallel.flat, lr=0.1, momentum=0.9)
     for step in range(steps):
         text = np.random.default_rng(step).integers(0, 13, (2, TOKENS + 1))
         parallel.flat.zero_grad()
         with batch_coordinates(step, positions=mine, length=TOKENS):
             places = np.arange(len(mine)) if restart else mine
-            parallel(text[:, :-1][:, mine], text[:, 1:][:, mine], 2 * TOKENS, positions=places).backward()
+            parallel(
+                text[:, :-1][:, mine], text[:, 1:][:, mine], 2 * TOKENS, positions=places
+            ).backward()
         optimizer.step()
     return parallel.flat.data.copy()
 
@@ -218,7 +229,9 @@ def outputs(comm, ids):
     with documents(ids):
         z = AllGatherAttention(comm, 16)(*(Tensor(x[:, mine]) for x in (q, first, v)))
     return [
-        int(place) for place, moved in zip(mine, np.abs(y.data - z.data).max(axis=(0, 2, 3)) > 0, strict=True) if moved
+        int(place)
+        for place, moved in zip(mine, np.abs(y.data - z.data).max(axis=(0, 2, 3)) > 0, strict=True)
+        if moved
     ]
 
 
@@ -235,7 +248,10 @@ assert max(moved) == 2
 
 # %%
 wrong = SimWorld(2).run(train, restart=True)[0]
-print(f"positions restart on each rank: max |w_parallel - w_single| = {np.abs(wrong - single).max():.1e}")
+print(
+    "positions restart on each rank: max |w_parallel - w_single| = "
+    f"{np.abs(wrong - single).max():.1e}"
+)
 assert np.abs(wrong - single).max() > 1e-6
 
 # %% [markdown]

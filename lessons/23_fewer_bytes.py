@@ -57,9 +57,14 @@ def train(comm, make=None, steps=120, lr=1.0, every=0, width=64):
     with FlopCounter() as counter:
         model = MLP([images.shape[1], width, 10])
         flat = FlatParameters(model.parameters())
-        state, averaged = make(comm) if make else None, PeriodicModelAverager(flat, comm, every) if every else None
+        state, averaged = (
+            make(comm) if make else None,
+            PeriodicModelAverager(flat, comm, every) if every else None,
+        )
         if averaged is None:
-            model = DistributedDataParallel(model, comm, reduction="sum", algorithm="ordered", flat=flat)
+            model = DistributedDataParallel(
+                model, comm, reduction="sum", algorithm="ordered", flat=flat
+            )
             if state:
                 model.register_comm_hook(state, compress)
         optimizer, losses = SGD(flat, lr=lr), []
@@ -77,12 +82,24 @@ def train(comm, make=None, steps=120, lr=1.0, every=0, width=64):
     return losses, flat.data.copy(), state
 
 
-for make, what in ((None, "a ring of everything"), (lambda comm: TopK(comm, 0.01, "sum"), "top 1 %")):
+for make, what in (
+    (None, "a ring of everything"),
+    (lambda comm: TopK(comm, 0.01, "sum"), "top 1 %"),
+):
     world = SimWorld(4, links=links)
     world.run(train, make, steps=1)
     compression = " --compression topk:0.01" if make else ""
-    command = f"minidist train --model mlp --dp 4 --steps 1{compression} --trace t.jsonl; minidist report t.jsonl --picture lanes"
-    show(draw("lanes", world.traces, {"command": command, "title": f"{what}: {world.end_time * 1e3:.1f} ms"}))
+    command = (
+        f"minidist train --model mlp --dp 4 --steps 1{compression} --trace t.jsonl; minidist "
+        "report t.jsonl --picture lanes"
+    )
+    show(
+        draw(
+            "lanes",
+            world.traces,
+            {"command": command, "title": f"{what}: {world.end_time * 1e3:.1f} ms"},
+        )
+    )
 
 # %% [markdown]
 # ## 3 Predict
@@ -92,7 +109,8 @@ for make, what in ((None, "a ring of everything"), (lambda comm: TopK(comm, 0.01
 # left out is remembered?
 
 # %%
-my_guess = {4: 32, 64: 32, "without memory the loss is": 1.0}  # times the loss with memory, after 120 steps
+# Times the loss with memory, after 120 steps.
+my_guess = {4: 32, 64: 32, "without memory the loss is": 1.0}
 
 # %% [markdown]
 # ## 4 The code
@@ -117,10 +135,15 @@ for n in (4, 64):
     for name, make in (("ring", None), ("sign", lambda comm: Sign(comm, "sum"))):
         world = SimWorld(n, checks=False)
         world.run(train, make, steps=1, width=8)
-        bytes_of[n, name] = sum(message.nbytes for message in world.traces[0].sent("gradient_reduce"))
+        bytes_of[n, name] = sum(
+            message.nbytes for message in world.traces[0].sent("gradient_reduce")
+        )
     ratio = bytes_of[n, "ring"] / bytes_of[n, "sign"]
     verdict = "right" if abs(my_guess[n] - ratio) < 0.1 * ratio else "off"
-    print(f"{n:2} ranks: {ratio:.1f} times fewer bytes; on paper 64 / n = {64 / n:.1f}; your guess is {verdict}")
+    print(
+        f"{n:2} ranks: {ratio:.1f} times fewer bytes; on paper 64 / n = {64 / n:.1f}; your guess "
+        f"is {verdict}"
+    )
 
 # %% [markdown]
 # All methods of this repository on four ranks: what a rank sent in a step, compared with its formula, and the loss
@@ -153,11 +176,16 @@ for name, make in METHODS.items():
     if make:
         model = MLP([images.shape[1], 64, 10])
         buckets = make_buckets(FlatParameters(model.parameters()), 25e6)
-        assert sent == [sum(states[0].sent_bytes(bucket, rank) for bucket in buckets) for rank in range(4)]
+        assert sent == [
+            sum(states[0].sent_bytes(bucket, rank) for bucket in buckets) for rank in range(4)
+        ]
     loss[name] = sum(losses[-1] for losses, *_ in results)
     print(f"{name:17} {sent[0]:7,} B per step, loss {loss[name]:.3f}")
 ratio = loss["sign, forgetful"] / loss["sign"]
-print(f"without memory the loss is {ratio:.1f} times as large; your guess: {my_guess['without memory the loss is']}")
+print(
+    f"without memory the loss is {ratio:.1f} times as large; your guess: "
+    f"{my_guess['without memory the loss is']}"
+)
 assert ratio > 1.2
 
 # %% [markdown]
@@ -170,7 +198,9 @@ gradients = rng.integers(-9, 10, (6, 3, 20)) * 1.0  # of 6 steps, on 3 ranks, of
 
 
 def bookkeeping(comm):
-    """Reduce this rank's gradients, one per step; return the sum of what came out, and what is left."""
+    """Reduce this rank's gradients, one per step; return the sum of what came out, and what is
+    left.
+    """
     (bucket,) = make_buckets(FlatParameters([Parameter(np.zeros(20), name="w")]), 1e9)
     state, arrived = TopK(comm, 2, "sum"), np.zeros(20)
     for gradient in gradients[:, comm.rank]:
@@ -184,15 +214,19 @@ def bookkeeping(comm):
 results = SimWorld(3).run(bookkeeping)
 arrived, left = results[0][0], sum(residual for _, residual in results)
 print(
-    f"2 of 20 elements travel: |arrived + left - all gradients| = {np.abs(arrived + left - gradients.sum(axis=(0, 1))).max()}"
+    "2 of 20 elements travel: |arrived + left - all gradients| = "
+    f"{np.abs(arrived + left - gradients.sum(axis=(0, 1))).max()}"
 )
 assert np.array_equal(arrived + left, gradients.sum(axis=(0, 1)))
 
 (_, single, _), *_ = SimWorld(1).run(train, steps=5)
 whole = SimWorld(3).run(train, steps=5)[0][1]
 everything = SimWorld(3).run(train, lambda comm: TopK(comm, single.size, "sum"), steps=5)[0][1]
-print(f"top 100 %: max |w_parallel - w_single| = {np.abs(everything - single).max():.1e}; the bits of data parallelism: "
-      f"{np.array_equal(everything, whole)}")  # fmt: skip
+print(
+    f"top 100 %: max |w_parallel - w_single| = {np.abs(everything - single).max():.1e}; the "
+    "bits of data parallelism: "
+    f"{np.array_equal(everything, whole)}"
+)
 assert np.array_equal(everything, whole)
 
 # %% [markdown]
@@ -205,7 +239,8 @@ for every in (1, 4, 10):
     results = world.run(train, every=every)
     sent = sum(m.nbytes for m in world.traces[0].sent("parameter_gather")) // 120
     print(
-        f"averaged every {every:2} steps: {sent:7,} B per step, mean loss of the ranks {np.mean([losses[-1] for losses, *_ in results]):.3f}"
+        f"averaged every {every:2} steps: {sent:7,} B per step, mean loss of the ranks "
+        f"{np.mean([losses[-1] for losses, *_ in results]):.3f}"
     )
 
 # %% [markdown]
@@ -229,7 +264,8 @@ for outer in ("none", "nesterov"):
     config = TrainConfig.make(**job, dp=4, local_steps=3, outer_optimizer=outer)
     verdict = SimWorld(4).run(compare_rank, config)[0]
     print(
-        f"outer optimizer {outer:9} loss {verdict.losses[-1]:.3f}; equal to its replay on one device: {verdict.equal}"
+        f"outer optimizer {outer:9} loss {verdict.losses[-1]:.3f}; equal to its replay on one "
+        f"device: {verdict.equal}"
     )
     assert verdict.equal
 
@@ -251,7 +287,8 @@ def descend(comm, kind):
     (bucket,) = make_buckets(FlatParameters([Parameter(np.zeros(2), name="w")]), 1e9)
     state = kind(comm, 1)
     for _ in range(200):
-        bucket.buffer[...] = [10.0 if comm.rank == 0 else -10.0, weights[1] - 1.0]  # the second wants to be 1
+        # The second wants to be 1.
+        bucket.buffer[...] = [10.0 if comm.rank == 0 else -10.0, weights[1] - 1.0]
         with purpose("gradient_reduce"):
             compress(state, bucket).wait()
         weights -= 0.1 * bucket.buffer
@@ -260,7 +297,8 @@ def descend(comm, kind):
 
 for kind in (TopK, ForgetfulTopK):
     print(
-        f"{kind.__name__:14} the second weight after 200 steps: {SimWorld(2).run(descend, kind)[0][1]:.2f} (it should be near 1)"
+        f"{kind.__name__:14} the second weight after 200 steps: "
+        f"{SimWorld(2).run(descend, kind)[0][1]:.2f} (it should be near 1)"
     )
 assert SimWorld(2).run(descend, ForgetfulTopK)[0][1] == 0
 

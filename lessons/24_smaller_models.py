@@ -69,7 +69,9 @@ def train(comm, int8=False, schedule=None, agree=True, steps=STEPS):
     mine = np.array_split(np.arange(ROWS), comm.size)[comm.rank]
     for step in range(steps):
         flat.zero_grad()
-        loss = cross_entropy(ddp(Tensor(images[mine].astype(np.float64))), labels[mine], divisor=ROWS)
+        loss = cross_entropy(
+            ddp(Tensor(images[mine].astype(np.float64))), labels[mine], divisor=ROWS
+        )
         loss.backward()
         optimizer.step()
         if pruner:
@@ -90,8 +92,16 @@ def right(model):
 gradually = SparsitySchedule(0.8, 30, 100, 5)
 dense = SimWorld(1).run(train)[0]
 small = SimWorld(1).run(train, int8=True, schedule=gradually)[0]
-command = "minidist train --model mlp --steps 150 --quantize int8 --sparsity 0.8 --sparsity-schedule 30,100,5 --trace t.jsonl; minidist report t.jsonl --picture loss"
-header = {"losses": small[0], "reference_losses": dense[0], "command": command, "title": "dense float and sparse INT8"}
+command = (
+    "minidist train --model mlp --steps 150 --quantize int8 --sparsity 0.8 --sparsity-schedule "
+    "30,100,5 --trace t.jsonl; minidist report t.jsonl --picture loss"
+)
+header = {
+    "losses": small[0],
+    "reference_losses": dense[0],
+    "command": command,
+    "title": "dense float and sparse INT8",
+}
 show(draw("loss", [], header, names=("dense, float", "80 % zeros, INT8")))
 
 # %% [markdown]
@@ -141,12 +151,18 @@ print(inspect.getsource(KeptEntries.reduce))
 # %%
 rng = np.random.default_rng(0)
 x, w = rng.normal(1, 1, (3, 5)), rng.normal(0, 1, (5, 2))
-inputs, weights = affine_grid(x.min(), x.max(), np.float64), symmetric_grid(np.abs(w).max(), np.float64)
+inputs, weights = (
+    affine_grid(x.min(), x.max(), np.float64),
+    symmetric_grid(np.abs(w).max(), np.float64),
+)
 q, p = inputs.quantize(x), weights.quantize(w)
 total = int8_matmul(q, p) - int(inputs.zero_point) * p.sum(axis=0, dtype=np.int32)
 floats = fake_quantize(Tensor(x), inputs).data @ fake_quantize(Tensor(w), weights).data
 print(f"{q.dtype} x {p.dtype} -> {total.dtype}; first row {total[0]}")
-print(f"max |integers x scales - floats| = {np.abs(total * inputs.scale * weights.scale - floats).max():.1e}")
+print(
+    "max |integers x scales - floats| = "
+    f"{np.abs(total * inputs.scale * weights.scale - floats).max():.1e}"
+)
 assert np.allclose(total * inputs.scale * weights.scale, floats, rtol=0, atol=1e-12)
 
 # %% [markdown]
@@ -157,13 +173,18 @@ assert np.allclose(total * inputs.scale * weights.scale, floats, rtol=0, atol=1e
 world = SimWorld(3)
 (_, model, parallel, *_), (_, other, second, *_), _ = world.run(train, int8=True, steps=40)
 single = SimWorld(1).run(train, int8=True, steps=40)[0][2]
-print(f"max |w_parallel - w_single| = {np.abs(parallel - single).max():.1e}; ranks 0 and 1: "
-      f"{np.abs(parallel - second).max():.0f}")  # fmt: skip
+print(
+    f"max |w_parallel - w_single| = {np.abs(parallel - single).max():.1e}; ranks 0 and 1: "
+    f"{np.abs(parallel - second).max():.0f}"
+)
 assert np.array_equal(parallel, second)
 assert np.allclose(parallel, single, rtol=0, atol=1e-6)
 
 sent = sum(trace.bytes_by_purpose()["quantization_range"] for trace in world.traces)
-print(f"ranges: {sent:,} B from all ranks in 40 steps; the formula says {40 * 8 * ranges_volume(2, 3):,} B")
+print(
+    f"ranges: {sent:,} B from all ranks in 40 steps; the formula says "
+    f"{40 * 8 * ranges_volume(2, 3):,} B"
+)
 assert sent == 40 * 8 * ranges_volume(2, 3)
 
 sizes, rounded = int8_bytes(model), right(model)
@@ -183,14 +204,21 @@ for name, schedule in (("at once", SparsitySchedule(0.8, 30, 30)), ("little by l
     accuracy[name] = right(sparse)
 for name, percent in accuracy.items():
     guess = my_guess.get(name)
-    verdict = "" if guess is None else f"; your guess is {'right' if abs(guess - percent) < 8 else 'off'}"
+    verdict = (
+        "" if guess is None else f"; your guess is {'right' if abs(guess - percent) < 8 else 'off'}"
+    )
     print(f"{name:16} {percent:.0f} % right{verdict}")
 
 full = SimWorld(3).run(train, steps=1)[0][4]
 kept = weights.size - sum(pruner.pruned(STEPS))
 print(f"a rank sends {full:,} B in a dense step, {last:,} B now: {full / last:.1f} times fewer")
-print(f"the formula, 2 (n-1)/n of 8 B for each of {kept:,} kept entries: about {2 * 2 / 3 * 8 * kept:,.0f} B")
-print(f"your guess is {'right' if abs(my_guess['times fewer bytes'] - full / last) < 0.5 else 'off'}")
+print(
+    f"the formula, 2 (n-1)/n of 8 B for each of {kept:,} kept entries: about "
+    f"{2 * 2 / 3 * 8 * kept:,.0f} B"
+)
+print(
+    f"your guess is {'right' if abs(my_guess['times fewer bytes'] - full / last) < 0.5 else 'off'}"
+)
 assert abs(last - 2 * 2 / 3 * 8 * kept) < 100
 assert (weights == 0).sum() >= sum(pruner.pruned(STEPS))
 
@@ -211,8 +239,11 @@ def threshold(comm):
 world = SimWorld(3)
 mask = np.concatenate(world.run(threshold))
 sent = sum(trace.bytes_by_purpose()["pruning"] for trace in world.traces)
-print(f"{mask.sum():,} of {mask.size:,} kept; sent {sent:,} B, the formula says {selection_bytes(1, 1, 4, 3):,} B; "
-      f"a gather would be {2 * whole.nbytes:,} B")  # fmt: skip
+print(
+    f"{mask.sum():,} of {mask.size:,} kept; sent {sent:,} B, the formula says "
+    f"{selection_bytes(1, 1, 4, 3):,} B; "
+    f"a gather would be {2 * whole.nbytes:,} B"
+)
 assert np.array_equal(np.sort(np.abs(whole[mask])), np.sort(np.abs(whole))[-9_000:])
 assert sent == selection_bytes(1, 1, 4, 3)
 
@@ -221,10 +252,28 @@ assert sent == selection_bytes(1, 1, 4, 3)
 # and sends its logits; the others train the student. Where the teacher is changes no bit of the student:
 
 # %%
-JOB = {"layers": 1, "width": 16, "heads": 2, "context": 16, "data": "markov", "micro_batch": 2, "reduction": "ordered"}
+JOB = {
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 16,
+    "data": "markov",
+    "micro_batch": 2,
+    "reduction": "ordered",
+}
 with tempfile.TemporaryDirectory() as folder:
-    SimWorld(1).run(train_job, TrainConfig.make(**{**JOB, "layers": 2, "width": 32}, steps=40, lr=0.01, save=folder))
-    taught = {**JOB, "distill_from": folder, "temperature": 2.0, "distill_weight": 0.5, "dp": 3, "steps": 3}
+    SimWorld(1).run(
+        train_job,
+        TrainConfig.make(**{**JOB, "layers": 2, "width": 32}, steps=40, lr=0.01, save=folder),
+    )
+    taught = {
+        **JOB,
+        "distill_from": folder,
+        "temperature": 2.0,
+        "distill_weight": 0.5,
+        "dp": 3,
+        "steps": 3,
+    }
     world = SimWorld(4)
     losses = world.run(train_job, TrainConfig.make(**taught, teacher_ranks=1))[0].losses
     sent = world.traces[3].bytes_by_purpose()["teacher"]

@@ -46,9 +46,18 @@ from minidist.train.trainer import train
 # %%
 RANKS, LAYERS, MICRO = 8, 8, 8
 JOB = {
-    "layers": LAYERS, "width": 64, "heads": 8, "context": 32, "data": "markov", "global_batch": 8, "steps": 2, "reduction": "ring", "optimizer": "sgd",
-}  # fmt: skip
-LINKS = LinkModel(alpha=5e-6, beta=1e-9, flops=2e10, memory_bandwidth=1e18)  # so fast a memory that only FLOPs count
+    "layers": LAYERS,
+    "width": 64,
+    "heads": 8,
+    "context": 32,
+    "data": "markov",
+    "global_batch": 8,
+    "steps": 2,
+    "reduction": "ring",
+    "optimizer": "sgd",
+}
+# So fast a memory that only FLOPs count.
+LINKS = LinkModel(alpha=5e-6, beta=1e-9, flops=2e10, memory_bandwidth=1e18)
 
 
 def job_of(pp, dp, tp):
@@ -58,18 +67,24 @@ def job_of(pp, dp, tp):
 
 @cache
 def measured(pp, dp, tp):
-    """Seconds of the second step in the simulated world, and its trace: the very code that trains, on a virtual clock."""
+    """Seconds of the second step in the simulated world, and its trace: the very code that
+    trains, on a virtual clock.
+    """
     world = SimWorld(RANKS, links=LINKS)
     world.run(train, job_of(pp, dp, tp))
     first, second = (
-        max(span.end for trace in world.traces for span in trace.spans if span.name == f"step {i}") for i in (0, 1)
+        max(span.end for trace in world.traces for span in trace.spans if span.name == f"step {i}")
+        for i in (0, 1)
     )
     return second - first, only_steps(world.traces, 1, 2)
 
 
 for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
     seconds, traces = measured(*layout)
-    header = {"title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms", "command": "part 2 of lessons/25_plan_it.py"}
+    header = {
+        "title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms",
+        "command": "part 2 of lessons/25_plan_it.py",
+    }
     show(draw("gantt", traces, header))
 
 # %% [markdown]
@@ -108,10 +123,13 @@ def predicted(pp, dp, tp):
     m = MICRO // dp if pp > 1 else 1
     samples = MICRO // dp // m  # of a micro-batch
     boundary = samples * JOB["context"] * JOB["width"] * 4  # bytes between two layers
-    in_layers = LAYERS / pp * 2 * ring(tp, boundary) if tp > 1 else 0.0  # two all-reduces per layer and direction
+    # Two all-reduces per layer and direction.
+    in_layers = LAYERS / pp * 2 * ring(tp, boundary) if tp > 1 else 0.0
     F = samples * forward / pp / tp / LINKS.flops + in_layers
     B = samples * backward / pp / tp / LINKS.flops + in_layers
-    times = Times([F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + boundary * LINKS.beta] * (pp - 1))
+    times = Times(
+        [F] * pp, [B / 2] * pp, [B / 2] * pp, [LINKS.alpha + boundary * LINKS.beta] * (pp - 1)
+    )
     timing = time_plan(get_schedule("1f1b").plan(pp, m), times, spans=True)
     return timing.makespan + (ring(dp, parameters / pp / tp * 4) if dp > 1 else 0.0), timing
 
@@ -122,7 +140,12 @@ def predicted(pp, dp, tp):
 # All ten meshes, on paper and on the virtual clock:
 
 # %%
-layouts = [(pp, dp, RANKS // pp // dp) for pp in (1, 2, 4, 8) for dp in (1, 2, 4, 8) if RANKS % (pp * dp) == 0]
+layouts = [
+    (pp, dp, RANKS // pp // dp)
+    for pp in (1, 2, 4, 8)
+    for dp in (1, 2, 4, 8)
+    if RANKS % (pp * dp) == 0
+]
 paper = {layout: predicted(*layout)[0] for layout in layouts}
 clock = {layout: measured(*layout)[0] for layout in layouts}
 print("(pp, dp, tp)    on paper   on the clock")
@@ -130,7 +153,8 @@ for layout in sorted(layouts, key=paper.get):
     print(f"{layout!s:14} {1e3 * paper[layout]:8.2f} ms {1e3 * clock[layout]:8.2f} ms")
 best = min(layouts, key=paper.get)
 print(
-    f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}; your guess {my_guess} is {'right' if my_guess == best else 'off'}"
+    f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}; your guess "
+    f"{my_guess} is {'right' if my_guess == best else 'off'}"
 )
 assert clock[best] <= 1.1 * min(clock.values())
 
@@ -140,7 +164,8 @@ assert clock[best] <= 1.1 * min(clock.values())
 # %%
 show(
     gantt(
-        [predicted(4, 2, 1)[1]], command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg"
+        [predicted(4, 2, 1)[1]],
+        command="minidist schedule 1f1b --stages 4 --microbatches 4 --format svg -o plan.svg",
     )
 )
 
@@ -170,7 +195,8 @@ naive = {layout: predicted(*layout)[0] for layout in layouts}
 LINKS = real
 wrong = min(layouts, key=naive.get)
 print(
-    f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes {1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms"
+    f"with free messages {wrong} seems best, {1e3 * naive[wrong]:.2f} ms; on the clock it takes "
+    f"{1e3 * clock[wrong]:.2f} ms, the best {1e3 * min(clock.values()):.2f} ms"
 )
 assert clock[wrong] > 1.3 * min(clock.values())
 

@@ -47,7 +47,9 @@ WORK, SAVE, MTBF = 1000.0, 0.1, 20.0  # hours of work, of one save, and between 
 
 
 def duration(interval, rng):
-    """Hours until WORK is done: segments of `interval` and a save, again from the last save after each failure."""
+    """Hours until WORK is done: segments of `interval` and a save, again from the last save after
+    each failure.
+    """
     now, done, failure = 0.0, 0.0, rng.exponential(MTBF)
     while done < WORK:
         segment = min(interval, WORK - done)
@@ -61,18 +63,27 @@ def duration(interval, rng):
 
 intervals = np.geomspace(0.2, 20, 25)
 jobs = [
-    [duration(interval, np.random.default_rng([seed, i])) for seed in range(40)] for i, interval in enumerate(intervals)
+    [duration(interval, np.random.default_rng([seed, i])) for seed in range(40)]
+    for i, interval in enumerate(intervals)
 ]
 young = np.sqrt(2 * SAVE * MTBF)
 figure = new_figure(8, 3.2)
 axes = figure.add_subplot()
 axes.plot(np.repeat(intervals, 40), np.ravel(jobs), ".", color="#BBBBBB", markersize=3)
 axes.plot(intervals, np.mean(jobs, axis=1), color="#4477AA")
-axes.plot(intervals, WORK * (1 + SAVE / intervals + intervals / (2 * MTBF)), color="#228833", linestyle="--")
+axes.plot(
+    intervals,
+    WORK * (1 + SAVE / intervals + intervals / (2 * MTBF)),
+    color="#228833",
+    linestyle="--",
+)
 axes.axvline(young, color="#AA3377")
 axes.set_xscale("log")
 axes.set_ylim(1000, 2000)
-axes.set_xlabel("hours between two saves (blue: mean of 40 jobs; green: W (1 + C/T + T/2M); purple: sqrt(2 C M))")
+axes.set_xlabel(
+    "hours between two saves (blue: mean of 40 jobs; green: W (1 + C/T + T/2M); purple: sqrt(2 C "
+    "M))"
+)
 axes.set_ylabel("hours")
 tidy(axes)
 show(figure)
@@ -115,7 +126,15 @@ for name, value in answer.items():
 # These are the files on the disk:
 
 # %%
-JOB = {"layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 8, "reduction": "ordered"}
+JOB = {
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "context": 8,
+    "data": "markov",
+    "global_batch": 8,
+    "reduction": "ordered",
+}
 folder = Path("runs") / "lesson-26"
 shutil.rmtree(folder, ignore_errors=True)
 
@@ -132,7 +151,10 @@ for path in sorted(folder.rglob("*")):
         print(f"{path.relative_to(folder)}{size}")
 checkpoint = Checkpoint(folder)
 name = "optimizer/transformer.h.0.mlp.c_fc.weight/exp_avg"
-print(f"\n{len(checkpoint.tensors)} global tensors; {name}: shape {checkpoint.tensors[name]['shape']}, pieces")
+print(
+    f"\n{len(checkpoint.tensors)} global tensors; {name}: shape "
+    f"{checkpoint.tensors[name]['shape']}, pieces"
+)
 for piece in checkpoint.tensors[name]["pieces"]:
     print(f"  elements {piece['range']} in {piece['file']}")
 
@@ -148,7 +170,8 @@ for ranks, zero in ((4, 3), (2, 1), (1, 0), (8, 2)):
     same = [r.digest for r in resumed] == [r.digest for r in whole]
     loss = max(abs(a - b) for a, b in zip(resumed[0].losses, whole[0].losses, strict=True))
     print(
-        f"{ranks} ranks, ZeRO {zero}, after step {resumed[0].first_step}: largest difference of a loss {loss:.0e}; bit for bit: {same}"
+        f"{ranks} ranks, ZeRO {zero}, after step {resumed[0].first_step}: largest difference of "
+        f"a loss {loss:.0e}; bit for bit: {same}"
     )
     assert same == (ranks == 4)
     assert loss < 1e-5
@@ -176,7 +199,9 @@ class Dies(Storage):
 
 def mine(comm):
     """This rank's 8 elements of a tensor w."""
-    return CheckpointShard("w", (8 * comm.size,), np.full(8, float(comm.rank)), 8 * comm.rank, 8 * comm.rank + 8)
+    return CheckpointShard(
+        "w", (8 * comm.size,), np.full(8, float(comm.rank)), 8 * comm.rank, 8 * comm.rank + 8
+    )
 
 
 def save_and_die(comm, at):
@@ -190,7 +215,9 @@ for at in range(3):
         fate = "finished"
     except MinidistError as error:
         fate = f"{type(error).__name__}: rank {error.rank} died"
-    print(f"rank 1 dies at its write number {at}: {fate}; latest is {(folder / 'latest').read_text()}")
+    print(
+        f"rank 1 dies at its write number {at}: {fate}; latest is {(folder / 'latest').read_text()}"
+    )
 
 # %% [markdown]
 # The save that was finished has three barriers of empty messages: every rank has a folder to write to; every rank has

@@ -57,7 +57,10 @@ show(
     draw(
         "gantt",
         world.traces,
-        {"command": "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl --picture gantt"},
+        {
+            "command": "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl "
+            "--picture gantt"
+        },
     )
 )
 
@@ -115,7 +118,9 @@ def run(program, ranks):
             if launcher
             else [sys.executable, str(path), "--ranks", str(ranks)]
         )
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout
 
 
 rows = json.loads(run(PING_PONG, 2).strip().splitlines()[-1])
@@ -149,7 +154,8 @@ def one_device(samples):
 (half, flops), (whole, _) = one_device(4), one_device(8)
 rate = flops / half
 print(
-    f"{flops:.3g} FLOPs in {1e3 * half:.2f} ms: {1e-9 * rate:.2f} GFLOP/s (twice the samples take {whole / half:.2f} times as long)"
+    f"{flops:.3g} FLOPs in {1e3 * half:.2f} ms: {1e-9 * rate:.2f} GFLOP/s (twice the samples "
+    f"take {whole / half:.2f} times as long)"
 )
 print(f"your guess: {my_guess['latency']} µs and {my_guess['GFLOP/s']} GFLOP/s")
 
@@ -196,7 +202,8 @@ launch(main)
 """
 measured = json.loads(run(TRAIN, 2).strip().splitlines()[-1])
 print(
-    f"measured a step: {1e3 * measured:.2f} ms; measured / predicted = {measured / predicted:.2f} (within 25 % is good)"
+    f"measured a step: {1e3 * measured:.2f} ms; measured / predicted = "
+    f"{measured / predicted:.2f} (within 25 % is good)"
 )
 
 # %% [markdown]
@@ -207,7 +214,10 @@ print(
 exact = {**JOB, "steps": 2, "precision": "fp64"}
 two = SimWorld(2).run(train, TrainConfig.make(**exact, dp=2))[0].losses
 one = SimWorld(1).run(train, TrainConfig.make(**exact, dp=1))[0].losses
-print(f"max |loss_parallel - loss_single| = {max(abs(a - b) for a, b in zip(two, one, strict=True)):.1e}")
+print(
+    "max |loss_parallel - loss_single| = "
+    f"{max(abs(a - b) for a, b in zip(two, one, strict=True)):.1e}"
+)
 
 # %% [markdown]
 # ## 6 Break it
@@ -217,7 +227,10 @@ print(f"max |loss_parallel - loss_single| = {max(abs(a - b) for a, b in zip(two,
 
 # %%
 slope, intercept = np.polyfit([n for n, _ in rows], [s for _, s in rows], 1)
-print(f"latency by plain least squares: {1e6 * intercept:.2f} µs; the smallest message took {1e6 * rows[0][1]:.2f} µs")
+print(
+    f"latency by plain least squares: {1e6 * intercept:.2f} µs; the smallest message took "
+    f"{1e6 * rows[0][1]:.2f} µs"
+)
 with expect(AssertionError):
     assert abs(intercept - rows[0][1]) < 0.01 * rows[0][1], "the line misses the small messages"
 

@@ -50,7 +50,13 @@ print(off_by_one.story)
 # %%
 show(
     draw(
-        "loss", [], {"losses": run.wrong.losses, "reference_losses": run.right.losses, "command": "minidist museum 9a"}
+        "loss",
+        [],
+        {
+            "losses": run.wrong.losses,
+            "reference_losses": run.right.losses,
+            "command": "minidist museum 9a",
+        },
     )
 )
 
@@ -83,7 +89,10 @@ run = run_exhibit(means, tests=False)
 print(run.text())
 off = 100 * run.differences["gradients"].ratio
 worse = run.wrong.losses[-1] - run.right.losses[-1]
-print(f"\noff by {off:.0f} %; the last loss is {worse:+.3f} of {run.right.losses[-1]:.3f}. Your guess: {my_guess}")
+print(
+    f"\noff by {off:.0f} %; the last loss is {worse:+.3f} of {run.right.losses[-1]:.3f}. Your "
+    f"guess: {my_guess}"
+)
 assert off > 5
 assert abs(worse) < 0.1
 
@@ -92,7 +101,25 @@ assert abs(worse) < 0.1
 # yourself which of them you would have noticed.
 
 # %%
-ROUND = ("2", "3", "4c", "6", "7", "8", "10b", "11a", "12a", "13a", "14", "17", "19a", "23", "25", "27a", "30")
+ROUND = (
+    "2",
+    "3",
+    "4c",
+    "6",
+    "7",
+    "8",
+    "10b",
+    "11a",
+    "12a",
+    "13a",
+    "14",
+    "17",
+    "19a",
+    "23",
+    "25",
+    "27a",
+    "30",
+)
 runs = [run_exhibit(find(number)[0], tests=False) for number in ROUND]
 print(table(runs))
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
@@ -105,7 +132,8 @@ print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 right = [v for v in runs if v.wrong is not None and v.right.tensors]
 silent = [v.exhibit.number for v in right if not any(d.largest for d in v.differences.values())]
 print(
-    f"no gradient and no weight differs in {silent}; in the other {len(right) - len(silent)} of this round max |w_wrong - w_right| > 0"
+    f"no gradient and no weight differs in {silent}; in the other {len(right) - len(silent)} of "
+    "this round max |w_wrong - w_right| > 0"
 )
 
 # %% [markdown]

@@ -42,12 +42,23 @@ from minidist.train.trainer import train
 # A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then parameters.
 
 # %%
-JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 2, "context": 16, "data": "markov", "micro_batch": 2,
-       "optimizer": "lamb", "lr": 0.02, "reduction": "ordered"}  # fmt: skip
+JOB = {
+    "model": "gpt",
+    "layers": 2,
+    "width": 32,
+    "heads": 2,
+    "context": 16,
+    "data": "markov",
+    "micro_batch": 2,
+    "optimizer": "lamb",
+    "lr": 0.02,
+    "reduction": "ordered",
+}
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
 world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
 command = (
-    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture lanes"
+    "minidist train --optimizer lamb --dp 4 --zero 1 --steps 1 --trace t.jsonl; minidist report "
+    "t.jsonl --picture lanes"
 )
 show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB"}))
 
@@ -86,7 +97,9 @@ def moved(make):
     before = [p.data.copy() for p in flat.parameters]
     model(tokens[:, :-1], tokens[:, 1:], 32.0).backward()
     make(flat).step()
-    pairs = [(p.data, old) for p, old in zip(flat.parameters, before, strict=True) if p.data.ndim == 2]
+    pairs = [
+        (p.data, old) for p, old in zip(flat.parameters, before, strict=True) if p.data.ndim == 2
+    ]
     return [float(np.linalg.norm(new - old) / np.linalg.norm(old)) for new, old in pairs]
 
 
@@ -98,7 +111,10 @@ for name, make in {
 }.items():
     shares = moved(make)
     spread[name] = max(shares) / min(shares)
-    print(f"{name:5} a matrix moves by {min(shares):.4f} to {max(shares):.4f} of its norm: {spread[name]:.1f} times")
+    print(
+        f"{name:5} a matrix moves by {min(shares):.4f} to {max(shares):.4f} of its norm: "
+        f"{spread[name]:.1f} times"
+    )
 print(f"your guess for SGD: {my_guess['most / least']}")
 assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
 
@@ -113,19 +129,25 @@ results = world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
 layers = len(results[0].sizes[0].parameters)
 sent = sum(trace.bytes_by_purpose()["trust_ratio"] for trace in world.traces) / 4
 print(
-    f"{sent / layers:.0f} B per layer and rank; 2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B; your guess {my_guess['bytes']}"
+    f"{sent / layers:.0f} B per layer and rank; 2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B; "
+    f"your guess {my_guess['bytes']}"
 )
 assert sent / layers == 2 * 3 / 4 * 288
 
 
 def against_one_device(**layout):
-    """The verdict on three steps of four ranks: every gradient, weight and optimizer state of every step."""
+    """The verdict on three steps of four ranks: every gradient, weight and optimizer state of
+    every step.
+    """
     return SimWorld(4).run(compare_rank, TrainConfig.make(**JOB, steps=3, **layout))[0]
 
 
 for zero in (0, 1, 2, 3):
     verdict = against_one_device(dp=4, zero=zero)
-    print(f"ZeRO {zero}: {verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
+    print(
+        f"ZeRO {zero}: {verdict.sentence()}; max |w_parallel - w_single| = "
+        f"{verdict.max_difference['weights']:g}"
+    )
     assert verdict.equal
 
 # %% [markdown]
@@ -135,9 +157,13 @@ for zero in (0, 1, 2, 3):
 
 # %%
 print(inspect.getsource(newton_schulz))
-momentum = np.outer(np.arange(1.0, 5), np.arange(1.0, 7)) + np.random.default_rng(0).normal(size=(4, 6))
+momentum = np.outer(np.arange(1.0, 5), np.arange(1.0, 7)) + np.random.default_rng(0).normal(
+    size=(4, 6)
+)
 print("singular values before:", np.round(np.linalg.svd(momentum, compute_uv=False), 2))
-print("and after:             ", np.round(np.linalg.svd(newton_schulz(momentum), compute_uv=False), 2))
+print(
+    "and after:             ", np.round(np.linalg.svd(newton_schulz(momentum), compute_uv=False), 2)
+)
 
 # %% [markdown]
 # With shards the momentum stays where it is, and its matrices travel. **Everywhere**: an all-gather, and every rank
@@ -149,9 +175,14 @@ MUON = {**JOB, "optimizer": "muon", "momentum": 0.95, "nesterov": True}
 for zero in (0, 1, 2, 3):
     for form in ("owner", "everywhere"):
         world = SimWorld(4)
-        verdict = world.run(compare_rank, TrainConfig.make(**MUON, steps=2, dp=4, zero=zero, orthogonalize=form))[0]
+        verdict = world.run(
+            compare_rank, TrainConfig.make(**MUON, steps=2, dp=4, zero=zero, orthogonalize=form)
+        )[0]
         sent = sum(trace.bytes_by_purpose().get("muon", 0) for trace in world.traces) / 2
-        print(f"ZeRO {zero}, {form:10} {sent:9,.0f} B per step in all; equal to one device: {verdict.equal}")
+        print(
+            f"ZeRO {zero}, {form:10} {sent:9,.0f} B per step in all; equal to one device: "
+            f"{verdict.equal}"
+        )
         assert verdict.equal
 
 # %% [markdown]
@@ -163,7 +194,8 @@ for zero in (0, 1, 2, 3):
 with patch.object(LayerSums, "__call__", lambda self, sums: sums):
     wrong = against_one_device(dp=4, zero=1)
 print(
-    f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; max |w_parallel - w_single| = {wrong.max_difference['weights']:.1e}"
+    f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; max |w_parallel - w_single| = "
+    f"{wrong.max_difference['weights']:.1e}"
 )
 assert not wrong.equal
 
@@ -178,7 +210,9 @@ def own_shard(self, parameter, update, shapes):
 
 
 with patch.object(WholeMatrices, "_orthogonal", own_shard):
-    wrong = SimWorld(2).run(compare_rank, TrainConfig.make(**MUON, steps=2, tp=2, precision="fp64"))[0]
+    wrong = SimWorld(2).run(
+        compare_rank, TrainConfig.make(**MUON, steps=2, tp=2, precision="fp64")
+    )[0]
 print(f"losses {', '.join(f'{loss:.3f}' for loss in wrong.losses)}; {wrong.first_difference}")
 assert not wrong.equal
 

@@ -128,17 +128,35 @@ assert ratio > 20
 
 # %%
 folder = tempfile.TemporaryDirectory()
-JOB = {"model": "gpt", "layers": 1, "width": 16, "heads": 2, "context": 16, "data": "markov", "micro_batch": 4}
+JOB = {
+    "model": "gpt",
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 16,
+    "data": "markov",
+    "micro_batch": 4,
+}
 teacher = str(Path(folder.name) / "teacher")
-SimWorld(1).run(train, TrainConfig.make(**{**JOB, "width": 32, "layers": 2}, steps=20, save=teacher))
+SimWorld(1).run(
+    train, TrainConfig.make(**{**JOB, "width": 32, "layers": 2}, steps=20, save=teacher)
+)
 student = TrainConfig.make(
-    **JOB, dp=2, steps=8, distill_from=teacher, teacher_cache=str(Path(folder.name) / "logits"), reduction="ordered"
+    **JOB,
+    dp=2,
+    steps=8,
+    distill_from=teacher,
+    teacher_cache=str(Path(folder.name) / "logits"),
+    reduction="ordered",
 )
 worlds = [SimWorld(2), SimWorld(2)]
 runs = [world.run(train, student) for world in worlds]
 for name, results in zip(("first", "second"), runs, strict=True):
     counts = [result.teacher for result in results]
-    print(f"{name} run: {sum(c['asked'] for c in counts)} samples asked, {sum(c['computed'] for c in counts)} computed")
+    print(
+        f"{name} run: {sum(c['asked'] for c in counts)} samples asked, "
+        f"{sum(c['computed'] for c in counts)} computed"
+    )
 assert runs[0][0].digest == runs[1][0].digest
 assert sum(result.teacher["computed"] for result in runs[1]) == 0
 
@@ -147,11 +165,18 @@ assert sum(result.teacher["computed"] for result in runs[1]) == 0
 
 # %%
 command = (
-    "minidist train --dp 2 --steps 8 --distill-from runs/teacher --teacher-cache runs/logits --trace t.jsonl;"
+    "minidist train --dp 2 --steps 8 --distill-from runs/teacher --teacher-cache runs/logits "
+    "--trace t.jsonl;"
     " minidist report t.jsonl --picture lanes"
 )
 for name, world in zip(("first run", "second run"), worlds, strict=True):
-    show(draw("lanes", world.traces, {"command": command, "title": f"{name}: {1e3 * world.end_time:.2f} ms"}))
+    show(
+        draw(
+            "lanes",
+            world.traces,
+            {"command": command, "title": f"{name}: {1e3 * world.end_time:.2f} ms"},
+        )
+    )
 assert worlds[1].end_time < worlds[0].end_time
 
 # %% [markdown]
@@ -160,13 +185,21 @@ assert worlds[1].end_time < worlds[0].end_time
 # %%
 make = partial(open_sampler, "pydoc", False, 8, 64, 0)
 sampler, requests = make(), [(step, 0, 8) for step in range(6)]
-with PrefetchingSampler(make(), requests) as thread, WorkerSampler(make, sampler, requests, workers=1) as process:
+with (
+    PrefetchingSampler(make(), requests) as thread,
+    WorkerSampler(make, sampler, requests, workers=1) as process,
+):
     for request in requests:
         batches = [source.batch(*request) for source in (sampler, thread, process)]
         assert all(
-            np.array_equal(one, other) for batch in batches for one, other in zip(batches[0], batch, strict=True)
+            np.array_equal(one, other)
+            for batch in batches
+            for one, other in zip(batches[0], batch, strict=True)
         )
-print(f"a thread made {thread.served} batches, a worker {process.served}: bit for bit those of the rank")
+print(
+    f"a thread made {thread.served} batches, a worker {process.served}: bit for bit those of the "
+    "rank"
+)
 
 # %% [markdown]
 # ## 6 Break it
@@ -183,9 +216,12 @@ def tokens(most):
 
 
 forgotten = [cached(text, "tokens", lambda most=most: tokens(most), place) for most in (120, 100)]
-named = [cached(text, "tokens", lambda most=most: tokens(most), place, most=most) for most in (120, 100)]
+named = [
+    cached(text, "tokens", lambda most=most: tokens(most), place, most=most) for most in (120, 100)
+]
 print(
-    f"largest token, asked for at most 100: {forgotten[1].max()} without the parameter in the key, {named[1].max()} with"
+    f"largest token, asked for at most 100: {forgotten[1].max()} without the parameter in the "
+    f"key, {named[1].max()} with"
 )
 assert forgotten[1].max() == 116
 assert named[1].max() == 100

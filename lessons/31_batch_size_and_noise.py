@@ -41,15 +41,33 @@ from minidist.train.trainer import train
 # seconds per row, and two steps with shares in proportion to their speeds.
 
 # %%
-JOB = {"model": "gpt", "layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "reduction": "ordered"}
-SLOW = LinkModel(alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 1.0, 4.0)[rank])
+JOB = {
+    "model": "gpt",
+    "layers": 1,
+    "width": 16,
+    "heads": 2,
+    "context": 8,
+    "data": "markov",
+    "reduction": "ordered",
+}
+SLOW = LinkModel(
+    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 1.0, 4.0)[rank]
+)
 world = SimWorld(3, links=SLOW)
-result = world.run(train, TrainConfig.make(**JOB, dp=3, global_batch=36, weights="measured:2", steps=4))[0]
+result = world.run(
+    train, TrainConfig.make(**JOB, dp=3, global_batch=36, weights="measured:2", steps=4)
+)[0]
 command = (
     "minidist train --dp 3 --global-batch 36 --weights measured:2 --steps 4 --trace t.jsonl;"
     " minidist report t.jsonl --picture lanes"
 )
-show(draw("lanes", world.traces, {"command": command, "title": "measured shares, rank 2 four times as slow"}))
+show(
+    draw(
+        "lanes",
+        world.traces,
+        {"command": command, "title": "measured shares, rank 2 four times as slow"},
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
@@ -86,9 +104,14 @@ print(inspect.getsource(BatchPlan.next))
 # %%
 runs = [([sum(rows) for rows in shares.rows], steps) for shares, steps in result.runs]
 print("rows of the ranks, for so many steps:", runs)
-ends = [max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(4)]
+ends = [
+    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(4)
+]
 share = (ends[3] - ends[2]) / (ends[1] - ends[0])
-print(f"a step takes {share:.2f} of its time; your guesses: {my_guess['rows']} rows, {my_guess['share of the time']}")
+print(
+    f"a step takes {share:.2f} of its time; your guesses: {my_guess['rows']} rows, "
+    f"{my_guess['share of the time']}"
+)
 assert runs == [([12, 12, 12], 2), ([16, 16, 4], 2)]
 assert share < 0.5
 
@@ -107,7 +130,9 @@ for values in (
 ):
     sim = SimWorld(values["dp"], links=SLOW)
     verdict = sim.run(compare_rank, TrainConfig.make(**JOB, **values))[0]
-    print(f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}")
+    print(
+        f"{verdict.sentence()}; max |w_parallel - w_single| = {verdict.max_difference['weights']:g}"
+    )
     assert verdict.equal
 
 # %% [markdown]
@@ -116,7 +141,9 @@ for values in (
 
 # %%
 for shares, steps in sim.run(train, TrainConfig.make(**JOB, **values))[0].runs:
-    print(f"{shares.samples} samples, {shares.accumulation} micro-batches per rank, for {steps} steps")
+    print(
+        f"{shares.samples} samples, {shares.accumulation} micro-batches per rank, for {steps} steps"
+    )
 
 # %% [markdown]
 # ## 6 Break it
@@ -141,7 +168,10 @@ for place in range(4):
     squares = (sum(batch[:3]) / 4) ** 2 + (batch[3] / 4) ** 2
     right.append(estimate_of_shares([3, 1], squares, 2.0**2).noise)
     wrong.append(estimate(2, squares * 2, 4, 2.0**2).noise)
-print(f"noise {sum(right) / 4:.3f} with the rows of each rank, {sum(wrong) / 4:.3f} as if they were equal")
+print(
+    f"noise {sum(right) / 4:.3f} with the rows of each rank, {sum(wrong) / 4:.3f} as if they "
+    "were equal"
+)
 assert abs(sum(right) / 4 - 4) < 1e-12
 assert abs(sum(wrong) / 4 - 4) > 1
 

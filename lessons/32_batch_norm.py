@@ -51,11 +51,28 @@ from minidist.train.trainer import train
 # computation, so they cannot overlap with it as the messages of the gradients can.
 
 # %%
-JOB = {"model": "cnn", "layers": 2, "width": 4, "data": "glyphs", "global_batch": 16, "optimizer": "sgd", "lr": 0.1}
+JOB = {
+    "model": "cnn",
+    "layers": 2,
+    "width": 4,
+    "data": "glyphs",
+    "global_batch": 16,
+    "optimizer": "sgd",
+    "lr": 0.1,
+}
 world = SimWorld(4, links=LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9))
 world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
-command = "minidist train --model cnn --batch-norm sync --dp 4 --steps 1 --trace t.jsonl; minidist report t.jsonl --picture lanes"
-show(draw("lanes", world.traces, {"command": command, "title": "SyncBatchNorm: messages in the middle"}))
+command = (
+    "minidist train --model cnn --batch-norm sync --dp 4 --steps 1 --trace t.jsonl; minidist "
+    "report t.jsonl --picture lanes"
+)
+show(
+    draw(
+        "lanes",
+        world.traces,
+        {"command": command, "title": "SyncBatchNorm: messages in the middle"},
+    )
+)
 
 # %% [markdown]
 # ## 3 Predict
@@ -143,7 +160,8 @@ world = SimWorld(4)
 world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
 sent = sum(trace.bytes_by_purpose()["batch_norm"] for trace in world.traces)
 print(
-    f"a norm: {forward:,} B forward (your guess {my_guess['bytes']}) and {backward:,} B backward; five norms: {sent:,} B"
+    f"a norm: {forward:,} B forward (your guess {my_guess['bytes']}) and {backward:,} B "
+    f"backward; five norms: {sent:,} B"
 )
 assert sent == 5 * (forward + backward)
 
@@ -157,7 +175,10 @@ assert sent == 5 * (forward + backward)
 right = against_one_device(4, dp=4, reduction="ordered")
 with patch.object(RunningStatistics, "combine", lambda self: None):
     wrong = against_one_device(4, dp=4, reduction="ordered")
-print(f"losses {', '.join(f'{loss:.4f}' for loss in wrong.losses)}, as they should be: {wrong.losses == right.losses}")
+print(
+    f"losses {', '.join(f'{loss:.4f}' for loss in wrong.losses)}, as they should be: "
+    f"{wrong.losses == right.losses}"
+)
 print(f"weights differ by {wrong.max_difference['weights']:g}, but {wrong.first_difference}")
 assert right.equal
 assert wrong.max_difference["weights"] == 0

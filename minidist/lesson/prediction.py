@@ -22,8 +22,8 @@ class Prediction:
     unit: str = ""
     by: str = "you"
 
-    def judge(self, answer: float, within: float = 0.0) -> bool:
-        """Print the measured number beside the predicted one; returns whether they agree.
+    def judge(self, answer: float, within: float = 0.0) -> None:
+        """Print the measured number, the predicted one, and whether they agree.
 
         within: how far off a right prediction may be, as a part of the answer.
         """
@@ -31,7 +31,6 @@ class Prediction:
         whose = "you predicted" if self.by == "you" else "the example is"
         verdict = "right" if right else "off"
         print(f"{self.question}: {number(answer, self.unit)}; {whose} {number(self.value, self.unit)}: {verdict}")
-        return right
 
 
 def predict(question: str, example: float, unit: str = "") -> Prediction:
