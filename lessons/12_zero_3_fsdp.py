@@ -9,15 +9,18 @@
 # %% [markdown]
 # # 12 ZeRO 3 / FSDP
 #
-# *35 minutes. Before it: 07 and 11. You need no MPI, no GPU and no download.*
+# *35 minutes. Before it: 07 and 11.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes and dropped right
-# after**, once in forward and once in backward. So everything that grows with the model is divided by n.
+# Eight equal layers of 65,536 B train on four ranks. Each rank has a quarter of every layer's
+# weights. Just before a layer computes, its weights are gathered from all ranks, and right after it
+# the other three quarters are dropped again; in forward, and once more in backward. In backward its
+# gradient is then reduce-scattered.
 #
-# What it saves: with Adam in mixed precision 16 B per parameter become 16/n. What it costs: half as many bytes again
-# on the links, 3 Ψ instead of 2 Ψ, and waiting for them unless the next gather runs while a layer computes.
+# In data parallelism a rank sends 2 (n-1)/n of the model's bytes Ψ in a step. How much does it send
+# here? A gather takes time, so let it start one layer ahead, while the layer before computes. How
+# many whole layers are in memory at the peak then?
 
 # %%
 import inspect
@@ -28,21 +31,34 @@ import numpy as np
 from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import all_gather
+from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
 from minidist.report import draw, show
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# The second step of a network of eight equal layers on four ranks, rank 0's streams: first with every gather when it
-# is needed, then with one layer gathered ahead. This function made both; part 4 explains it.
+# Count gathers and reduce-scatters; each sends (n-1)/n of a layer from a rank.
+
+# %%
+traffic_guess = predict("bytes that a rank sends in a step, over (n-1)/n Ψ", example=2)
+layers_guess = predict("whole layers at the peak, with one layer gathered ahead", example=1)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Keep only 1/n of the *parameters* too. **A layer's weights are gathered just before it computes
+# and dropped right after**, so everything that grows with the model is divided by n. What it saves:
+# with Adam in mixed precision 16 B per parameter become 16/n. What it costs: more bytes on the
+# links, and waiting for them unless the next gather runs while a layer computes.
+#
+# The second step on rank 0: first with every gather when it is needed, then with one layer gathered
+# ahead. This function made both; part 4 explains it.
 
 # %%
 LAYERS, WIDTH, RANKS, ROWS = 8, 128, 4, 256
@@ -115,50 +131,63 @@ for prefetch in (0, 1, 2):
     results = world.run(train, prefetch)
     runs[prefetch] = (second_step(world.traces), results[0])
 for prefetch in (0, 1):
-    command = f"part 2 of lessons/12_zero_3_fsdp.py, prefetch={prefetch}"
-    show(draw("lanes", runs[prefetch][0], {"command": command}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# How many bytes leave a rank in a step, in units of (n-1)/n Ψ? (Data parallelism: 2.) And how many whole layers are in
-# memory at the peak, with no prefetch, with one layer gathered ahead, and with two?
-
-# %%
-my_guess = {"traffic": 2, "whole layers": [1, 1, 1]}
+    header = {"name": f"prefetch {prefetch}", "command": "part 3 of lessons/12_zero_3_fsdp.py"}
+    show(draw("lanes", runs[prefetch][0], header))
 
 # %% [markdown]
 # ## 4 The code
 #
 # A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new array; releasing
 # frees that array. The nodes of the graph refer to the parameter and never to its array, so nothing else keeps it
-# alive.
+# alive. As a toy, with every message:
+
 
 # %%
-group = FSDPParamGroup
-for function in (group.start_gather, group.finish_gather, group.release, group.start_reduce):
-    print(inspect.getsource(function))
+def toy(comm, shards, x):
+    """Forward and backward of y = x W for each layer; a rank has the rows shards[i] of layer i."""
+    weights, inputs = {}, []
+    for shard in shards:
+        whole = all_gather(comm, shard.reshape(-1))  # just in time ...
+        inputs.append(x)
+        x = x @ whole.reshape(x.shape[1], -1)
+        del whole  # ... and dropped again
+    g = np.ones_like(x)  # of the sum of all outputs
+    for i in reversed(range(len(shards))):
+        whole = all_gather(comm, shards[i].reshape(-1)).reshape(g.shape[1], -1)
+        gradient = (inputs.pop().T @ g).reshape(-1)
+        weights[i] = reduce_scatter(comm, gradient).reshape(shards[i].shape)
+        g = g @ whole.T
+        del whole
+    return weights  # this rank's rows of each gradient, summed over the ranks
+
+
+layers = [np.random.default_rng(i).integers(-2, 3, (4, 4)).astype(float) for i in range(3)]
+x = np.ones((2, 4))
+two = SimWorld(2).run(lambda comm: toy(comm, [np.split(w, 2)[comm.rank] for w in layers], x))
+one = SimWorld(1).run(lambda comm: toy(comm, layers, x))[0]
+both = [np.concatenate([part[i] for part in two]) for i in range(3)]
+same = all(np.array_equal(both[i], 2 * one[i]) for i in range(3))  # each rank had the same rows
+print("the shards of two ranks together are one rank's gradient, twice:", same)
+assert same
+
+# %% [markdown]
+# The library does the same in streams, so that gathers overlap with computing:
+# [fsdp_param_group.py](../minidist/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`, `release` and `start_reduce`.
 
 # %% [markdown]
 # ## 5 Check
 
 # %%
-psi = LAYERS * LAYER
+psi, peaks = LAYERS * LAYER, {}
 for prefetch, (traces, (_, account, _)) in runs.items():
-    sent = traces[0].bytes_by_purpose()
     end = max(max(m.end for m in trace.messages) for trace in traces)
-    peak = account.peak_by_purpose["unsharded"] // LAYER
-    right = "right" if my_guess["whole layers"][prefetch] == peak else "off"
-    print(
-        f"prefetch {prefetch}: the step takes {end * 1e6:.0f} µs, {peak} whole layers at the "
-        f"peak (your guess is {right})"
-    )
-traffic = sum(sent.values()) / (psi * (RANKS - 1) / RANKS)
-right = "right" if my_guess["traffic"] == traffic else "off"
-print(
-    f"{', '.join(f'{k} {v:,} B' for k, v in sent.items())}: {traffic:g} times (n-1)/n Ψ; your "
-    f"guess is {right}"
-)
+    peaks[prefetch] = account.peak_by_purpose["unsharded"] // LAYER
+    print(f"prefetch {prefetch}: {end * 1e6:.0f} µs, {peaks[prefetch]} whole layers at the peak")
+layers_guess.judge(peaks[1])
+
+sent = runs[1][0][0].bytes_by_purpose()
+print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in sent.items()))
+traffic_guess.judge(sum(sent.values()) / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
 # The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than
@@ -190,8 +219,8 @@ def data_parallel(comm, steps=2, dtype=np.float32):
 for title, program in (("data parallelism", data_parallel), ("fully sharded", train)):
     world = SimWorld(RANKS)
     (_, _, held), *_ = world.run(program)
-    command = f"part 5 of lessons/12_zero_3_fsdp.py, {title}"
-    show(draw("memory", world.traces[:1], {"command": command, "title": title}))
+    header = {"title": title, "command": "part 5 of lessons/12_zero_3_fsdp.py"}
+    show(draw("memory", world.traces[:1], header))
     model_bytes = sum(held[kind] for kind in ("parameter", "gradient", "optimizer"))
     print(f"{title}: between steps {model_bytes:,} B, that is {model_bytes / psi:g} Ψ")
 
@@ -280,7 +309,8 @@ check("12.prefetch", solution("12.prefetch"))
 #   layers when d are gathered ahead.
 # - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer computes as long as
 #   its gather travels.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --dp 4 --zero 3 --steps 5
@@ -288,7 +318,8 @@ check("12.prefetch", solution("12.prefetch"))
 #     mpiexec -n 4 minidist compare --dp 4 --zero 3 --steps 3 --dp-replicate 2
 #     minidist train --dp 4 --zero 3 --steps 3 --trace runs/fsdp.jsonl
 #     minidist report runs/fsdp.jsonl --picture memory -o runs/saw-tooth.svg
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,15 +9,19 @@
 # %% [markdown]
 # # 14 Tensor parallel
 #
-# *40 minutes. Before it: 02, 04 and 06. You need no MPI, no GPU and no download.*
+# *40 minutes. Before it: 02, 04 and 06.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the second into rows,
-# and one all-reduce each way is the only communication.**
+# A transformer block has an MLP with two matrices, y = relu(x A) B, and an attention with two,
+# Q|K|V and the projection. They do not fit on one rank. On four ranks, give each rank a quarter of
+# the *columns* of the first matrix and a quarter of the *rows* of the second. Then x A can be
+# computed column by column without a message, and the four products with the rows of B only have to
+# be added up: one all-reduce for the MLP, one for the attention, and as many in backward.
 #
-# What it saves: parameters, gradients, optimizer state and the inner activations are divided by t. What it costs:
-# four all-reduces of the activations per layer and step, on the critical path; so t stays within the fastest links.
+# The activations are 4 x 16 x 64 numbers of 4 B, 16,384 B. With ring all-reduces (lesson 04), how
+# many bytes does a rank send in one forward and backward of the block? And what part of the block's
+# parameters does it hold?
 
 # %%
 import inspect
@@ -27,7 +31,7 @@ import numpy as np
 from minidist.autograd import FlopCounter, Tensor
 from minidist.base.errors import MismatchError
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import GPT, Block, FlatParameters, GPTConfig
 from minidist.optim import SGD
 from minidist.parallel.replica_check import check_module_replicas
@@ -42,11 +46,26 @@ from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# A small GPT layer on two ranks. The colour shows which rank holds a tile; grey is held by both. Look at `c_attn`, in
-# which Q, K and V lie side by side: each of the three is cut, so that a rank has whole heads. And look how the
-# columns of `c_fc` meet the rows of `c_proj`.
+# The norms and two of the biases are whole on every rank. 5 % off is good enough.
+
+# %%
+bytes_guess = predict("bytes that a rank sends in forward and backward", example=16_384, unit="B")
+share_guess = predict("parameters that a rank holds, in percent", example=50, unit="%")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Train a layer whose matrices do not fit on one rank: **cut the first matrix into columns and the
+# second into rows, and one all-reduce each way is the only communication.** What it saves:
+# parameters, gradients, optimizer state and the inner activations are divided by t. What it costs:
+# four all-reduces of the activations per layer and step, on the critical path; so t stays within
+# the fastest links.
+#
+# A small GPT layer on two ranks. The colour shows which rank holds a tile; grey is held by both.
+# Look at `c_attn`, in which Q, K and V lie side by side: each of the three is cut, so that a rank
+# has whole heads. And look how the columns of `c_fc` meet the rows of `c_proj`.
 
 # %%
 tiles = model_tiles("gpt", tp=2, width=16, heads=4)
@@ -93,21 +112,13 @@ def one_block(comm, compute=True):
 world = SimWorld(2, links=LinkModel(alpha=2e-6, beta=1e-10, flops=2e11, memory_bandwidth=1e11))
 world.run(one_block)
 command = "minidist train --tp 2 --layers 1 --steps 1 --trace t.jsonl; minidist report t.jsonl"
-show(draw("space-time", world.traces, {"command": command}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# Four ranks, activations of 4 x 16 x 64 float32 numbers (16,384 B). How many bytes does a rank send in one forward and
-# backward of the block, with ring all-reduces? And what share of the block's parameters does it hold?
-
-# %%
-my_guess = {"bytes": 16_384, "share": 0.25}
+show(draw("space-time", world.traces, {"name": "a block on 2 ranks", "command": command}))
 
 # %% [markdown]
 # ## 4 The code
 #
-# Two nodes of the tape do all of it. Megatron calls them **f** and **g**; each is the other one backwards:
+# Two identity nodes of the graph (lesson 01) do all of it: in one direction they pass on what they get, in the other they sum it
+# over the ranks. Megatron calls them **f** and **g**; each is the other one backwards:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -151,19 +162,18 @@ world = SimWorld(ranks)
 held = world.run(one_block)
 whole = SimWorld(1).run(one_block)[0]
 sent = world.traces[0].sent()
-answer = {"bytes": sum(m.nbytes for m in sent), "share": held[0] / whole}
+nbytes = sum(m.nbytes for m in sent)
 rings = {
     purpose: len(world.traces[0].sent(purpose)) // (2 * (ranks - 1))
     for purpose in ("tensor_forward", "tensor_backward")
 }
 print(f"all-reduces: {rings}")
 formula = 8 * BATCH * LENGTH * WIDTH * (ranks - 1) // ranks * 4
-print(f"sent by rank 0: {answer['bytes']:,} B; 8 b s h (t-1)/t x 4 B = {formula:,} B")
+print(f"8 b s h (t-1)/t x 4 B = {formula:,} B")
 print(f"parameters: {held[0]:,} of {whole:,}; the norms and two biases are whole on every rank")
-assert answer["bytes"] == formula
-for name, value in answer.items():
-    verdict = "right" if abs(my_guess[name] - value) <= 0.02 * value else "off"
-    print(f"{name}: {value:,.5g}; your guess is {verdict}")
+assert nbytes == formula
+bytes_guess.judge(nbytes)
+share_guess.judge(100 * held[0] / whole, within=0.05)
 
 # %% [markdown]
 # Is it the same training? A GPT with two layers, five steps, against one device; the tiles are gathered for the
@@ -265,12 +275,14 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # - **Columns, then rows**: between them nothing travels. f sums in backward, g in forward; the bias comes after g.
 # - A layer sends **8 b s h (t-1)/t** numbers per rank and step, whatever the size of the weights: best for small
 #   batches of huge layers.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py
 #     mpiexec -n 2 minidist compare --tp 2 --precision fp64 --steps 3
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,16 +9,18 @@
 # %% [markdown]
 # # 16 Naive pipeline and GPipe
 #
-# *35 minutes. Before it: 03 and 06. You need no MPI, no GPU and no download.*
+# *35 minutes. Before it: 03 and 06.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Cut a model that is too deep for one rank into **stages, one per rank, and keep them all busy with micro-batches**.
-# A stage sends what it computed to the next one; backward, gradients go the other way.
+# A model is too deep for one rank, so four ranks have a quarter of its layers each, a *stage*. A
+# batch goes from stage to stage and its gradient comes back: while one stage works, three wait. So
+# the batch is cut into 12 *micro-batches*. As soon as stage 0 has finished the first one it hands
+# it on and takes the second; when all have gone forward, they come back one after the other.
 #
-# What it saves: each rank holds 1/p of the model, and only small messages leave it: the activations at p-1 stage
-# boundaries. What it costs: at the start and at the end of a step stages wait, the *bubble*; and activations of all
-# micro-batches are alive.
+# Forward takes 1 ms on a stage and backward 2 ms. Now all four stages work at once in the middle of
+# the step, and wait only at its beginning and at its end. What part of the time between the first
+# action of a step and its last is a rank idle?
 
 # %%
 import inspect
@@ -27,10 +29,9 @@ import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.pipeline.plan import from_cells, get_schedule
-from minidist.pipeline.plan.gpipe import gpipe
 from minidist.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
@@ -39,11 +40,26 @@ from minidist.report import draw, show
 from minidist.report.gantt import gantt
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages and back before the
-# next one starts, so one stage works and three wait. Below, GPipe: while stage 1 has micro-batch 0, stage 0 has
-# micro-batch 1.
+# Draw it for one micro-batch, then for two: how many columns does the picture have, and how many of
+# them does a stage fill?
+
+# %%
+idle_guess = predict("idle part of the time, 4 stages and 12 micro-batches", example=0.75)
+alive_guess = predict("micro-batches whose activations stage 0 holds at the peak", example=4)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Cut a model that is too deep for one rank into **stages, one per rank, and keep them all busy with
+# micro-batches**. What it saves: each rank holds 1/p of the model, and only small messages leave
+# it: the activations at p - 1 stage boundaries. What it costs: at the start and at the end of a
+# step stages wait, the *bubble*; and activations of many micro-batches are alive.
+#
+# Four stages, four micro-batches. Above, the naive pipeline: a micro-batch goes through all stages
+# and back before the next one starts, so one stage works and three wait. Below, GPipe: while stage
+# 1 has micro-batch 0, stage 0 has micro-batch 1.
 
 # %%
 p, m = 4, 4
@@ -97,35 +113,53 @@ show(
     draw(
         "space-time",
         world.traces,
-        {"command": "part 2 of lessons/16_naive_pipeline_and_gpipe.py, gpipe"},
+        {
+            "name": "GPipe, 4 micro-batches",
+            "command": "part 3 of lessons/16_naive_pipeline_and_gpipe.py",
+        },
     )
 )
 
 # %% [markdown]
-# ## 3 Predict
-#
-# With GPipe on 4 stages and 12 micro-batches: which part of the time does a rank idle, *of total*? (0.25 means a
-# quarter.)
-
-# %%
-my_guess = 0.75
-
-# %% [markdown]
 # ## 4 The code
 #
-# A schedule is data: for each rank the list of what it does. This is all of GPipe:
+# Every message of a pipeline, in a toy: a stage multiplies what it gets by its weight. It sends its output to the next stage, and
+# in backward the gradient of its input to the stage before.
+
 
 # %%
-print(inspect.getsource(gpipe))
-print(get_schedule("gpipe").plan(3, 2).to_csv())
+def toy(comm, batches, weight):
+    """One stage of y = w3 w2 w1 w0 x; the loss is the sum of y.
+
+    Returns the gradient of its weight.
+    """
+    stage, last, inputs, gradient = comm.rank, comm.size - 1, [], 0.0
+    for batch in batches:
+        x = batch.copy()
+        if stage > 0:
+            comm.recv(x, stage - 1)  # activations, from the stage before
+        inputs.append(x)
+        if stage < last:
+            comm.send(weight * x, stage + 1)
+    for x in inputs:
+        g = np.ones_like(x)
+        if stage < last:
+            comm.recv(g, stage + 1)  # the gradient of this stage's output
+        gradient += float((g * x).sum())
+        if stage > 0:
+            comm.send(weight * g, stage - 1)
+    return gradient
+
+
+toy_world = SimWorld(4)
+batches = [np.full(2, float(i)) for i in range(3)]
+print("gradients", toy_world.run(lambda comm: toy(comm, batches, comm.rank + 1.0)))
+print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3, 4)])
 
 # %% [markdown]
-# Passes insert sends and early receives, and the runtime executes the list. A stage's forward takes what arrived,
-# backward starts from the gradient that arrived, and the result is sent on:
-
-# %%
-print(inspect.getsource(Pipeline._forward))
-print(inspect.getsource(Pipeline._backward))
+# In the library a schedule is data: for each rank the list of what it does. Passes insert sends and early receives, and the
+# runtime executes the list: [gpipe.py](../minidist/pipeline/plan/gpipe.py), and `_forward` and `_backward` in
+# [pipeline.py](../minidist/pipeline/runtime/pipeline.py).
 
 # %% [markdown]
 # ## 5 Check
@@ -149,11 +183,7 @@ for m in (1, 4, 12, 24):
         f"{(p - 1) / (m + p - 1):.3f}"
     )
     assert abs(idle - (p - 1) / (m + p - 1)) < 1e-9
-answer = idle_of_total("gpipe", 12)
-print(
-    f"12 micro-batches: {answer:.3f}; your guess {my_guess} is "
-    f"{'right' if abs(my_guess - answer) < 0.02 else 'off'}"
-)
+idle_guess.judge(idle_of_total("gpipe", 12), within=0.1)
 
 # %% [markdown]
 # More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and small products are
@@ -161,10 +191,9 @@ print(
 
 # %%
 for m in (4, 12, 24):
-    print(
-        f"{m:2} micro-batches: alive on each stage "
-        f"{time_plan(get_schedule('gpipe').plan(4, m)).peak}"
-    )
+    alive = time_plan(get_schedule("gpipe").plan(4, m)).peak
+    print(f"{m:2} micro-batches: alive on each stage {alive}")
+alive_guess.judge(time_plan(get_schedule("gpipe").plan(4, 12)).peak[0])
 
 # %% [markdown]
 # Is the gradient that of one device? And what does each rank send?
@@ -188,7 +217,8 @@ print(
 # %% [markdown]
 # The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the
 # stage boundary.
-#
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1 wants micro-batch 1
@@ -243,14 +273,16 @@ check("16.gpipe", solution("16.gpipe"))
 #   (p-1)/p.
 # - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the model's size; **all
 #   m micro-batches are alive** under GPipe. Lesson 17 fixes that.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
 #
 # `mpi_examples/gpipe.py` is the same as a program of one page. Look at any plan with your own p and m: `minidist
 # schedule gpipe --stages 8 --microbatches 32`.
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,15 +9,18 @@
 # %% [markdown]
 # # 18 PipeDream and weight stashing
 #
-# *35 minutes. Before it: 17. You need no MPI, no GPU and no download.*
+# *35 minutes. Before it: 17.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# 1F1B still drains at the end of every step, because the update comes when all gradients are there. PipeDream does not
-# wait: **a stage updates its weights after each backward, and the pipeline never drains.** Then a mini-batch's forward
-# and its backward would see different weights, unless **each mini-batch keeps the weights that it began with**.
+# A pipeline of four stages trains on a stream of mini-batches and never drains: **a stage updates
+# its weights right after each backward**. The order on a stage is 1F1B's (lesson 17), so stage 0
+# begins with four forwards before its first backward, and stage 3 alternates from the start. Call
+# the weights of a stage after v updates version v.
 #
-# What it saves: the bubble. What it costs: versions of the weights (p-s on stage s), and gradients that are late.
+# Mini-batch 7 goes through all stages. The update of a mini-batch comes after its backward, so the
+# freshest weights for mini-batch 7 are version 7: those that have learned from mini-batches 0 to 6.
+# Which version does it find on stage 3, and which on stage 0?
 
 # %%
 import inspect
@@ -28,7 +31,7 @@ import numpy as np
 from minidist.autograd import Parameter, Tensor
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.pipeline.plan import get_schedule
@@ -40,10 +43,25 @@ from minidist.report import draw, show
 from minidist.report.version_gantt import version_gantt
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# The order is 1F1B's over an endless stream. The colour is the version of the weights that an action sees, a red line
-# an update. Follow one mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
+# How many mini-batches are on their way, begun on stage 0 and not yet back, when mini-batch 7
+# enters?
+
+# %%
+last_guess = predict("version that mini-batch 7 uses on stage 3", example=6)
+first_guess = predict("version that mini-batch 7 uses on stage 0", example=6)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# 1F1B still drains at the end of every step, because the update comes when all gradients are there.
+# PipeDream does not wait. Then a mini-batch's forward and its backward would see different weights,
+# unless **each mini-batch keeps the weights that it began with**. What that saves: the bubble. What
+# it costs: p - s versions of the weights on stage s, and gradients that are late.
+#
+# The colour is the version of the weights that an action sees, a red line an update. Follow one
+# mini-batch: on a stage its F and its B have one colour. Follow one *stage*: between them the
 # weights changed. Below the rows is how many versions each rank keeps.
 
 # %%
@@ -58,18 +76,10 @@ show(
 )
 
 # %% [markdown]
-# ## 3 Predict
-#
-# Four stages. Mini-batch 7 goes through all of them. Which version of the weights does it use on stage 0, 1, 2 and 3?
-# (Version v is what a stage has after v updates.)
-
-# %%
-my_guess = [7, 7, 7, 7]
-
-# %% [markdown]
 # ## 4 The code
 #
-# All of weight stashing: an update makes a new array, so the old one lives for as long as some backward needs it.
+# All of weight stashing in the library ([versions.py](../minidist/pipeline/runtime/versions.py)): an update makes a new array, so the
+# old one lives for as long as some backward needs it.
 
 # %%
 print(inspect.getsource(UnitVersions.forward))
@@ -84,8 +94,8 @@ print(inspect.getsource(UnitVersions.update))
 # %%
 WIDTH, ROWS = 32, 16
 rng = np.random.default_rng(0)
-inputs = [rng.normal(size=(ROWS, WIDTH)) for _ in range(m)]
-targets = [rng.normal(size=(ROWS, WIDTH)) for _ in range(m)]
+inputs = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
+targets = [rng.normal(size=(ROWS, WIDTH)) for _ in range(12)]
 
 
 def train(comm, plan):
@@ -109,11 +119,9 @@ def train(comm, plan):
 world = SimWorld(p)
 ranks = world.run(train, stream)
 used = [versions.used["B", stage, 7] for stage, versions in enumerate(ranks)]
-print(
-    f"mini-batch 7 used versions {used}; max(0, t - (p-1-s)) = "
-    f"{[max(0, 7 - (p - 1 - s)) for s in range(p)]}"
-)
-print(f"your guess {my_guess} is {'right' if my_guess == used else 'off'}")
+print(f"mini-batch 7 used versions {used}")
+last_guess.judge(used[3])
+first_guess.judge(used[0])
 kept = [versions.own[stage].most for stage, versions in enumerate(ranks)]
 print(f"versions kept: {kept}, in the plan {validate(stream).weight_versions}")
 assert used == [max(0, 7 - (p - 1 - s)) for s in range(p)]
@@ -140,7 +148,7 @@ model = MLP([WIDTH] * (p + 1), dtype=np.float64)
 stages, _ = split_model(model, p, range(p))
 history = [[stage.flat.data.copy()] for stage in stages]
 optimizers = [SGD(stage.flat, lr=0.05) for stage in stages]
-for t, (x, target) in enumerate(zip(inputs, targets, strict=True)):
+for t, (x, target) in enumerate(zip(inputs[:m], targets[:m], strict=True)):
     y = Tensor(x)
     for s, stage in enumerate(stages):
         version = max(0, t - (p - 1 - s))
@@ -165,16 +173,14 @@ assert same
 
 # %%
 print("                          versions used by mini-batch (micro-batch) 9   kept")
-for name, options, count in (
-    ("pipedream", {}, m),
-    ("pipedream-vertical-sync", {}, m),
-    ("pipedream-2bw", {"batches": 3}, 4),
+for name, count, options in (
+    ("pipedream", m, {}),
+    ("pipedream-vertical-sync", m, {}),
+    ("pipedream-2bw", 4, {"batches": 3}),
 ):
     plan = get_schedule(name).plan(p, count, **options)
-    ranks = SimWorld(p).run(train, plan) if plan.microbatches <= m else []
-    seen = [versions.used["F", s, 9] for s, versions in enumerate(ranks)] or [
-        max(9 // count - 1, 0)
-    ] * p
+    ranks = SimWorld(p).run(train, plan)
+    seen = [versions.used["F", s, 9] for s, versions in enumerate(ranks)]
     print(f"{name:26}{seen!s:46}{validate(plan).weight_versions}")
 plans = [
     get_schedule("pipedream-vertical-sync").plan(p, 8),
@@ -311,7 +317,8 @@ check("18.two_versions", solution("18.two_versions"))
 #   versions.
 # - **2BW**: one update per batch, delayed by one batch, two versions everywhere: the delay no longer grows with p.
 # - Training is not that of one device any more, but it is exactly that of one device *with these delays*.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/pipedream.py
@@ -330,7 +337,8 @@ check("18.two_versions", solution("18.two_versions"))
 #
 #     minidist partition runs/profile.json --machines 3 --bandwidth 1e9 --json > runs/stages.json
 #     mpiexec -n 3 minidist train --pp 3 --layers 4 --schedule pipedream --partition runs/stages.json --steps 40
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

@@ -9,15 +9,18 @@
 # %% [markdown]
 # # 20 The 3-D mesh
 #
-# *30 minutes. Before it: 06, 14 and 17. You need no MPI, no GPU and no download.*
+# *30 minutes. Before it: 06, 14 and 17.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and **the axis that
-# sends most on the fastest link**.
+# Eight ranks train a GPT as 2 x 2 x 2: two pipeline stages (pp), in each of them two data-parallel
+# replicas (dp), in each of them two tensor-parallel halves (tp). Rank r has the place (pp, dp, tp)
+# with r = 4 pp + 2 dp + tp. Neighbours in pp exchange the activations at one boundary, neighbours
+# in dp their gradients once per step, and neighbours in tp sum activations four times per layer and
+# micro-batch.
 #
-# What it saves: each kind alone stops paying off at some number of ranks; their product continues to. What it costs:
-# three kinds of messages, and a placement that decides what they cost.
+# Rank 5 has the place (1, 0, 1). With how many ranks does it exchange anything during a step, and
+# to which one does it send most?
 
 # %%
 import inspect
@@ -30,7 +33,7 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes
 from minidist.report import draw, show
@@ -38,16 +41,35 @@ from minidist.train.recipe import parallelize
 from minidist.train.trainer import train
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# Eight ranks as pp 2 x dp 2 x tp 2. The last axis is the fastest: its neighbours have neighbouring numbers.
+# On an axis of two a rank has one neighbour. Its number differs in one of the three places.
+
+# %%
+peers_guess = predict("ranks to which rank 5 sends during a step", example=7)
+most_guess = predict("number of the rank to which rank 5 sends most", example=6)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Put data, tensor and pipeline parallelism together: ranks in a grid, one axis for each kind, and
+# **the axis that sends most on the fastest link**. What it saves: each kind alone stops paying off
+# at some number of ranks; their product continues to. What it costs: three kinds of messages, and a
+# placement that decides what they cost.
+#
+# Eight ranks as pp 2 x dp 2 x tp 2. The last axis is the fastest: its neighbours have neighbouring
+# numbers.
 
 # %%
 show(
     draw(
         "mesh",
         [],
-        {"mesh": {"pp": 2, "dp": 2, "tp": 2}, "command": "minidist report t.jsonl --picture mesh"},
+        {
+            "name": "8 ranks",
+            "mesh": {"pp": 2, "dp": 2, "tp": 2},
+            "command": "minidist report t.jsonl --picture mesh",
+        },
     )
 )
 
@@ -72,15 +94,7 @@ command = (
     "minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 1 --trace t.jsonl; minidist report "
     "t.jsonl --picture bytes-matrix"
 )
-show(draw("bytes-matrix", world.traces, {"command": command}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# Rank 5 is at pp 1, dp 0, tp 1. Which three ranks does it send to, and to which of them does it send most?
-
-# %%
-my_guess = {"peers": [4, 6, 7], "most": 7}
+show(draw("bytes-matrix", world.traces, {"name": "pp 2, dp 2, tp 2", "command": command}))
 
 # %% [markdown]
 # ## 4 The code
@@ -117,8 +131,8 @@ for axis, group in groups.items():
     (peer,) = (rank for rank in group if rank != 5)
     print(f"{axis}: rank 5 sends {sent[peer]:>7,} B per step to rank {peer}")
 most = max(sent, key=sent.get)
-right = sorted(my_guess["peers"]) == sorted(sent) and my_guess["most"] == most
-print(f"peers {sorted(sent)}, most to {most}; your guess is {'right' if right else 'off'}")
+peers_guess.judge(len(sent))
+most_guess.judge(most)
 assert sorted(sent) == [1, 4, 7]
 assert most == 4
 
@@ -131,7 +145,11 @@ show(
     draw(
         "bytes-by-purpose",
         world.traces,
-        {"closed_form": closed, "command": "minidist report t.jsonl --picture bytes-by-purpose"},
+        {
+            "name": "pp 2, dp 2, tp 2",
+            "closed_form": closed,
+            "command": "minidist report t.jsonl --picture bytes-by-purpose",
+        },
     )
 )
 
@@ -218,11 +236,13 @@ check("20.place_ranks", solution("20.place_ranks"))
 # - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each technique sees only its own.
 # - Bytes per step and rank: tensor 8 b s h (t-1)/t per layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b
 #   s h per stage boundary and micro-batch. **Tensor inside the node**, then data, pipeline across.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 20
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
