@@ -80,16 +80,18 @@ header = {"name": "gather on 4 ranks", "command": "part 3 of lessons/00_start_he
 show(draw("space-time", world.traces, header))
 
 # %% [markdown]
-# The time is *virtual*: a message takes `alpha + beta * bytes` seconds, here 1 µs and 0.1 ns per byte, and for the
-# `overhead`, a part of alpha, a rank is busy with it. So the picture is the same on every machine. Under MPI the same record
-# holds real times, and lesson 27 measures the three numbers of your machine.
+# The time is *virtual*: a message takes `alpha + beta * bytes` seconds, here 1 µs and 0.1 ns per
+# byte, and for the `overhead`, a part of alpha, a rank is busy with it. So the picture is the same
+# on every machine. Under MPI the same record holds real times, and lesson 27 measures the three
+# numbers of your machine.
 
 # %% [markdown]
 # ## 4 The code
 #
-# `program(comm)` above is all there is. `comm.rank` is the number of this rank, `comm.size` the number of all ranks.
-# `SimWorld(64).run(program)` calls `program` once for each rank and returns the list of what they returned.
-# `comm.send(array, 3)` sends an array to rank 3, `comm.recv(array, 3)` fills an array with what rank 3 sent.
+# `program(comm)` above is all there is. `comm.rank` is the number of this rank, `comm.size` the
+# number of all ranks. `SimWorld(64).run(program)` calls `program` once for each rank and returns
+# the list of what they returned. `comm.send(array, 3)` sends an array to rank 3, `comm.recv(array,
+# 3)` fills an array with what rank 3 sent.
 
 # %%
 for ranks in (1, 4, 64):
@@ -101,7 +103,8 @@ for ranks in (1, 4, 64):
     )
 
 # %% [markdown]
-# The library's own gather is the same idea; there rank 0 starts all receives first and then waits for all of them:
+# The library's own gather is the same idea; there rank 0 starts all receives first and then waits
+# for all of them:
 
 # %%
 print(inspect.getsource(naive.gather))
@@ -123,12 +126,13 @@ for ranks in (64, 1024):
 time.judge(1e6 * world.end_time, within=0.05)
 
 # %% [markdown]
-# So a rank that receives from all others becomes the bottleneck: its messages arrive together, and it takes in one after the
-# other. Lesson 04 does without such a rank.
+# So a rank that receives from all others becomes the bottleneck: its messages arrive together, and
+# it takes in one after the other. Lesson 04 does without such a rank.
 
 # %% [markdown]
-# One number was enough for a count. Now a computation: each rank adds up its part of an array, and rank 0 adds the
-# parts. It must equal what one rank alone gets; for whole numbers exactly, in any order.
+# One number was enough for a count. Now a computation: each rank adds up its part of an array, and
+# rank 0 adds the parts. It must equal what one rank alone gets; for whole numbers exactly, in any
+# order.
 
 
 # %%
@@ -148,9 +152,9 @@ for ranks in (2, 3, 64):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget that rank 0 has no rank to send to, and let every rank receive. Real programs hang here until someone kills
-# them. The simulated world detects that no rank can continue, and reports which rank waits for which, and at which
-# line.
+# Forget that rank 0 has no rank to send to, and let every rank receive. Real programs hang here
+# until someone kills them. The simulated world detects that no rank can continue, and reports which
+# rank waits for which, and at which line.
 
 
 # %%
@@ -171,9 +175,9 @@ show(draw("space-time", world.traces, {"command": f"{command}; minidist report t
 # %% [markdown]
 # ## 7 Exercise: speak in rank order
 #
-# Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and no rank begins before the rank
-# before it has finished. Ranks share nothing, so a *token* must go from rank to rank: the rank that holds it may
-# speak.
+# Each rank calls `say("...")` exactly once: rank 0 first, then rank 1, and so on, and no rank
+# begins before the rank before it has finished. Ranks share nothing, so a *token* must go from rank
+# to rank: the rank that holds it may speak.
 
 
 # %%
@@ -184,8 +188,9 @@ def in_rank_order(comm, say):
 check("00.in_rank_order", in_rank_order)
 
 # %% [markdown]
-# The check runs your function on several numbers of ranks, 1 among them, with sends that wait for the receiver and with
-# sends that do not. *Par* is what our own solution needs. When yours is right you read this:
+# The check runs your function on several numbers of ranks, 1 among them, with sends that wait for
+# the receiver and with sends that do not. *Par* is what our own solution needs. When yours is right
+# you read this:
 
 # %%
 check("00.in_rank_order", solution("00.in_rank_order"))
@@ -211,8 +216,8 @@ check("00.in_rank_order", too_early)
 # ## 8 Takeaway
 #
 # - A distributed program is **one function of a communicator**: `main(comm)`.
-# - A gather on n ranks sends **n - 1** messages, and all of them go into one rank, which takes them in one by one: **alpha +
-#   (n - 2) overhead** for short ones.
+# - A gather on n ranks sends **n - 1** messages, and all of them go into one rank, which takes them
+#   in one by one: **alpha + (n - 2) overhead** for short ones.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -88,7 +88,8 @@ for kind, (flops, _) in deep.items():
     print(f"{kind:16} {flops / 1e6:6.2f} million operations")
 
 # %% [markdown]
-# And the memory of one step, by purpose: what forward saves piles up and is given back, layer by layer, in backward.
+# And the memory of one step, by purpose: what forward saves piles up and is given back, layer by
+# layer, in backward.
 
 
 # %%
@@ -115,8 +116,9 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# A `Tensor` wraps an array. An operation makes a new tensor and a *node* that remembers its inputs and, for each, a
-# function that turns the gradient of the output into the gradient of that input. Here is all of it for `y = a * b + a`:
+# A `Tensor` wraps an array. An operation makes a new tensor and a *node* that remembers its inputs
+# and, for each, a function that turns the gradient of the output into the gradient of that input.
+# Here is all of it for `y = a * b + a`:
 
 # %%
 a, b = Tensor(np.array([2.0]), requires_grad=True), Tensor(np.array([3.0]), requires_grad=True)
@@ -127,16 +129,16 @@ y.backward()
 print("dy/da = b + 1 =", a.grad, "   dy/db = a =", b.grad)
 
 # %% [markdown]
-# `a` was used twice, so it got two contributions, and they were added. This loop is the backward pass, printed from the
-# library that you import:
+# `a` was used twice, so it got two contributions, and they were added. This loop is the backward
+# pass, printed from the library that you import:
 
 # %%
 print(inspect.getsource(BackwardPass._visit_all))
 print(inspect.getsource(BackwardPass._collect))
 
 # %% [markdown]
-# A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of its weight and of
-# its bias.
+# A linear layer `y = x W + b` has three gradients: of its input (needed by the layer before it), of
+# its weight and of its bias.
 
 # %%
 rng = np.random.default_rng(0)
@@ -189,7 +191,8 @@ print(
 assert abs(weight.grad[3, 4] - measured) < 1e-8
 
 # %% [markdown]
-# The sum over two halves of a batch equals the whole batch. Data parallelism (lesson 06) is this line on several ranks:
+# The sum over two halves of a batch equals the whole batch. Data parallelism (lesson 06) is this
+# line on several ranks:
 
 # %%
 whole = [parameter.grad.copy() for parameter in model.parameters()]
@@ -203,8 +206,8 @@ assert difference < 1e-12
 # %% [markdown]
 # ## 6 Break it
 #
-# Backward frees what forward saved, as soon as it has used it. So a second backward pass over the same graph cannot
-# work, and raises an error:
+# Backward frees what forward saved, as soon as it has used it. So a second backward pass over the
+# same graph cannot work, and raises an error:
 
 # %%
 loss = cross_entropy(model(Tensor(inputs)), classes)
@@ -225,8 +228,9 @@ print(f"after two backwards without zero_grad the gradient is {round(ratio)} tim
 # %% [markdown]
 # ## 7 Exercise: two backward functions
 #
-# First: `c = a + b` with NumPy's broadcasting. Given the gradient of `c` and the shapes of `a` and `b`, return the
-# gradients of `a` and `b`. A value that was repeated gets the sum of the gradients of its copies.
+# First: `c = a + b` with NumPy's broadcasting. Given the gradient of `c` and the shapes of `a` and
+# `b`, return the gradients of `a` and `b`. A value that was repeated gets the sum of the gradients
+# of its copies.
 
 
 # %%
@@ -258,15 +262,16 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Forward records nodes; **backward runs through them newest first**, adds what arrives at each, and frees what was
-#   saved.
-# - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B rows, 2Bkm operations
-#   three times, 6 B k m in all.
+# - Forward records nodes; **backward runs through them newest first**, adds what arrives at each,
+#   and frees what was saved.
+# - A step costs 1 forward + **2 forwards** of backward: for a weight of k x m and a batch of B
+#   rows, 2Bkm operations three times, 6 B k m in all.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-# Autograd knows no ranks, so nothing changes; here each rank runs its own backward pass and the gradients are summed:
+# Autograd knows no ranks, so nothing changes; here each rank runs its own backward pass and the
+# gradients are summed:
 #
 #     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
 

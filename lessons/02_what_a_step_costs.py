@@ -92,8 +92,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# An account counts a buffer from the call of `track` until Python frees it. There is no list of things to free and no
-# call to free them: an array dies when nothing refers to it any more.
+# An account counts a buffer from the call of `track` until Python frees it. There is no list of
+# things to free and no call to free them: an array dies when nothing refers to it any more.
 
 # %%
 print(inspect.getsource(MemoryAccount.track))
@@ -131,8 +131,8 @@ print(f"a quarter of the rows, momentum: {other.peak / account.peak:.0%} of the 
 peak.judge(other.peak, within=0.1)
 
 # %% [markdown]
-# Which part grows with what? Half the batch halves the activations and nothing else. Another optimizer changes its own
-# state and nothing else:
+# Which part grows with what? Half the batch halves the activations and nothing else. Another
+# optimizer changes its own state and nothing else:
 
 # %%
 print(
@@ -152,9 +152,9 @@ for label, options in {
     print(f"{label:24}" + "".join(f"{nbytes:11,} B" for nbytes in kinds))
 
 # %% [markdown]
-# So the model costs 16 B per parameter in float32 with Adam. In mixed precision it is 16 too: 2 for the fp16
-# parameter, 2 for its gradient, 12 for Adam (a float32 copy and two averages). That is the arithmetic behind every
-# "does it fit":
+# So the model costs 16 B per parameter in float32 with Adam. In mixed precision it is 16 too: 2 for
+# the fp16 parameter, 2 for its gradient, 12 for Adam (a float32 copy and two averages). That is the
+# arithmetic behind every "does it fit":
 
 # %%
 for name, parameters in (
@@ -167,9 +167,10 @@ for name, parameters in (
 
 
 # %% [markdown]
-# Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each layer is updated
-# *inside* backward, as soon as its gradient is complete, and the gradient is dropped. (With SGD: it has no state, so
-# the gradients can be seen.) The weights must come out the same:
+# Can a step do with less? The gradient of a layer is needed once, to update that layer. Here each
+# layer is updated *inside* backward, as soon as its gradient is complete, and the gradient is
+# dropped. (With SGD: it has no state, so the gradients can be seen.) The weights must come out the
+# same:
 
 
 # %%
@@ -216,13 +217,14 @@ show(
 
 
 # %% [markdown]
-# The price: nothing may need all gradients together. Clipping by their norm does, and so does a sum over micro-batches.
+# The price: nothing may need all gradients together. Clipping by their norm does, and so does a sum
+# over micro-batches.
 
 # %% [markdown]
 # ## 6 Break it
 #
-# The commonest leak. Evaluation needs no backward; a program that omits `no_grad()` records a graph for each batch. A
-# list of losses, kept for their mean, then keeps every activation of every batch:
+# The commonest leak. Evaluation needs no backward; a program that omits `no_grad()` records a graph
+# for each batch. A list of losses, kept for their mean, then keeps every activation of every batch:
 
 
 # %%
@@ -290,11 +292,11 @@ check("02.free_in_order", solution("02.free_in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32 **16 Ψ bytes, and 4
-#   B per row for each output of each layer**. ZeRO (11, 12) divides the first three among ranks, recomputation (10)
-#   trades the last.
-# - The peak lies at the start of backward, when everything is alive at once; an array dies with its last reference, so
-#   order and names decide.
+# - A step holds **parameters + gradients + optimizer state + activations**: with Adam in float32
+#   **16 Ψ bytes, and 4 B per row for each output of each layer**. ZeRO (11, 12) divides the first
+#   three among ranks, recomputation (10) trades the last.
+# - The peak lies at the start of backward, when everything is alive at once; an array dies with its
+#   last reference, so order and names decide.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

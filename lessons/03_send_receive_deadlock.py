@@ -106,8 +106,8 @@ def both_at_once(comm):
 # %% [markdown]
 # ## 5 Check
 #
-# `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up to 1,000 B, as an
-# MPI might. The answer is what the runs do; it is not typed in here.
+# `SimWorld(4)` makes every send synchronous. `SimWorld(4, eager_bytes=1000)` buffers messages of up
+# to 1,000 B, as an MPI might. The answer is what the runs do; it is not typed in here.
 
 
 # %%
@@ -130,8 +130,8 @@ synchronous.judge(sum(waits for waits, _ in answers.values()))
 buffered.judge(sum(waits for _, waits in answers.values()))
 
 # %% [markdown]
-# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. Let the message grow
-# past the limit and the same program hangs:
+# `send_then_receive` is the dangerous one: it runs as long as the message fits into a buffer. Let
+# the message grow past the limit and the same program hangs:
 
 # %%
 for eager_bytes in (0, 23, 24, 1000):
@@ -139,8 +139,8 @@ for eager_bytes in (0, 23, 24, 1000):
     print(f"messages of 24 B, buffered up to {eager_bytes} B: {'hangs' if hanging else 'runs'}")
 
 # %% [markdown]
-# The programs that run agree with each other, and differ in time. When all ranks send at once the exchange takes one
-# message time; in two rounds it takes two:
+# The programs that run agree with each other, and differ in time. When all ranks send at once the
+# exchange takes one message time; in two rounds it takes two:
 
 # %%
 expected = np.roll(np.arange(4.0), 1)
@@ -155,9 +155,9 @@ for program in (even_odd, both_at_once):
 # %% [markdown]
 # ## 6 Break it
 #
-# `isend` and `irecv` start an operation and return at once; `wait` ends it. Between the two the buffer belongs to the
-# operation. Changing it earlier sends wrong numbers, and in a real MPI run *nothing* complains. Here a sum over the
-# buffer's bytes is taken at the start and compared:
+# `isend` and `irecv` start an operation and return at once; `wait` ends it. Between the two the
+# buffer belongs to the operation. Changing it earlier sends wrong numbers, and in a real MPI run
+# *nothing* complains. Here a sum over the buffer's bytes is taken at the start and compared:
 
 
 # %%
@@ -194,9 +194,9 @@ with expect(MismatchError):
 # %% [markdown]
 # ## 7 Exercise: fix the ring exchange, three ways
 #
-# Each function sends `outgoing` to the right neighbour and returns what came from the left one, for any number of ranks
-# (one rank is its own neighbour). The first may use `send` and `recv` only, the second `sendrecv` only, the third
-# `isend`, `irecv` and `wait` only.
+# Each function sends `outgoing` to the right neighbour and returns what came from the left one, for
+# any number of ranks (one rank is its own neighbour). The first may use `send` and `recv` only, the
+# second `sendrecv` only, the third `isend`, `irecv` and `wait` only.
 
 
 # %%
@@ -232,10 +232,11 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's simulated world does
-#   by default.
-# - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or with requests and
-#   waits. The exchange costs alpha + beta * bytes when both directions go at once, twice that in two rounds.
+# - A program is correct when it runs with **every send synchronous**. Test it that way; minidist's
+#   simulated world does by default.
+# - A deadlock is a **circle** in who-waits-for-whom. Break it with an order, with `sendrecv`, or
+#   with requests and waits. The exchange costs alpha + beta * bytes when both directions go at
+#   once, twice that in two rounds.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -88,15 +88,17 @@ show(draw("bytes-matrix", boss.traces, header))
 # %% [markdown]
 # ## 4 The code
 #
-# The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added up; after n-1 steps
-# the chunk with the rank's own number is complete. This is the code that runs, printed from the library:
+# The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added
+# up; after n-1 steps the chunk with the rank's own number is complete. This is the code that runs,
+# printed from the library:
 
 # %%
 print(inspect.getsource(ring.reduce_scatter))
 
 # %% [markdown]
-# Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank 3, so a sum shows
-# which ranks are in it. `sizes` says how many elements each chunk has: any sizes, 0 too.
+# Watch one chunk on its way. The numbers are 1 on rank 0, 10 on rank 1, 100 on rank 2, 1000 on rank
+# 3, so a sum shows which ranks are in it. `sizes` says how many elements each chunk has: any sizes,
+# 0 too.
 
 
 # %%
@@ -126,8 +128,8 @@ print(
 )
 
 # %% [markdown]
-# Equal to what one rank computes? For whole numbers exactly. For others only up to rounding, because a ring adds in
-# another order for each chunk.
+# Equal to what one rank computes? For whole numbers exactly. For others only up to rounding,
+# because a ring adds in another order for each chunk.
 
 
 # %%
@@ -148,9 +150,9 @@ for rank, (whole, real) in list(enumerate(SimWorld(8).run(both, data)))[:2]:
     )
 
 # %% [markdown]
-# Time grows with n for the boss, and hardly for the ring once the array is large: then the boss's port carries n - 1 arrays in
-# each direction. For a small array the ring's 2 (n-1) latencies are more expensive than the boss's overheads; lesson 05 finds
-# what is better than both.
+# Time grows with n for the boss, and hardly for the ring once the array is large: then the boss's
+# port carries n - 1 arrays in each direction. For a small array the ring's 2 (n-1) latencies are
+# more expensive than the boss's overheads; lesson 05 finds what is better than both.
 
 # %%
 print(f"{'':8} {'80 B':>24}   {'8 MB':>26}")
@@ -169,10 +171,10 @@ for ranks in (2, 4, 8, 16):
 
 
 # %% [markdown]
-# **The price of a ring: an order of its own.** Chunk j is added up on its way, beginning behind rank j. Cut the array
-# elsewhere, say because a bucket has another size, and other elements begin elsewhere: the same numbers give other
-# bits. Where that is not acceptable, `ordered` sends every chunk directly to its owner, which adds in rank order,
-# with the ring's bytes:
+# **The price of a ring: an order of its own.** Chunk j is added up on its way, beginning behind
+# rank j. Cut the array elsewhere, say because a bucket has another size, and other elements begin
+# elsewhere: the same numbers give other bits. Where that is not acceptable, `ordered` sends every
+# chunk directly to its owner, which adds in rank order, with the ring's bytes:
 
 
 # %%
@@ -204,8 +206,9 @@ print(
 )
 
 # %% [markdown]
-# **Cut into segments** the ring hides its latencies: the first piece of a chunk travels on while the next one still
-# arrives. The same sums, bit for bit, and the same bytes, in more messages. On 8 ranks with a latency of 20 µs:
+# **Cut into segments** the ring hides its latencies: the first piece of a chunk travels on while
+# the next one still arrives. The same sums, bit for bit, and the same bytes, in more messages. On 8
+# ranks with a latency of 20 µs:
 
 # %%
 for algorithm in ("ring", "segmented_ring"):
@@ -220,14 +223,15 @@ for algorithm in ("ring", "segmented_ring"):
     )
 
 # %% [markdown]
-# *Bus bandwidth* is the term of nccl-tests: bytes of the array over the time, times 2 (n-1)/n, what each link must
-# carry at least. So 1 GB/s would be perfect, on any number of ranks.
+# *Bus bandwidth* is the term of nccl-tests: bytes of the array over the time, times 2 (n-1)/n, what
+# each link must carry at least. So 1 GB/s would be perfect, on any number of ranks.
 
 # %% [markdown]
 # ## 6 Break it
 #
-# A bug that no comparison *between ranks* finds: one step too few in the first half. The second half spreads the wrong
-# sums so well that all ranks agree. That replicas agree does not mean that they are right.
+# A bug that no comparison *between ranks* finds: one step too few in the first half. The second
+# half spreads the wrong sums so well that all ranks agree. That replicas agree does not mean that
+# they are right.
 
 
 # %%
@@ -251,8 +255,8 @@ print("rank 0 has:", results[0], "and should have 1111 everywhere")
 
 
 # %% [markdown]
-# Another one: two ranks disagree about which collective comes next. Under plain MPI they exchange each other's bytes or
-# hang; here the messages carry the name of their operation.
+# Another one: two ranks disagree about which collective comes next. Under plain MPI they exchange
+# each other's bytes or hang; here the messages carry the name of their operation.
 
 
 # %%
@@ -271,8 +275,9 @@ with expect(MismatchError):
 # %% [markdown]
 # ## 7 Exercise: the ring, for any size and any n
 #
-# Sum `array` over all ranks **in place**, from `comm.sendrecv` alone. The size need not divide by n, may be smaller
-# than n, and may be 0; n may be 1. No rank may send more bytes than in our solution.
+# Sum `array` over all ranks **in place**, from `comm.sendrecv` alone. The size need not divide by
+# n, may be smaller than n, and may be 0; n may be 1. No rank may send more bytes than in our
+# solution.
 
 
 # %%
@@ -302,8 +307,8 @@ def passes_on_its_own_part(comm, array):
 check("04.ring_all_reduce", passes_on_its_own_part)
 
 # %% [markdown]
-# **In rank order.** Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum over all ranks, added
-# in the order of the ranks: 0 + 1 + ... + (n-1), to the bit.
+# **In rank order.** Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum
+# over all ranks, added in the order of the ranks: 0 + 1 + ... + (n-1), to the bit.
 
 
 # %%
@@ -320,9 +325,10 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
-# - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for any number of ranks,
-#   and no algorithm sends less (Patarasuk and Yuan, 2009).
-# - A sum's bits depend on the order of its additions. `ordered` makes that order the ranks', for the same bytes.
+# - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for
+#   any number of ranks, and no algorithm sends less (Patarasuk and Yuan, 2009).
+# - A sum's bits depend on the order of its additions. `ordered` makes that order the ranks', for
+#   the same bytes.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

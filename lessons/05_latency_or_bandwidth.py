@@ -76,9 +76,9 @@ show(
 )
 
 # %% [markdown]
-# Nothing was allocated for it: the 64 MiB arrays have a shape and no data. Two of those lines, as messages. *Recursive
-# doubling* exchanges the whole array with a partner at distance 1, 2, 4: three rounds on 8 ranks. The ring takes
-# fourteen.
+# Nothing was allocated for it: the 64 MiB arrays have a shape and no data. Two of those lines, as
+# messages. *Recursive doubling* exchanges the whole array with a partner at distance 1, 2, 4: three
+# rounds on 8 ranks. The ring takes fourteen.
 
 
 # %%
@@ -99,23 +99,24 @@ for algorithm in ("recursive_doubling", "ring"):
 # %% [markdown]
 # ## 4 The code
 #
-# Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First each rank keeps half
-# of the array and gives the other half away to a far partner, then a quarter, ... until it holds the sum of its own
-# chunk (reduce-scatter); then what is known doubles back (all-gather). This is *Rabenseifner's* all-reduce, and the
-# code that runs:
+# Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First
+# each rank keeps half of the array and gives the other half away to a far partner, then a quarter,
+# ... until it holds the sum of its own chunk (reduce-scatter); then what is known doubles back
+# (all-gather). This is *Rabenseifner's* all-reduce, and the code that runs:
 
 # %%
 print(inspect.getsource(recursive_halving.scatter_halving))
 print(inspect.getsource(recursive_doubling.gather_doubling))
 
 # %% [markdown]
-# `fold` is for numbers of ranks that are not a power of two: ranks in excess send their part to a neighbour and wait.
+# `fold` is for numbers of ranks that are not a power of two: ranks in excess send their part to a
+# neighbour and wait.
 
 # %% [markdown]
 # ## 5 Check
 #
-# The crossover, measured on the virtual clock by halving the interval, and by the formula: 2 log2 n (alpha + beta S) =
-# 2 (n-1) (alpha + beta S/n).
+# The crossover, measured on the virtual clock by halving the interval, and by the formula: 2 log2 n
+# (alpha + beta S) = 2 (n-1) (alpha + beta S/n).
 
 
 # %%
@@ -179,10 +180,9 @@ for ranks in (2, 3, 5, 8, 13):
         assert same
 
 # %% [markdown]
-# `algorithm="auto"` puts n, S, alpha, beta and the overhead into these formulas. On simulated ranks it needs no tuning, only the
-# numbers of the links. (`cheapest` takes a quarter of alpha for the overhead where none is given.) Real ranks also copy, add and
-# share memory, which these numbers do not describe; therefore under MPI the first call measures every algorithm at six sizes,
-# within about 2 seconds, and later runs read that table (`minidist doctor` prints it).
+# `algorithm="auto"` puts n, S, alpha, beta and the overhead into these formulas. It needs no
+# tuning, only the numbers of the links. (`cheapest` takes a quarter of alpha for the overhead where
+# none is given.)
 
 # %%
 for name, alpha, beta in (
@@ -239,9 +239,10 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercises
 #
-# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n messages per rank (one
-# more for a rank that works for another one), with no more bytes than ours. It must work for any n and any size, 0
-# too. Ranks beyond a power of two send their array to another rank, and receive the sum.
+# **Halving and doubling for any n.** Sum `array` over all ranks in place, in at most 2 log2 n
+# messages per rank (one more for a rank that works for another one), with no more bytes than ours.
+# It must work for any n and any size, 0 too. Ranks beyond a power of two send their array to
+# another rank, and receive the sum.
 
 
 # %%
@@ -255,8 +256,8 @@ check("05.halving_doubling", halving_doubling)
 check("05.halving_doubling", solution("05.halving_doubling"))
 
 # %% [markdown]
-# **choose(n, S, alpha, beta).** The name of the cheapest of binomial, recursive_doubling, rabenseifner and ring, for n
-# a power of two.
+# **choose(n, S, alpha, beta).** The name of the cheapest of binomial, recursive_doubling,
+# rabenseifner and ring, for n a power of two.
 
 
 # %%
@@ -283,10 +284,11 @@ check("05.choose", by_bytes_alone)
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Time = rounds x alpha + bytes x beta, and an overhead for each message that waits at a port: a boss pays n - 2 of them. Short arrays: recursive doubling, **log2 n (alpha + beta S)**. Long ones:
-#   Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and rings.
-# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a crossover from one
-#   network to another.
+# - Time = rounds x alpha + bytes x beta, and an overhead for each message that waits at a port: a
+#   boss pays n - 2 of them. Short arrays: recursive doubling, **log2 n (alpha + beta S)**. Long
+#   ones: Rabenseifner, **2 log2 n alpha + 2 (n-1)/n beta S**, and rings.
+# - Where they cross depends on n and alpha / beta. Ask for `auto`, or measure; never carry a
+#   crossover from one network to another.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

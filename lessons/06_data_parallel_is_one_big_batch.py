@@ -114,12 +114,12 @@ show(draw("space-time", world.traces, {"name": "a step on 2 ranks", "command": c
 # %% [markdown]
 # ## 4 The code
 #
-# In `train` above the loss of a rank is the sum over its rows, divided by the number of rows of *all* ranks.
-# `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while `loss.backward()` runs. That is
-# all.
+# In `train` above the loss of a rank is the sum over its rows, divided by the number of rows of
+# *all* ranks. `DistributedDataParallel(reduction="sum")` sums the gradients over the ranks while
+# `loss.backward()` runs. That is all.
 #
-# What sums the gradients is an all-reduce of the flat gradient, started as soon as the last gradient of a bucket is
-# complete:
+# What sums the gradients is an all-reduce of the flat gradient, started as soon as the last
+# gradient of a bucket is complete:
 
 # %%
 print(inspect.getsource(GradientReducer.launch))
@@ -140,8 +140,8 @@ print(f"every rank gets {answer}")
 mean.judge(answer[0])
 
 # %% [markdown]
-# Is the training the same as on one device? The question is not whether the losses look alike, but how far apart the
-# weights are after each step.
+# Is the training the same as on one device? The question is not whether the losses look alike, but
+# how far apart the weights are after each step.
 
 
 # %%
@@ -175,8 +175,8 @@ show(
 )
 
 # %% [markdown]
-# The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest of the model's
-# shapes.
+# The bytes, counted by purpose, beside the closed forms. `startup` is rank 0's weights and a digest
+# of the model's shapes.
 
 # %%
 world = SimWorld(4)
@@ -204,9 +204,9 @@ show(draw("bytes-by-purpose", world.traces, header))
 # %% [markdown]
 # ## 6 Break it
 #
-# `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means are averaged. For
-# equal shards it is right. For shards of 5 and 3 it trains *another* problem, in which the 3 rows weigh more. Look how
-# healthy its loss is:
+# `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means
+# are averaged. For equal shards it is right. For shards of 5 and 3 it trains *another* problem, in
+# which the 3 rows weigh more. Look how healthy its loss is:
 
 # %%
 for counts in ((4, 4), (5, 3)):
@@ -230,9 +230,9 @@ show(
 
 
 # %% [markdown]
-# The other classic: a rank that forgets to synchronise. Here the loop calls the model and not its wrapper; the replicas
-# drift apart, and each loss on its own looks fine. (`no_sync()` with nothing after it does the same in other libraries;
-# here the optimizer refuses to step.)
+# The other classic: a rank that forgets to synchronise. Here the loop calls the model and not its
+# wrapper; the replicas drift apart, and each loss on its own looks fine. (`no_sync()` with nothing
+# after it does the same in other libraries; here the optimizer refuses to step.)
 
 
 # %%
@@ -259,9 +259,9 @@ assert np.abs(w_0 - w_1).max() > 0.01
 # %% [markdown]
 # ## 7 Exercise: a weighted average
 #
-# Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked). Return the mean over
-# the rows of all ranks, the same on every rank. A rank may have no rows: then its mean is `nan`. Use `all_reduce` from
-# `minidist.collectives`; one call is enough.
+# Rank r has `gradient`, the mean over its `count` rows (or over its tokens that are not masked).
+# Return the mean over the rows of all ranks, the same on every rank. A rank may have no rows: then
+# its mean is `nan`. Use `all_reduce` from `minidist.collectives`; one call is enough.
 
 
 # %%
@@ -277,9 +277,10 @@ check("06.weighted_average", solution("06.weighted_average"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Data parallel equals one big batch when replicas start equal, **every** gradient is summed, and the divisor is the
-#   **global** number of rows: g = sum over ranks of (count_r / total) mean_r.
-# - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however large the batch.
+# - Data parallel equals one big batch when replicas start equal, **every** gradient is summed, and
+#   the divisor is the **global** number of rows: g = sum over ranks of (count_r / total) mean_r.
+# - It sends **2 (n-1)/n Ψ** numbers from each rank in a step for a model of Ψ parameters, however
+#   large the batch.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -98,23 +98,24 @@ for buckets in (1, 2):
 # %% [markdown]
 # ## 4 The code
 #
-# Three functions of the library. `ready` is called when the last contribution to a parameter's gradient was added: a parameter that is
-# used twice (tied embeddings) has two, and is ready after the second. Look at the loop: bucket 1 never leaves before
-# bucket 0.
+# Three functions of the library. `ready` is called when the last contribution to a parameter's
+# gradient was added: a parameter that is used twice (tied embeddings) has two, and is ready after
+# the second. Look at the loop: bucket 1 never leaves before bucket 0.
 
 # %%
 for function in (GradientReducer.ready, GradientReducer.launch, GradientReducer.finish):
     print(inspect.getsource(function))
 
 # %% [markdown]
-# The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of control beside the rank's
-# main program (the bars "send" and "receive" above). No second, asynchronous version of the algorithm exists.
+# The sum itself is the ring of lesson 04, run in the communicator's *stream*: a second flow of
+# control beside the rank's main program (the bars "send" and "receive" above). No second,
+# asynchronous version of the algorithm exists.
 
 # %% [markdown]
 # ## 5 Check
 #
-# The measured time is printed beside a formula. The first bucket can leave when 1/k of backward is done; from then on
-# the links are busy: k times the latency of a ring, and all bytes once.
+# The measured time is printed beside a formula. The first bucket can leave when 1/k of backward is
+# done; from then on the links are busy: k times the latency of a ring, and all bytes once.
 
 # %%
 alone = SimWorld(1, links=links)
@@ -158,8 +159,9 @@ show(
 )
 
 # %% [markdown]
-# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins depends on where the
-# buckets end. `algorithm="ordered"` adds in rank order always, and its bits do not depend on the buckets:
+# Is the gradient the same? To the last bits it is not, with a ring: where a chunk's sum begins
+# depends on where the buckets end. `algorithm="ordered"` adds in rank order always, and its bits do
+# not depend on the buckets:
 
 # %%
 (single,) = SimWorld(1).run(step, 1)
@@ -175,8 +177,9 @@ for algorithm in ("ring", "ordered"):
 # %% [markdown]
 # ## 6 Break it
 #
-# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind it wait for it.
-# Ignoring it would give a wrong gradient, so it is an error that names the parameter:
+# A layer that forward does not use gets no gradient. Its bucket never fills, and all buckets behind
+# it wait for it. Ignoring it would give a wrong gradient, so it is an error that names the
+# parameter:
 
 
 # %%
@@ -196,8 +199,9 @@ print("with find_unused_parameters=True these took part as zeros:", ", ".join(ze
 
 
 # %% [markdown]
-# Ranks may finish their parameters in different orders (another branch of the model, another library version). A rank
-# that sends what is ready, and not in the order of the index, makes different buckets meet:
+# Ranks may finish their parameters in different orders (another branch of the model, another
+# library version). A rank that sends what is ready, and not in the order of the index, makes
+# different buckets meet:
 
 
 # %%
@@ -213,8 +217,8 @@ with expect(MismatchError):
     SimWorld(2).run(as_they_come, 4)
 
 # %% [markdown]
-# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added up without a word.
-# Only the order of the index prevents that.
+# That was luck: the lengths differ. Of equal length, attention's and the MLP's gradient are added
+# up without a word. Only the order of the index prevents that.
 
 # %%
 print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
@@ -222,11 +226,12 @@ print("1 + 1 =", SimWorld(2).run(as_they_come, 6))
 # %% [markdown]
 # ## 7 Exercise: the bucketed reducer
 #
-# `for parameter in backward:` runs the backward pass; each turn adds one contribution to the gradient of the parameter
-# with that number. `uses[p]` says how many contributions parameter p will get on this rank: one, two (it is used
-# twice), or none (unused here, but perhaps used on another rank). `buckets[b]` is a list of parameters. `launch(b)`
-# starts the sum of bucket b over all ranks, as it is now, and returns something to `wait()` for. Let every bucket leave
-# as early as it may.
+# `for parameter in backward:` runs the backward pass; each turn adds one contribution to the
+# gradient of the parameter with that number. `uses[p]` says how many contributions parameter p will
+# get on this rank: one, two (it is used twice), or none (unused here, but perhaps used on another
+# rank). `buckets[b]` is a list of parameters. `launch(b)` starts the sum of bucket b over all
+# ranks, as it is now, and returns something to `wait()` for. Let every bucket leave as early as it
+# may.
 
 
 # %%
@@ -249,10 +254,11 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched **in index order
-#   on every rank**, each when its last contribution is complete; unused parameters must be declared, not waited for.
-# - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward / 2(n-1)α)** when the
-#   links are the bottleneck.
+# - Gradients are ready from the last layer to the first, so buckets are cut from the end, launched
+#   **in index order on every rank**, each when its last contribution is complete; unused parameters
+#   must be declared, not waited for.
+# - With k buckets: forward + backward/k + k · 2(n-1)α + 2(n-1)/n βS, least at **k = sqrt(backward /
+#   2(n-1)α)** when the links are the bottleneck.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -102,22 +102,22 @@ for consistency in ("bsp", "asp"):
 # %% [markdown]
 # ## 4 The code
 #
-# The server's loop: receive a push from *any* worker, apply it, then reply to every worker that may continue. `ANY`
-# is the wildcard: the program does not decide which message it gets.
+# The server's loop: receive a push from *any* worker, apply it, then reply to every worker that may
+# continue. `ANY` is the wildcard: the program does not decide which message it gets.
 
 # %%
 for function in (Server.serve, Server._apply, Server._send_weights):
     print(inspect.getsource(function))
 
 # %% [markdown]
-# `bound` is the only number in which bsp, ssp and asp differ there: 0, s, and infinity. (In bsp `aggregate` also makes
-# *one* update of a clock's gradients, added in the order of the workers.)
+# `bound` is the only number in which bsp, ssp and asp differ there: 0, s, and infinity. (In bsp
+# `aggregate` also makes *one* update of a clock's gradients, added in the order of the workers.)
 
 # %% [markdown]
 # ## 5 Check
 #
-# A table of logits learns a Markov chain, each time for the same virtual time. *Staleness* of a gradient: how many
-# updates its weights did not have yet.
+# A table of logits learns a Markov chain, each time for the same virtual time. *Staleness* of a
+# gradient: how many updates its weights did not have yet.
 
 # %%
 runs = staleness_runs(("bsp", "ssp:2", "asp"), slow=SLOW)
@@ -149,9 +149,9 @@ show(
 )
 
 # %% [markdown]
-# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute depends on the order
-# in which pushes arrived, and on *nothing else*: the trace has that order and the version of each pull, and one
-# device that replays them gets the same bits.
+# Is it the same training as on one device? For bsp it is, bit for bit. What ssp and asp compute
+# depends on the order in which pushes arrived, and on *nothing else*: the trace has that order and
+# the version of each pull, and one device that replays them gets the same bits.
 
 # %%
 single = np.zeros(4)
@@ -179,8 +179,9 @@ for consistency in ("bsp", "ssp:2", "asp"):
         assert np.array_equal(weights, single)
 
 # %% [markdown]
-# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders. `explore` runs
-# the program in every one. Where each clock waits for all workers, fewer are left: (3!)².
+# How many orders are there? Two pushes of each of three workers can come in 6! / (2! 2! 2!) orders.
+# `explore` runs the program in every one. Where each clock waits for all workers, fewer are left:
+# (3!)².
 
 # %%
 orders = {}
@@ -202,9 +203,9 @@ assert orders == {"asp": 90, "ssp:1": 90, "ssp:0": 36}
 # %% [markdown]
 # ## 6 Break it
 #
-# Stale gradients are right, but late, and a late correction must be a small one. For a loss λw²/2 and a delay of τ
-# updates, w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ + 2))**. Four equal workers have τ =
-# 3:
+# Stale gradients are right, but late, and a late correction must be a small one. For a loss λw²/2
+# and a delay of τ updates, w ← w - a λ w(τ updates ago) is stable only while **aλ < 2 sin(π / (4τ +
+# 2))**. Four equal workers have τ = 3:
 
 
 # %%
@@ -268,11 +269,12 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: the SSP bound
 #
-# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per worker. A worker,
-# for each clock in `range(steps)`, calls `compute(clock, weights)`, which returns its gradient, and pushes it (one
-# message). The server adds gradients to the weights as they arrive, and replies with the weights (one message): a
-# worker may start clock c when the slowest has made **at least c - bound pushes**, and no later than that. After its
-# last push a worker does not pull. Rank 0 returns the final weights.
+# Write the server and the workers. Rank 0 is the server; it starts with weights 0, one number per
+# worker. A worker, for each clock in `range(steps)`, calls `compute(clock, weights)`, which returns
+# its gradient, and pushes it (one message). The server adds gradients to the weights as they
+# arrive, and replies with the weights (one message): a worker may start clock c when the slowest
+# has made **at least c - bound pushes**, and no later than that. After its last push a worker does
+# not pull. Rank 0 returns the final weights.
 
 
 # %%
@@ -304,10 +306,11 @@ check("08.ssp", solution("08.ssp"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A parameter server trades **fresh weights for no waiting**; bsp, ssp:s and asp are one server with the bound 0, s
-#   and ∞.
-# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**, and its own. Stable
-#   while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in asp.
+# - A parameter server trades **fresh weights for no waiting**; bsp, ssp:s and asp are one server
+#   with the bound 0, s and ∞.
+# - ssp: fastest - slowest ≤ **s**; a reader at clock c sees every update **up to clock c - s - 1**,
+#   and its own. Stable while **aλ < 2 sin(π / (4τ + 2))**; τ = workers - 1 for equal workers in
+#   asp.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -100,8 +100,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# **Which operation computes in which precision** is a table that the engine reads. Sums, statistics and losses are
-# float32 inside; what is kept for backward is rounded to 16 bits.
+# **Which operation computes in which precision** is a table that the engine reads. Sums, statistics
+# and losses are float32 inside; what is kept for backward is rounded to 16 bits.
 
 # %%
 for rule, names in RULES.items():
@@ -115,8 +115,9 @@ for rule, names in RULES.items():
 print(inspect.getsource(DynamicLossScaler.update))
 
 # %% [markdown]
-# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as they are, in 16
-# bits; the optimizer multiplies by 1/scale while it upcasts them, and steps the float32 masters.
+# **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as
+# they are, in 16 bits; the optimizer multiplies by 1/scale while it upcasts them, and steps the
+# float32 masters.
 
 # %%
 print(inspect.getsource(scaled_step))
@@ -145,11 +146,11 @@ for prediction, scale in ((plain, 1), (scaled, 1024)):
     prediction.judge(share, within=3 / share)
 
 # %% [markdown]
-# More is lost than the sizes of the gradients say: what backward passes from layer to layer is flushed on the way,
-# too.
+# More is lost than the sizes of the gradients say: what backward passes from layer to layer is
+# flushed on the way, too.
 #
-# Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's exponents and 8
-# bits of fraction: it needs no scale, and loses digits instead.
+# Does it train? Three ranks, twenty steps, in float32, float16 and bfloat16. bfloat16 has float32's
+# exponents and 8 bits of fraction: it needs no scale, and loses digits instead.
 
 
 # %%
@@ -252,9 +253,9 @@ print(f"float16 alone: {alone}; a float32 master, downcast: {np.float16(master)}
 assert alone == 1
 
 # %% [markdown]
-# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and one of them may
-# see an overflow that the others do not. A rank that decides alone leaves the others waiting (`minidist museum 15a`
-# shows it in a training job):
+# And the bug that this lesson is about. With a sharded optimizer each rank sees its own shard, and
+# one of them may see an overflow that the others do not. A rank that decides alone leaves the
+# others waiting (`minidist museum 15a` shows it in a training job):
 
 
 # %%
@@ -274,10 +275,11 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: a scaler whose overflow flag is agreed on
 #
-# `backward(scale)` gives this rank's gradient, of its own shard, times `scale`, in float16; `step(gradient)` makes a
-# step with an unscaled float32 gradient and gathers the new values from all ranks. Run `steps` steps: start with scale
-# 65,536; when a gradient of *any* rank is not finite, halve it and skip the step on *all* ranks; after 3 good steps in
-# a row double it. Return the scale after the last step.
+# `backward(scale)` gives this rank's gradient, of its own shard, times `scale`, in float16;
+# `step(gradient)` makes a step with an unscaled float32 gradient and gathers the new values from
+# all ranks. Run `steps` steps: start with scale 65,536; when a gradient of *any* rank is not
+# finite, halve it and skip the step on *all* ranks; after 3 good steps in a row double it. Return
+# the scale after the last step.
 
 
 # %%
@@ -301,10 +303,10 @@ check("09.scaled_training", solution("09.scaled_training"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **16 bits to store and to send, float32 to add up**: 2 + 2 + 12 B per parameter with Adam, half of the bytes on
-#   every wire.
-# - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all ranks agree, in one
-#   byte, on whether a step overflowed. bfloat16 needs no S.
+# - **16 bits to store and to send, float32 to add up**: 2 + 2 + 12 B per parameter with Adam, half
+#   of the bytes on every wire.
+# - float16 loses what is below 2^-24: **multiply the loss by S, divide in float32**, and let all
+#   ranks agree, in one byte, on whether a step overflowed. bfloat16 needs no S.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -126,15 +126,15 @@ for title, plan in plans.items():
 print(inspect.getsource(checkpoint))
 
 # %% [markdown]
-# Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor: the rows of the
-# whole batch, not of the micro-batch.
+# Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor:
+# the rows of the whole batch, not of the micro-batch.
 
 # %% [markdown]
 # ## 5 Check
 #
-# Activations alive at the peak, in layers, beside a formula: k inputs of segments are kept, and in backward the L/k
-# layers of one segment are there again. One array more: the softmax's probabilities, which become the first gradient in
-# place.
+# Activations alive at the peak, in layers, beside a formula: k inputs of segments are kept, and in
+# backward the L/k layers of one segment are there again. One array more: the softmax's
+# probabilities, which become the first gradient in place.
 
 
 # %%
@@ -160,10 +160,10 @@ for m in (2, 4):
     print(f"{m} micro-batches: {layers_at_peak(micro_batches=m)[0]:g} layers")
 
 # %% [markdown]
-# With less memory than that, layers must run more than twice; with more, some need not run again. For 16 layers of 1
-# unit that have an input of 1 unit: the table shows what a budget buys (the layers at the end are kept whole, because
-# they are freed first), and what the best plan of all needs, segments inside segments (Griewank and Walther's
-# *revolve*).
+# With less memory than that, layers must run more than twice; with more, some need not run again.
+# For 16 layers of 1 unit that have an input of 1 unit: the table shows what a budget buys (the
+# layers at the end are kept whole, because they are freed first), and what the best plan of all
+# needs, segments inside segments (Griewank and Walther's *revolve*).
 
 # %%
 for budget in (7, 8, 10, 13, 17):
@@ -178,7 +178,8 @@ for slots in (1, 2, 3, 4, 15):
     )
 
 # %% [markdown]
-# Does it change a number? With dropout, which must fall on the same elements in the replay and in every micro-batch:
+# Does it change a number? With dropout, which must fall on the same elements in the replay and in
+# every micro-batch:
 
 # %%
 ((single, _, _),) = SimWorld(1).run(step, p=0.1)
@@ -195,11 +196,11 @@ print(
 assert np.abs(parts - whole).max() < 1e-12
 
 # %% [markdown]
-# Recomputation gives the same bits: the same operations in the same order. Accumulation adds in another order, so its
-# last digits differ.
+# Recomputation gives the same bits: the same operations in the same order. Accumulation adds in
+# another order, so its last digits differ.
 #
-# With several ranks accumulation saves messages too: `no_sync()` lets gradients add up on each rank, and only the last
-# pass sums them over the ranks.
+# With several ranks accumulation saves messages too: `no_sync()` lets gradients add up on each
+# rank, and only the last pass sums them over the ranks.
 
 
 # %%
@@ -237,8 +238,8 @@ assert np.abs(gradients[0] - gradients[1]).max() < 1e-12
 # %% [markdown]
 # ## 6 Break it
 #
-# Recompute a dropout that draws from a common generator. The replay draws other masks than forward did. The loss is
-# that of forward, and fine; the gradient belongs to another network:
+# Recompute a dropout that draws from a common generator. The replay draws other masks than forward
+# did. The loss is that of forward, and fine; the gradient belongs to another network:
 
 
 # %%
@@ -270,11 +271,11 @@ assert loss == same_loss
 assert off > 0.01
 
 # %% [markdown]
-# minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and `checkpoint` replays
-# the count of calls.
+# minidist's dropout cannot do that: its draws depend on (seed, step, module, call, sample), and
+# `checkpoint` replays the count of calls.
 #
-# The other classic: each micro-batch divides by its own rows. Four means are added, and the gradient is four times too
-# large:
+# The other classic: each micro-batch divides by its own rows. Four means are added, and the
+# gradient is four times too large:
 
 # %%
 model = MLP([WIDTH] * 3, dtype=np.float64)
@@ -289,9 +290,9 @@ print(f"divided by its own rows, the gradient is {round(ratios[1] / ratios[0])} 
 # %% [markdown]
 # ## 7 Exercise: segments under a budget, and a replay
 #
-# First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the numbers of layers
-# of the segments, as few segments as possible, so that `k * boundary + (the most that one segment saves)` is at most
-# `budget`; None when that is impossible.
+# First: layer i saves `saved[i]` bytes, each segment keeps an input of `boundary` bytes. Return the
+# numbers of layers of the segments, as few segments as possible, so that `k * boundary + (the most
+# that one segment saves)` is at most `budget`; None when that is impossible.
 
 
 # %%
@@ -303,9 +304,9 @@ def pick_segments(saved, boundary, budget):
 check("10.pick_segments", pick_segments)
 
 # %% [markdown]
-# Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g, rng)` runs forward
-# again and turns the gradient g of the output into that of x. Return y and a function `backward(g)`. All draws after it
-# must be those of a run without recomputation.
+# Second: `segment.forward(x, rng)` draws a mask from the generator `rng`; `segment.gradient(x, g,
+# rng)` runs forward again and turns the gradient g of the output into that of x. Return y and a
+# function `backward(g)`. All draws after it must be those of a run without recomputation.
 
 
 # %%
@@ -323,10 +324,11 @@ for name in ("10.pick_segments", "10.recompute"):
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the rows of the whole
-#   batch.
-# - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of the arithmetic). The
-#   replay must see the same parameters, the same random draws and the same collectives.
+# - **m micro-batches: 1/m of the activations**, the same sum of gradients, if each divides by the
+#   rows of the whole batch.
+# - **k segments: k + L/k layers instead of L, least 2 √L at k = √L**, for one more forward (4/3 of
+#   the arithmetic). The replay must see the same parameters, the same random draws and the same
+#   collectives.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

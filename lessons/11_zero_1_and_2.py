@@ -71,8 +71,9 @@ bars = zero_bars(
 show(bars)
 
 # %% [markdown]
-# And a real step on two ranks: the backward pass sends gradients to their owners, each rank steps its half, and then
-# the parameters are gathered. This function made it; stage 0 is plain data parallelism.
+# And a real step on two ranks: the backward pass sends gradients to their owners, each rank steps
+# its half, and then the parameters are gathered. This function made it; stage 0 is plain data
+# parallelism.
 
 # %%
 rng = np.random.default_rng(0)
@@ -127,9 +128,9 @@ show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": co
 # %% [markdown]
 # ## 4 The code
 #
-# The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to where a parameter
-# ends. A bucket of gradients goes to the owners of its elements; afterwards the shards are gathered. Where data
-# parallelism calls `all_reduce`, these two do half of it each:
+# The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to
+# where a parameter ends. A bucket of gradients goes to the owners of its elements; afterwards the
+# shards are gathered. Where data parallelism calls `all_reduce`, these two do half of it each:
 
 # %%
 print(inspect.getsource(ShardReducer._reduce_scatter))
@@ -139,8 +140,8 @@ print(inspect.getsource(ZeroOptimizer.gather))
 # %% [markdown]
 # ## 5 Check
 #
-# Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. The formulas are printed beside them, for Ψ
-# padded parameters of 4 B.
+# Bytes alive between two steps, and bytes sent in one, of rank 0 of 4. The formulas are printed
+# beside them, for Ψ padded parameters of 4 B.
 
 # %%
 RANKS = 4
@@ -167,8 +168,9 @@ state_guess.judge(held[1]["optimizer"] / held[0]["optimizer"], within=0.05)
 bytes_guess.judge(sum(sent[1].values()) / sum(sent[0].values()), within=0.05)
 
 # %% [markdown]
-# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 frees a bucket as soon as it has been sent. With k
-# micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole gradient to add them up in.
+# Stage 1 holds a whole gradient and the sum of its shard. Stage 2 frees a bucket as soon as it has
+# been sent. With k micro-batches stage 2 reduces each one, k Ψ instead of Ψ: it has no whole
+# gradient to add them up in.
 #
 # Is it the same training? On one device with all rows, and against data parallelism, for ranks that do not divide
 # anything:
@@ -191,9 +193,9 @@ for ranks in (2, 3, 5):
 # %% [markdown]
 # ## 6 Break it
 #
-# Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the norm of its own
-# shard, every shard is scaled by another factor: the direction of the step changes, silently. The right way gathers a
-# few numbers per rank:
+# Clipping needs the norm of the *whole* gradient, and a rank has a shard. When each rank takes the
+# norm of its own shard, every shard is scaled by another factor: the direction of the step changes,
+# silently. The right way gathers a few numbers per rank:
 
 
 # %%
@@ -236,10 +238,11 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: a step on a flat partition
 #
-# `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are this rank's own.
-# Change the weights in place, on every rank, to what `update(weights, summed_gradient)` makes of them; `update` works
-# in place on 1-D arrays. Each rank may update at most 1/n of the elements (rounded up), and send no more than a
-# reduce-scatter and an all-gather do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
+# `weights` and `gradients` are lists of arrays, the same shapes on every rank; the gradients are
+# this rank's own. Change the weights in place, on every rank, to what `update(weights,
+# summed_gradient)` makes of them; `update` works in place on 1-D arrays. Each rank may update at
+# most 1/n of the elements (rounded up), and send no more than a reduce-scatter and an all-gather
+# do. Use `reduce_scatter` and `all_gather` from `minidist.collectives`.
 
 
 # %%
@@ -258,9 +261,10 @@ check("11.zero_step", solution("11.zero_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2 (n-1)/n Ψ, for Ψ padded to
-#   a multiple of n, and its bits.
-# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations are not touched.
+# - **reduce-scatter gradients, step 1/n, all-gather parameters**: the bytes of data parallelism, 2
+#   (n-1)/n Ψ, for Ψ padded to a multiple of n, and its bits.
+# - A parameter costs 2 + 2 + 12 B; with **stage 1: 4 + 12/n, with stage 2: 2 + 14/n**. Activations
+#   are not touched.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -137,9 +137,9 @@ for prefetch in (0, 1):
 # %% [markdown]
 # ## 4 The code
 #
-# A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new array; releasing
-# frees that array. The nodes of the graph refer to the parameter and never to its array, so nothing else keeps it
-# alive. As a toy, with every message:
+# A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new
+# array; releasing frees that array. The nodes of the graph refer to the parameter and never to its
+# array, so nothing else keeps it alive. As a toy, with every message:
 
 
 # %%
@@ -172,7 +172,8 @@ assert same
 
 # %% [markdown]
 # The library does the same in streams, so that gathers overlap with computing:
-# [fsdp_param_group.py](../minidist/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`, `release` and `start_reduce`.
+# [fsdp_param_group.py](../minidist/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`,
+# `release` and `start_reduce`.
 
 # %% [markdown]
 # ## 5 Check
@@ -190,11 +191,11 @@ print(", ".join(f"{purpose} {nbytes:,} B" for purpose, nbytes in sent.items()))
 traffic_guess.judge(sum(sent.values()) / (psi * (RANKS - 1) / RANKS))
 
 # %% [markdown]
-# The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it takes no longer than
-# the computation of one layer.
+# The second layer ahead takes memory and gains nothing here: one gather is hidden as soon as it
+# takes no longer than the computation of one layer.
 #
-# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer state are divided by n;
-# the dark band on top is what is whole for a moment.
+# Memory of the same step, without sharding and with it. Parameters, gradients and optimizer state
+# are divided by n; the dark band on top is what is whole for a moment.
 
 
 # %%
@@ -284,9 +285,9 @@ print(
 # %% [markdown]
 # ## 7 Exercise: a prefetch that hides the gather
 #
-# `gather(i)` starts to gather layer i and returns something whose `wait()` gives its weights. `compute(i, weights, x)`
-# returns the layer's output and takes some time. Run all `layers` in order and return the last output: in the least
-# time, with at most two whole layers alive.
+# `gather(i)` starts to gather layer i and returns something whose `wait()` gives its weights.
+# `compute(i, weights, x)` returns the layer's output and takes some time. Run all `layers` in order
+# and return the last output: in the least time, with at most two whole layers alive.
 
 
 # %%
@@ -305,10 +306,10 @@ check("12.prefetch", solution("12.prefetch"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per parameter, and d+1 whole
-#   layers when d are gathered ahead.
-# - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer computes as long as
-#   its gather travels.
+# - **Gather, compute, drop; in backward gather, compute, reduce-scatter, drop**: 16/n B per
+#   parameter, and d+1 whole layers when d are gathered ahead.
+# - It sends **3 (n-1)/n Ψ**, half more than data parallelism; one layer ahead hides it if a layer
+#   computes as long as its gather travels.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -113,8 +113,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the program begins it and
-# waits where it needs the result:
+# A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the
+# program begins it and waits where it needs the result:
 
 # %%
 print(inspect.getsource(HostPool.start_store))
@@ -122,8 +122,8 @@ print(inspect.getsource(OffloadedOptimizer.step))
 print(inspect.getsource(OffloadedOptimizer.gradient_of))
 
 # %% [markdown]
-# When the optimizer asks a slice on the host for its gradient, the slice waits for the transfer. The optimizer asks
-# slice by slice, and knows nothing of transfers.
+# When the optimizer asks a slice on the host for its gradient, the slice waits for the transfer.
+# The optimizer asks slice by slice, and knows nothing of transfers.
 
 # %% [markdown]
 # ## 5 Check
@@ -150,9 +150,9 @@ for times in (0.25, 0.5, 1, 2, 4):
         bytes_guess.judge((pool.to_host + pool.to_device) / 2 / numel)
 
 # %% [markdown]
-# Down and up overlap with each other and with the host, but not with backward here: all gradients go down after it.
-# ZeRO-Offload sends each one as soon as it is computed; `fully_shard(..., offload_policy=CPUOffloadPolicy(pool))`
-# does so, unit by unit.
+# Down and up overlap with each other and with the host, but not with backward here: all gradients
+# go down after it. ZeRO-Offload sends each one as soon as it is computed; `fully_shard(...,
+# offload_policy=CPUOffloadPolicy(pool))` does so, unit by unit.
 #
 # What is alive on the device, and on the host:
 
@@ -176,8 +176,9 @@ for offload in ("optimizer", "activations"):
     assert np.array_equal(weights, single)
 
 # %% [markdown]
-# Activations: on a link that is fast enough they cost next to no time. A block's input leaves while the next block
-# computes, and comes back one block early. Without looking ahead every block waits for its input:
+# Activations: on a link that is fast enough they cost next to no time. A block's input leaves while
+# the next block computes, and comes back one block early. Without looking ahead every block waits
+# for its input:
 
 # %%
 recomputed, _ = seconds()
@@ -200,8 +201,8 @@ show(
 # %% [markdown]
 # ## 6 Break it
 #
-# A transfer that the program does not wait for. On a real device the kernel after it would now and then read an array
-# that has half arrived. Here it is an error that names the line:
+# A transfer that the program does not wait for. On a real device the kernel after it would now and
+# then read an array that has half arrived. Here it is an error that names the line:
 
 
 # %%
@@ -218,9 +219,10 @@ with expect(UnwaitedRequestError):
 # %% [markdown]
 # ## 7 Exercise: a step on the host that keeps device, link and host busy
 #
-# `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there and returns the
-# piece's new values, `up(i, values)` begins to bring them to the device. `down` and `up` return something whose
-# `wait()` must be called. Step all `pieces`, in the least time, with at most two gradients on the host.
+# `down(i)` begins to bring the gradient of piece i to the host, `step(i, gradient)` computes there
+# and returns the piece's new values, `up(i, values)` begins to bring them to the device. `down` and
+# `up` return something whose `wait()` must be called. Step all `pieces`, in the least time, with at
+# most two gradients on the host.
 
 
 # %%
@@ -240,10 +242,11 @@ check("13.offloaded_step", solution("13.offloaded_step"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Keep on the host what is used rarely**, and cross while something else works: down, step and up are three
-#   stations, and a step of k equal pieces takes what one piece needs, and k - 1 times the slowest station.
-# - ZeRO-Offload moves **2 B + 2 B per parameter and step** in 16-bit training (4 + 4 in float32), 1/n of it on each
-#   of n ranks.
+# - **Keep on the host what is used rarely**, and cross while something else works: down, step and
+#   up are three stations, and a step of k equal pieces takes what one piece needs, and k - 1 times
+#   the slowest station.
+# - ZeRO-Offload moves **2 B + 2 B per parameter and step** in 16-bit training (4 + 4 in float32),
+#   1/n of it on each of n ranks.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -78,8 +78,8 @@ show(
 )
 
 # %% [markdown]
-# Forward and backward of one such block, from a trace. In the row of each rank F and B are computation; the arrows
-# are the all-reduces, two in forward and two in backward:
+# Forward and backward of one such block, from a trace. In the row of each rank F and B are
+# computation; the arrows are the all-reduces, two in forward and two in backward:
 
 # %%
 BATCH, LENGTH, WIDTH, HEADS = 4, 16, 64, 4
@@ -117,8 +117,9 @@ show(draw("space-time", world.traces, {"name": "a block on 2 ranks", "command": 
 # %% [markdown]
 # ## 4 The code
 #
-# Two identity nodes of the graph (lesson 01) do all of it: in one direction they pass on what they get, in the other they sum it
-# over the ranks. Megatron calls them **f** and **g**; each is the other one backwards:
+# Two identity nodes of the graph (lesson 01) do all of it: in one direction they pass on what they
+# get, in the other they sum it over the ranks. Megatron calls them **f** and **g**; each is the
+# other one backwards:
 #
 # | | forward | backward |
 # |---|---|---|
@@ -133,8 +134,9 @@ print(inspect.getsource(RowParallelLinear.forward))
 print(inspect.getsource(layers.row_parallel_sum))
 
 # %% [markdown]
-# Between f and g is what can be computed column by column: GELU, or attention, head by head. That is why the two cuts
-# come in pairs. The bias of the second layer is added after the sum. Without the library, with two ranks:
+# Between f and g is what can be computed column by column: GELU, or attention, head by head. That
+# is why the two cuts come in pairs. The bias of the second layer is added after the sum. Without
+# the library, with two ranks:
 
 # %%
 rng = np.random.default_rng(1)
@@ -153,8 +155,8 @@ print(
 # %% [markdown]
 # ## 5 Check
 #
-# Counted from the trace. b s h numbers in an activation; an all-reduce sends 2 (t-1)/t of them from each rank, and
-# there are four: 8 b s h (t-1)/t.
+# Counted from the trace. b s h numbers in an activation; an all-reduce sends 2 (t-1)/t of them from
+# each rank, and there are four: 8 b s h (t-1)/t.
 
 # %%
 ranks = 4
@@ -209,9 +211,9 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss falls. But the
-# norms before the layer, which all ranks hold, now get another gradient on each rank, and the replicas drift apart.
-# (A loss curve does not show it; `check_module_replicas` does.)
+# A rank omits f: it keeps only its own columns' part of x's gradient. Every shape fits and the loss
+# falls. But the norms before the layer, which all ranks hold, now get another gradient on each
+# rank, and the replicas drift apart. (A loss curve does not show it; `check_module_replicas` does.)
 
 # %%
 right = layers.copy_to_tensor_parallel_region
@@ -230,9 +232,9 @@ print("a contiguous cut would be rank 0: [0:16, 0:24], which is Q (0:16) and hal
 # %% [markdown]
 # ## 7 Exercise: an MLP and an attention in tiles
 #
-# First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its columns* of A, *its
-# rows* of B, the bias, and the gradient of y (the same on all ranks). Return y and the gradient of x, on every rank.
-# Use `all_reduce` from `minidist.collectives`.
+# First the MLP, y = relu(x A) B + bias, forward and backward. Every rank gets the whole x, *its
+# columns* of A, *its rows* of B, the bias, and the gradient of y (the same on all ranks). Return y
+# and the gradient of x, on every rank. Use `all_reduce` from `minidist.collectives`.
 
 # %%
 from minidist.collectives import all_reduce
@@ -251,9 +253,9 @@ print(inspect.getsource(solution("14.parallel_mlp")))
 check("14.parallel_mlp", solution("14.parallel_mlp"))
 
 # %% [markdown]
-# Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the whole projection (W x
-# D): cut your own tiles. `attention(rows of Q|K|V, heads)` does the rest; `heads` is the number of all heads, a
-# multiple of the ranks.
+# Then attention, forward. Here every rank is given the whole fused matrix `qkv` (D x 3W) and the
+# whole projection (W x D): cut your own tiles. `attention(rows of Q|K|V, heads)` does the rest;
+# `heads` is the number of all heads, a multiple of the ranks.
 
 
 # %%
@@ -272,9 +274,10 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Columns, then rows**: between them nothing travels. f sums in backward, g in forward; the bias comes after g.
-# - A layer sends **8 b s h (t-1)/t** numbers per rank and step, whatever the size of the weights: best for small
-#   batches of huge layers.
+# - **Columns, then rows**: between them nothing travels. f sums in backward, g in forward; the bias
+#   comes after g.
+# - A layer sends **8 b s h (t-1)/t** numbers per rank and step, whatever the size of the weights:
+#   best for small batches of huge layers.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -120,27 +120,28 @@ for split in (False, True):
 # %% [markdown]
 # ## 4 The code
 #
-# Between the layers each rank has its own rows. On the way into the columns the rows are gathered; out of the rows the
-# sum is scattered. In backward a gather is a reduce-scatter and the other way round:
+# Between the layers each rank has its own rows. On the way into the columns the rows are gathered;
+# out of the rows the sum is scattered. In backward a gather is a reduce-scatter and the other way
+# round:
 #
 # | | forward | backward |
 # |---|---|---|
 # | `gather_from_sequence_parallel_region` (in f's place) | all-gather | reduce-scatter |
 # | `reduce_scatter_to_sequence_parallel_region` (in g's place) | reduce-scatter | all-gather |
 #
-# A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen a part of the rows,
-# so its gradient is a summand; letting the weight pass f on its way in sums it:
+# A layer norm on its own rows needs no neighbour. Its weight is the same on all ranks but has seen
+# a part of the rows, so its gradient is a summand; letting the weight pass f on its way in sums it:
 
 # %%
 print(inspect.getsource(sequence_parallel.SequenceParallelLayerNorm))
 
 # %% [markdown]
-# One trap remains. The column-parallel layer needs its (gathered) input again for its weight gradient. To keep it would
-# keep the whole sequence, and nothing would be saved. So the rows are kept, and gathered again in backward, purpose
-# `regather`.
+# One trap remains. The column-parallel layer needs its (gathered) input again for its weight
+# gradient. To keep it would keep the whole sequence, and nothing would be saved. So the rows are
+# kept, and gathered again in backward, purpose `regather`.
 #
-# And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank computes those of its
-# own words, and the loss of a token needs three numbers of all words:
+# And the **vocabulary**: logits are (batch, T, V), by far the widest array of a model. Each rank
+# computes those of its own words, and the loss of a token needs three numbers of all words:
 #
 #     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
 
@@ -179,10 +180,12 @@ kept_guess.judge(kept[True] / kept[False], within=0.05)
 sent_guess.judge(sent[True] / sent[False], within=0.05)
 
 # %% [markdown]
-# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little where layers are
-# wide. The paper counts neither: the same bytes, it says, as the regather can hide behind the product beside it.
+# The two regathers are a quarter more; the rest are the gradients of the norms and biases, little
+# where layers are wide. The paper counts neither: the same bytes, it says, as the regather can hide
+# behind the product beside it.
 #
-# The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient, and what is sent:
+# The logits: 64 tokens, 4,096 words, four ranks. The peak of computing the loss and its gradient,
+# and what is sent:
 
 
 # %%
@@ -207,7 +210,8 @@ for ranks in (1, 4):
     assert peak < 1.01 * 64 * 4096 * 4 / ranks + 1000
 
 # %% [markdown]
-# Is it the same training? With dropout too: each rank draws the rows, and the heads, that one device would draw for it.
+# Is it the same training? With dropout too: each rank draws the rows, and the heads, that one
+# device would draw for it.
 
 
 # %%
@@ -238,8 +242,9 @@ for ranks in (2, 3, 4):
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget to sum the gradients of the norms. The weights that all ranks hold alike now move apart, a little each step;
-# the loss falls all the same. A check of the replicas reports the first that differs:
+# Forget to sum the gradients of the norms. The weights that all ranks hold alike now move apart, a
+# little each step; the loss falls all the same. A check of the replicas reports the first that
+# differs:
 
 # %%
 from minidist.base.errors import MismatchError
@@ -254,9 +259,10 @@ sequence_parallel.copy_to_tensor_parallel_region = right
 # %% [markdown]
 # ## 7 Exercise: a cross-entropy that never holds all logits
 #
-# A rank has `logits` (rows, its words), of which the first is word number `first`; all ranks have the same `targets`
-# (rows,). Return the losses (rows,) and the gradient of their sum for *your* logits (rows, your words). Send no more
-# than three reductions of a number per row. Logits may be in the thousands.
+# A rank has `logits` (rows, its words), of which the first is word number `first`; all ranks have
+# the same `targets` (rows,). Return the losses (rows,) and the gradient of their sum for *your*
+# logits (rows, your words). Send no more than three reductions of a number per row. Logits may be
+# in the thousands.
 
 
 # %%

@@ -123,8 +123,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# Every message of a pipeline, in a toy: a stage multiplies what it gets by its weight. It sends its output to the next stage, and
-# in backward the gradient of its input to the stage before.
+# Every message of a pipeline, in a toy: a stage multiplies what it gets by its weight. It sends its
+# output to the next stage, and in backward the gradient of its input to the stage before.
 
 
 # %%
@@ -157,9 +157,9 @@ print("gradients", toy_world.run(lambda comm: toy(comm, batches, comm.rank + 1.0
 print("on one device", [sum(2 * i for i in range(3)) * 24 / w for w in (1, 2, 3, 4)])
 
 # %% [markdown]
-# In the library a schedule is data: for each rank the list of what it does. Passes insert sends and early receives, and the
-# runtime executes the list: [gpipe.py](../minidist/pipeline/plan/gpipe.py), and `_forward` and `_backward` in
-# [pipeline.py](../minidist/pipeline/runtime/pipeline.py).
+# In the library a schedule is data: for each rank the list of what it does. Passes insert sends and
+# early receives, and the runtime executes the list: [gpipe.py](../minidist/pipeline/plan/gpipe.py),
+# and `_forward` and `_backward` in [pipeline.py](../minidist/pipeline/runtime/pipeline.py).
 
 # %% [markdown]
 # ## 5 Check
@@ -186,8 +186,9 @@ for m in (1, 4, 12, 24):
 idle_guess.judge(idle_of_total("gpipe", 12), within=0.1)
 
 # %% [markdown]
-# More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and small products are
-# slow on real devices. And all m micro-batches are alive at the end of the forwards, on every stage:
+# More micro-batches, less bubble. Two things stop you: a micro-batch needs at least one row, and
+# small products are slow on real devices. And all m micro-batches are alive at the end of the
+# forwards, on every stage:
 
 # %%
 for m in (4, 12, 24):
@@ -215,15 +216,15 @@ print(
 )
 
 # %% [markdown]
-# The bytes do not depend on the number of micro-batches, and not on the size of the model: only on the width of the
-# stage boundary.
+# The bytes do not depend on the number of micro-batches, and not on the size of the model: only on
+# the width of the stage boundary.
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1 wants micro-batch 1
-# before it starts any backward. Each list looks reasonable alone. A validator that shares no code with the schedules
-# finds it, before anything runs:
+# Two stages. Stage 0 wants the gradient of micro-batch 0 before it sends micro-batch 1; stage 1
+# wants micro-batch 1 before it starts any backward. Each list looks reasonable alone. A validator
+# that shares no code with the schedules finds it, before anything runs:
 
 # %%
 mixed = from_cells([["0F0", "0B0", "0F1", "0B1"], ["1F0", "1F1", "1B1", "1B0"]], "mixed")
@@ -231,8 +232,8 @@ with expect(PlanError):
     validate(mixed)
 
 # %% [markdown]
-# A silent bug: every micro-batch divides by its own rows. The loss looks like a mean, and the gradient is m times too
-# large. (Without a divisor at all, `Pipeline` refuses the loss.)
+# A silent bug: every micro-batch divides by its own rows. The loss looks like a mean, and the
+# gradient is m times too large. (Without a divisor at all, `Pipeline` refuses the loss.)
 
 # %%
 loss_of_whole = loss_of
@@ -251,8 +252,8 @@ loss_of = loss_of_whole
 # %% [markdown]
 # ## 7 Exercise: write the plan as lists
 #
-# Return for each of p stages the list of its actions on m micro-batches: "F0" is the forward, "B0" the backward of
-# micro-batch 0. The whole may take no longer than GPipe.
+# Return for each of p stages the list of its actions on m micro-batches: "F0" is the forward, "B0"
+# the backward of micro-batch 0. The whole may take no longer than GPipe.
 
 
 # %%
@@ -269,10 +270,10 @@ check("16.gpipe", solution("16.gpipe"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of ideal; naive:
-#   (p-1)/p.
-# - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the model's size; **all
-#   m micro-batches are alive** under GPipe. Lesson 17 fixes that.
+# - Stages on ranks, micro-batches in flight: idle **(p-1)/(m+p-1) of total**, which is (p-1)/m of
+#   ideal; naive: (p-1)/p.
+# - A rank sends one activation and one gradient per micro-batch and stage boundary, whatever the
+#   model's size; **all m micro-batches are alive** under GPipe. Lesson 17 fixes that.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

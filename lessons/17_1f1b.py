@@ -74,8 +74,8 @@ show(
 )
 
 # %% [markdown]
-# The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the other. This function
-# made them.
+# The memory of two runs, first GPipe, then 1F1B: activations on each rank, one event after the
+# other. This function made them.
 
 # %%
 ROWS, WIDTH, LAYERS = 64, 64, 8
@@ -115,8 +115,9 @@ for name, plan in plans.items():
 # %% [markdown]
 # ## 4 The code
 #
-# A stage is a list of actions, F3 for the forward of micro-batch 3 and B3 for its backward, and a loop that carries it out. Every
-# message of a pipeline is in this toy, in which a stage multiplies by its weight:
+# A stage is a list of actions, F3 for the forward of micro-batch 3 and B3 for its backward, and a
+# loop that carries it out. Every message of a pipeline is in this toy, in which a stage multiplies
+# by its weight:
 
 
 # %%
@@ -152,13 +153,15 @@ gpipes_list = ["F0", "F1", "F2", "B0", "B1", "B2"]
 print(SimWorld(2).run(lambda comm: carry_out(comm, gpipes_list, batches, comm.rank + 1.0)))
 
 # %% [markdown]
-# Which list is 1F1B's is your exercise. The library's is in [one_f_one_b.py](../minidist/pipeline/plan/one_f_one_b.py); its loop is
+# Which list is 1F1B's is your exercise. The library's is in
+# [one_f_one_b.py](../minidist/pipeline/plan/one_f_one_b.py); its loop is
 # [pipeline.py](../minidist/pipeline/runtime/pipeline.py).
 
 # %% [markdown]
 # ## 5 Check
 #
-# Alive micro-batches as the runs' accounts saw them. Stage 0 has two layers of the model; a micro-batch is 64 / 8 rows.
+# Alive micro-batches as the runs' accounts saw them. Stage 0 has two layers of the model; a
+# micro-batch is 64 / 8 rows.
 
 # %%
 one = 8 * (ROWS // m) * WIDTH * (LAYERS // p)  # bytes that a micro-batch leaves on a stage
@@ -186,7 +189,8 @@ for count in (2, 4, 8, 32, 128):
     assert idle[0] == idle[1]
 
 # %% [markdown]
-# So memory no longer forbids many micro-batches, and many micro-batches shrink the bubble. The gradient is the same:
+# So memory no longer forbids many micro-batches, and many micro-batches shrink the bubble. The
+# gradient is the same:
 
 # %%
 model = MLP([WIDTH] * (LAYERS + 1), dtype=np.float64)
@@ -201,7 +205,8 @@ for stages, count in ((4, 8), (3, 5), (8, 3), (2, 1)):
 # %% [markdown]
 # ## 6 Break it
 #
-# One forward less at the start, on every stage. It is a correct plan, holds less, and the stages wait for each other:
+# One forward less at the start, on every stage. It is a correct plan, holds less, and the stages
+# wait for each other:
 
 
 # %%
@@ -222,8 +227,8 @@ print(
 )
 
 # %% [markdown]
-# A stage that takes its micro-batches in another order than its neighbour. The validator reports which stage waits
-# for which:
+# A stage that takes its micro-batches in another order than its neighbour. The validator reports
+# which stage waits for which:
 
 # %%
 swapped = from_cells([["0F0", "0F1", "0B0", "0B1"], ["1F1", "1B1", "1F0", "1B0"]], "swapped")

@@ -10,7 +10,8 @@
 # # 18 PipeDream and weight stashing
 #
 # *35 minutes. Before it: 17.*
-#
+
+# %% [markdown]
 # ## 1 The case
 #
 # A pipeline of four stages trains on a stream of mini-batches and never drains: **a stage updates
@@ -78,8 +79,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# All of weight stashing in the library ([versions.py](../minidist/pipeline/runtime/versions.py)): an update makes a new array, so the
-# old one lives for as long as some backward needs it.
+# All of weight stashing in the library ([versions.py](../minidist/pipeline/runtime/versions.py)):
+# an update makes a new array, so the old one lives for as long as some backward needs it.
 
 # %%
 print(inspect.getsource(UnitVersions.forward))
@@ -141,7 +142,8 @@ show(draw("memory", world.traces, header))
 #
 #     W(t+1) = W(t) - lr grad f(w_0^(t-p+1), ..., w_{p-1}^(t))
 #
-# with older weights on earlier stages. A replay on one device with these delays gives the same weights, bit for bit:
+# with older weights on earlier stages. A replay on one device with these delays gives the same
+# weights, bit for bit:
 
 # %%
 model = MLP([WIDTH] * (p + 1), dtype=np.float64)
@@ -194,10 +196,11 @@ show(
 )
 
 # %% [markdown]
-# - **Vertical sync**: a mini-batch uses one version everywhere, stage 0's; the last stage must keep p of them too.
-# - **2BW** (double-buffered weights): the gradients of m micro-batches make one update, and a batch uses the version
-#   of the batch before the last. Two versions are always enough, and the delay is 1 on every stage: W(t+1) = W(t) -
-#   lr grad f(W(t-1)).
+# - **Vertical sync**: a mini-batch uses one version everywhere, stage 0's; the last stage must keep
+#   p of them too.
+# - **2BW** (double-buffered weights): the gradients of m micro-batches make one update, and a batch
+#   uses the version of the batch before the last. Two versions are always enough, and the delay is
+#   1 on every stage: W(t+1) = W(t) - lr grad f(W(t-1)).
 #
 # A stage that is too slow can have several ranks. They take mini-batches in turn, and a round of k is one update:
 
@@ -212,8 +215,8 @@ print(
 # %% [markdown]
 # ## 6 Break it
 #
-# Without stashing, B uses the newest weights: the gradient of no function. The validator rejects it, unless a flag
-# allows it.
+# Without stashing, B uses the newest weights: the gradient of no function. The validator rejects
+# it, unless a flag allows it.
 
 # %%
 careless = get_schedule("pipedream").plan(p, m, stashing=False)
@@ -231,8 +234,8 @@ for s in range(p):
     print(f"stage {s}: weights differ by up to {off:.1e}")
 
 # %% [markdown]
-# And delay itself has a price. On f(w) = w^2 / 2, w(t+1) = w(t) - lr w(t-τ) is stable only below 2 sin(π / (4τ+2)): a
-# deeper pipeline needs a smaller learning rate.
+# And delay itself has a price. On f(w) = w^2 / 2, w(t+1) = w(t) - lr w(t-τ) is stable only below 2
+# sin(π / (4τ+2)): a deeper pipeline needs a smaller learning rate.
 
 
 # %%
@@ -272,9 +275,9 @@ for stages_ in (2, 4):
 # %% [markdown]
 # ## 7 Exercise: stash, then stash less
 #
-# You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and `gradient(i,
-# weights)`. Each B is an update with learning rate 0.25 (`e18_weight_stashing.RATE`). Return the weights after each of
-# them, in a list.
+# You get one stage's order, such as `["F0", "F1", "F2", "B0", "F3", "B1", ...]`, its weights, and
+# `gradient(i, weights)`. Each B is an update with learning rate 0.25 (`e18_weight_stashing.RATE`).
+# Return the weights after each of them, in a list.
 
 
 # %%
@@ -294,8 +297,9 @@ print(inspect.getsource(solution("18.stashing")))
 check("18.stashing", solution("18.stashing"))
 
 # %% [markdown]
-# And 2BW: micro-batch k of batches of m uses version max(k // m - 1, 0); the gradients of a batch are added and make
-# one update. Yield the weights after each update, and keep no more than two versions: the checker counts them.
+# And 2BW: micro-batch k of batches of m uses version max(k // m - 1, 0); the gradients of a batch
+# are added and make one update. Return the weights after each update; keep no more than two
+# versions.
 
 
 # %%
@@ -311,12 +315,14 @@ check("18.two_versions", solution("18.two_versions"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **An update after every backward, and no drain**: no bubble, but stage s works with weights that are p-1-s updates
-#   old.
-# - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function. Stage s keeps p-s
-#   versions.
-# - **2BW**: one update per batch, delayed by one batch, two versions everywhere: the delay no longer grows with p.
-# - Training is not that of one device any more, but it is exactly that of one device *with these delays*.
+# - **An update after every backward, and no drain**: no bubble, but stage s works with weights that
+#   are p-1-s updates old.
+# - **Stash**: F and B of a mini-batch see one version, or the gradient is that of no function.
+#   Stage s keeps p-s versions.
+# - **2BW**: one update per batch, delayed by one batch, two versions everywhere: the delay no
+#   longer grows with p.
+# - Training is not that of one device any more, but it is exactly that of one device *with these
+#   delays*.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -326,9 +332,10 @@ check("18.two_versions", solution("18.two_versions"))
 #
 # The second one compares with a replay on one device, with the same delays.
 #
-# A job is a stream that runs step by step in memory that does not grow with it. It drains only where something needs the
-# weights of one moment: at a checkpoint, at an evaluation and at its end. So a checkpoint has no stashed version, any
-# layout can load it, and the resumed job has the bits of the undisturbed one with the same `--every`:
+# A job is a stream that runs step by step in memory that does not grow with it. It drains only
+# where something needs the weights of one moment: at a checkpoint, at an evaluation and at its end.
+# So a checkpoint has no stashed version, any layout can load it, and the resumed job has the bits
+# of the undisturbed one with the same `--every`:
 #
 #     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 40 --every 10 --save runs/stream
 #     mpiexec -n 3 minidist train --pp 3 --layers 3 --schedule pipedream --steps 60 --every 10 --save runs/stream --resume

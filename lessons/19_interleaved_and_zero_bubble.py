@@ -86,8 +86,8 @@ show(
 # %% [markdown]
 # ## 4 The code
 #
-# A stage that carries out its list, in a toy with every message. Look at the line that sends the gradient to the stage before: it
-# comes with I, so no stage ever waits for W.
+# A stage that carries out its list, in a toy with every message. Look at the line that sends the
+# gradient to the stage before: it comes with I, so no stage ever waits for W.
 
 
 # %%
@@ -116,8 +116,9 @@ for name, second in (("W at once", "F0 I0 W0 F1 I1 W1"), ("W last", "F0 I0 F1 I1
 
 # %% [markdown]
 # With which list a pipeline of p stages waits least is your exercise; the library's is
-# [zero_bubble.py](../minidist/pipeline/plan/zero_bubble.py). In the engine W is a list of work that the backward pass returns:
-# `output.backward(gradient, weight_gradients="deferred")` returns it, `.run()` does it.
+# [zero_bubble.py](../minidist/pipeline/plan/zero_bubble.py). In the engine W is a list of work that
+# the backward pass returns: `output.backward(gradient, weight_gradients="deferred")` returns it,
+# `.run()` does it.
 
 # %% [markdown]
 # ## 5 Check
@@ -191,10 +192,11 @@ for name in ("1f1b", "interleaved"):
 traffic_guess.judge(crossed["interleaved"] / crossed["1f1b"], within=0.02)
 
 # %% [markdown]
-# - **interleaved**: two stages of half the length on each rank, so the idle time is half of 1F1B's. There are v p = 8 stages with
-#   v p - 1 = 7 boundaries instead of 3, so 7/3 of the activations cross.
-# - **zb-v**: two half stages as well, but the second chunk goes back up, so rank 0 has the loss; no idle time, and
-#   1F1B's memory.
+# - **interleaved**: two stages of half the length on each rank, so the idle time is half of 1F1B's.
+#   There are v p = 8 stages with v p - 1 = 7 boundaries instead of 3, so 7/3 of the activations
+#   cross.
+# - **zb-v**: two half stages as well, but the second chunk goes back up, so rank 0 has the loss; no
+#   idle time, and 1F1B's memory.
 
 # %%
 show(
@@ -225,9 +227,9 @@ for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
     )
 
 # %% [markdown]
-# The activations of a ZB-H2 run, rank by rank, are the cost of no idle time. The plan counts a micro-batch as whole
-# until its W, 7 on every rank. Of these layers only the inputs are kept for W, 512 of 1,024 B; rank 3, where I
-# follows F at once, holds less than rank 0.
+# The activations of a ZB-H2 run, rank by rank, are the cost of no idle time. The plan counts a
+# micro-batch as whole until its W, 7 on every rank. Of these layers only the inputs are kept for W,
+# 512 of 1,024 B; rank 3, where I follows F at once, holds less than rank 0.
 
 # %%
 header = {
@@ -237,10 +239,11 @@ header = {
 show(draw("memory", worlds["zb-h2"].traces, header))
 
 # %% [markdown]
-# **Less memory than 1F1B.** The picture of zb-v repeats itself: a micro-batch's four passes, F down, F up, I up, I
-# down, come every 6 units. That is its *building block*, and how far a pass starts from one rank to the next decides
-# how long activations live. On every rank the lifetimes of the two chunks add up to about (p-1) times the sum of the
-# four offsets, and a rank begins two chunks every 6 units:
+# **Less memory than 1F1B.** The picture of zb-v repeats itself: a micro-batch's four passes, F
+# down, F up, I up, I down, come every 6 units. That is its *building block*, and how far a pass
+# starts from one rank to the next decides how long activations live. On every rank the lifetimes of
+# the two chunks add up to about (p-1) times the sum of the four offsets, and a rank begins two
+# chunks every 6 units:
 #
 # | schedule | offsets of F down, F up, I up, I down | half-stage chunks alive | in micro-batches |
 # |---|---|---|---|
@@ -248,8 +251,8 @@ show(draw("memory", worlds["zb-h2"].traces, header))
 # | `v-half` | 2, 1, 2, 1 | about 6p/6 | (p+2)//2 |
 # | `zb-v` | 4, 2, 4, 2 | about 12p/6 | p |
 #
-# Repeat the block, then run everything as early as it can (the paper calls it squeezing), with W where a rank would
-# wait:
+# Repeat the block, then run everything as early as it can (the paper calls it squeezing), with W
+# where a rank would wait:
 
 # %%
 three = {name: get_schedule(name).plan(p, m) for name in ("zb-v", "v-half", "v-min")}
@@ -274,16 +277,17 @@ for ranks in (4, 8, 16, 32):
 assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
 
 # %% [markdown]
-# V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a third of its memory. The offsets
-# assume that F, I and W take the same time; where they do not, V-Min's passes fit less well (try `uniform(2 * p, 1, 2,
-# 1)`).
+# V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a third of its
+# memory. The offsets assume that F, I and W take the same time; where they do not, V-Min's passes
+# fit less well (try `uniform(2 * p, 1, 2, 1)`).
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One global wait between two
-# steps, such as the one for the clip norm, and it is gone. Four steps, once with that wait and once with a step that is
-# made at once and validated while the next one fills the pipeline:
+# Zero bubble is zero in each rank's *own window*: ranks begin and end at different times. One
+# global wait between two steps, such as the one for the clip norm, and it is gone. Four steps, once
+# with that wait and once with a step that is made at once and validated while the next one fills
+# the pipeline:
 
 
 # %%
@@ -320,8 +324,8 @@ for name in ("1f1b", "zb-h2"):
     )
 
 # %% [markdown]
-# (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it has its bubble anyway.) And F, I and W
-# rarely take the same time. The formulas hold while they are positive:
+# (1F1B's rank 0 begins first and ends last, so it never waits for a norm; it has its bubble
+# anyway.) And F, I and W rarely take the same time. The formulas hold while they are positive:
 
 # %%
 print("F I W     idle: 1f1b  zb-h1  zb-h2")
@@ -332,8 +336,9 @@ for times in ((1, 1, 1), (1, 1, 3), (2, 2, 1), (1, 1.2, 0.8)):
 # %% [markdown]
 # ## 7 Exercise: beat 1F1B within its memory
 #
-# As in lessons 16 and 17: for each of p stages the list of its actions, now of F, I and W. As short as it gets, and on
-# no stage more micro-batches alive (from F to W) than on 1F1B's fullest, min(m, p).
+# As in lessons 16 and 17: for each of p stages the list of its actions, now of F, I and W. As short
+# as it gets, and on no stage more micro-batches alive (from F to W) than on 1F1B's fullest, min(m,
+# p).
 
 
 # %%
@@ -355,10 +360,11 @@ print(inspect.getsource(solution("19.zero_bubble")))
 check("19.zero_bubble", solution("19.zero_bubble"))
 
 # %% [markdown]
-# And the building block of a V-shaped schedule. Given p and the four offsets, return for each rank when F down, F up, I
-# up and I down of the first micro-batch start (each takes 1). Each of the four moves from rank to rank by its offset,
-# they follow one another, and when the block repeats every 6 units no rank does two things at once. Of all such blocks
-# return one in which the two chunks of rank 0 live as short as possible, from F to I.
+# And the building block of a V-shaped schedule. Given p and the four offsets, return for each rank
+# when F down, F up, I up and I down of the first micro-batch start (each takes 1). Each of the four
+# moves from rank to rank by its offset, they follow one another, and when the block repeats every 6
+# units no rank does two things at once. Of all such blocks return one in which the two chunks of
+# rank 0 live as short as possible, from F to I.
 
 
 # %%
@@ -386,14 +392,15 @@ check("19.building_block", solution("19.building_block"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Interleaving**: v stages per rank, the bubble / v, the traffic x (v p - 1)/(p - 1); m must be a
-#   multiple of p.
-# - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest memory, ZB-H2
-#   (p-1)(F+I-2W) with 2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the three take the same time.
-# - **A schedule is a block that repeats, and lifetimes are memory**: V-Half keeps (p+2)//2 micro-batches alive and V-Min
-#   (p+4)//3, where 1F1B keeps p.
-# - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards, take it back in the
-#   rare case.
+# - **Interleaving**: v stages per rank, the bubble / v, the traffic x (v p - 1)/(p - 1); m must be
+#   a multiple of p.
+# - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest
+#   memory, ZB-H2 (p-1)(F+I-2W) with 2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the
+#   three take the same time.
+# - **A schedule is a block that repeats, and lifetimes are memory**: V-Half keeps (p+2)//2
+#   micro-batches alive and V-Min (p+4)//3, where 1F1B keeps p.
+# - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards,
+#   take it back in the rare case.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

@@ -99,8 +99,8 @@ show(draw("bytes-matrix", world.traces, {"name": "pp 2, dp 2, tp 2", "command": 
 # %% [markdown]
 # ## 4 The code
 #
-# The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The recipe applies the
-# axes to the model in a fixed order, on one page:
+# The degrees are checked in one place, and a slice of the grid along an axis is a communicator. The
+# recipe applies the axes to the model in a fixed order, on one page:
 
 # %%
 print(inspect.getsource(parallelize))
@@ -213,10 +213,10 @@ assert times["tp"] == min(times.values())
 # %% [markdown]
 # ## 7 Exercise: ranks to nodes
 #
-# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks that differ on axis
-# a only exchange `traffic[a]` bytes. Return for each rank, in the order of its number, the node that it runs on:
-# nodes 0, 1, 2, ... with `node_size` ranks each. Send as few bytes between nodes as the rule "the axis with most
-# bytes inside" gives.
+# `place(shape, traffic, node_size)`: a mesh of `shape`, last axis fastest, in which any two ranks
+# that differ on axis a only exchange `traffic[a]` bytes. Return for each rank, in the order of its
+# number, the node that it runs on: nodes 0, 1, 2, ... with `node_size` ranks each. Send as few
+# bytes between nodes as the rule "the axis with most bytes inside" gives.
 
 
 # %%
@@ -233,9 +233,11 @@ check("20.place_ranks", solution("20.place_ranks"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each technique sees only its own.
-# - Bytes per step and rank: tensor 8 b s h (t-1)/t per layer and micro-batch, data 2 (n-1)/n Ψ/(p t) once, pipeline b
-#   s h per stage boundary and micro-batch. **Tensor inside the node**, then data, pipeline across.
+# - **ranks = pp x dp x tp**; a slice of the mesh along an axis is a communicator, and each
+#   technique sees only its own.
+# - Bytes per step and rank: tensor 8 b s h (t-1)/t per layer and micro-batch, data 2 (n-1)/n Ψ/(p
+#   t) once, pipeline b s h per stage boundary and micro-batch. **Tensor inside the node**, then
+#   data, pipeline across.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

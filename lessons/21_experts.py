@@ -99,18 +99,19 @@ show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "comman
 # %% [markdown]
 # ## 4 The code
 #
-# The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device nothing happens before
-# and after the experts' MLPs. On P ranks an all-to-all comes before and after: each rank sends the slots of expert e
-# to the rank that has e, and gets them back computed.
+# The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device
+# nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes before and
+# after: each rank sends the slots of expert e to the rank that has e, and gets them back computed.
 
 # %%
 print(inspect.getsource(MixtureOfExperts.forward))
 print(inspect.getsource(dispatch.exchange))
 
 # %% [markdown]
-# Every slot travels, full or not, so all messages have the same size and no rank has to ask. And no weight travels:
-# the gradient of an expert is complete where it lives, because it has seen the tokens of all ep ranks. (A program
-# that sums it over ep all the same adds gradients of different experts. The shapes fit.)
+# Every slot travels, full or not, so all messages have the same size and no rank has to ask. And no
+# weight travels: the gradient of an expert is complete where it lives, because it has seen the
+# tokens of all ep ranks. (A program that sums it over ep all the same adds gradients of different
+# experts. The shapes fit.)
 
 # %% [markdown]
 # ## 5 Check
@@ -134,11 +135,11 @@ dropped_guess.judge(100 * dropped[1.0], within=0.2)
 bytes_guess.judge(sent[2.0] / sent[1.0])
 
 # %% [markdown]
-# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on. To have few of
-# them, the router must spread the tokens, so a small *auxiliary loss* rewards balance: N sum_e f_e P_e, with f the
-# share of tokens that chose expert e and P its mean probability. It is 1 when all are used alike, N when one gets
-# everything. Without it routers tend to collapse: an expert that is used more learns more, and is used more. Let a
-# GPT train:
+# A dropped token is not lost: the block adds nothing to it, and the residual stream carries it on.
+# To have few of them, the router must spread the tokens, so a small *auxiliary loss* rewards
+# balance: N sum_e f_e P_e, with f the share of tokens that chose expert e and P its mean
+# probability. It is 1 when all are used alike, N when one gets everything. Without it routers tend
+# to collapse: an expert that is used more learns more, and is used more. Let a GPT train:
 
 
 # %%
@@ -182,9 +183,9 @@ for weight in (0.0, 0.1):
 assert share[0.1] < share[0.0]
 
 # %% [markdown]
-# Is it the same training? Against one device, with enough slots that nothing is dropped. Capacity and auxiliary loss
-# belong to a *group*, what one rank sees, so one device would have to route rank by rank to be equal with drops too
-# (the tests do); here the auxiliary loss is off.
+# Is it the same training? Against one device, with enough slots that nothing is dropped. Capacity
+# and auxiliary loss belong to a *group*, what one rank sees, so one device would have to route rank
+# by rank to be equal with drops too (the tests do); here the auxiliary loss is off.
 
 # %%
 single = SimWorld(1).run(train, 0.0, 5, np.float64, 4.0, True)[0]
@@ -214,9 +215,10 @@ assert off > 1e-4
 # %% [markdown]
 # ## 7 Exercise: slots, balance, dispatch and combine
 #
-# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes to its most
-# probable expert. An expert has ceil(tokens / experts x factor) slots, given out in token order. Return the slot of
-# each token (expert x capacity + place, or -1), the auxiliary loss N sum f P, and its gradient for the probabilities.
+# First the router's bookkeeping, on one rank. `probabilities` is (tokens, experts); each token goes
+# to its most probable expert. An expert has ceil(tokens / experts x factor) slots, given out in
+# token order. Return the slot of each token (expert x capacity + place, or -1), the auxiliary loss
+# N sum f P, and its gradient for the probabilities.
 
 
 # %%
@@ -241,9 +243,10 @@ print(inspect.getsource(solution("21.slots_and_balance")))
 check("21.slots_and_balance", solution("21.slots_and_balance"))
 
 # %% [markdown]
-# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the experts r x E/P to
-# (r+1) x E/P - 1, and `run_expert(e, rows)` computes one of *yours*. Return the slots, computed. Use `all_to_all` from
-# `minidist.collectives`: it sends the j-th part of a flat array to rank j and returns what came, by source rank.
+# Then the dispatch. `slots` is (experts, capacity, width) of this rank's tokens; rank r has the
+# experts r x E/P to (r+1) x E/P - 1, and `run_expert(e, rows)` computes one of *yours*. Return the
+# slots, computed. Use `all_to_all` from `minidist.collectives`: it sends the j-th part of a flat
+# array to rank j and returns what came, by source rank.
 
 # %%
 from minidist.collectives import all_to_all

@@ -107,13 +107,15 @@ show(draw("bytes-matrix", world.traces, header))
 # %% [markdown]
 # ## 4 The code
 #
-# Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each query, the largest
-# score so far m, the sum z of exp(score - m), and the output o, not yet divided. A new block may raise m; then what
-# was accumulated so far was shifted by too little, and is scaled:
+# Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each
+# query, the largest score so far m, the sum z of exp(score - m), and the output o, not yet divided.
+# A new block may raise m; then what was accumulated so far was shifted by too little, and is
+# scaled:
 #
 #     m' = max(m, m_block)    z' = z exp(m - m') + z_block    o' = o exp(m - m') + o_block
 #
-# Here are both halves, each alone. First the merge of two blocks of keys, on one device; it is the softmax over all of them:
+# Here are both halves, each alone. First the merge of two blocks of keys, on one device; it is the
+# softmax over all of them:
 
 
 # %%
@@ -140,7 +142,8 @@ merged = (o1 * first + o2 * second) / (z1 * first + z2 * second)
 print(f"max |merged - softmax over all keys| = {np.abs(merged - o / z).max():.1e}")
 
 # %% [markdown]
-# Then the way round the ring, with every message. This one finds only the largest score of each query, over the keys of all ranks:
+# Then the way round the ring, with every message. This one finds only the largest score of each
+# query, over the keys of all ranks:
 
 
 # %%
@@ -166,17 +169,19 @@ print(
 )
 
 # %% [markdown]
-# To put the two together is your exercise. The library's is [ring_attention.py](../minidist/parallel/context/ring_attention.py).
+# To put the two together is your exercise. The library's is
+# [ring_attention.py](../minidist/parallel/context/ring_attention.py).
 #
-# **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into "all tokens, some
-# heads", attention runs as on one device, and an all-to-all turns it back. It needs as many (key-value) heads as ranks;
-# a ring needs none. Both at once is **Ulysses x ring**: U neighbours exchange heads, and rings join the ranks with the same heads.
-# Ulysses then needs U heads and not P, and a ring has P / U hops.
+# **Ulysses** is the other way: an all-to-all before attention turns "some tokens, all heads" into
+# "all tokens, some heads", attention runs as on one device, and an all-to-all turns it back. It
+# needs as many (key-value) heads as ranks; a ring needs none. Both at once is **Ulysses x ring**: U
+# neighbours exchange heads, and rings join the ranks with the same heads. Ulysses then needs U
+# heads and not P, and a ring has P / U hops.
 #
-# **All-gather** is the simplest, and Llama 3's: gather all keys and values, and let each rank's queries meet those that
-# they see. A rank then has all keys of one layer, which are few when query heads share them, and no message overlaps
-# with computing. But any mask will do. Long sequences are filled with many documents, and no token may see another
-# document's.
+# **All-gather** is the simplest, and Llama 3's: gather all keys and values, and let each rank's
+# queries meet those that they see. A rank then has all keys of one layer, which are few when query
+# heads share them, and no message overlaps with computing. But any mask will do. Long sequences are
+# filled with many documents, and no token may see another document's.
 
 # %% [markdown]
 # ## 5 Check
@@ -194,8 +199,8 @@ for order in ("contiguous", "zigzag"):
 assert answer["zigzag"] < 0.001
 
 # %% [markdown]
-# The bytes, beside the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P (P-1)/P. More ranks make
-# Ulysses cheaper and leave the ring as it is.
+# The bytes, beside the formulas: a ring sends 2 (P-1) N/P h numbers forward; Ulysses 4 N h/P
+# (P-1)/P. More ranks make Ulysses cheaper and leave the ring as it is.
 
 # %%
 width = HEADS * SIZE
@@ -260,7 +265,8 @@ for ranks, kind, order in (
     assert off < 1e-12
 
 # %% [markdown]
-# Documents. The same queries and keys, once as one text and once as five documents: what a token's output depends on.
+# Documents. The same queries and keys, once as one text and once as five documents: what a token's
+# output depends on.
 
 # %%
 tokens = np.array([[4, 2, 0, 7, 7, 1, 0, 3, 0, 5, 6, 0, 8, 8, 8, 8]])
@@ -292,8 +298,8 @@ assert max(moved) == 2
 # %% [markdown]
 # ## 6 Break it
 #
-# Each rank numbers its own tokens from 0, as a model written for one device does. Nothing crashes: rotary angles (or
-# rows of the position table) are just those of other tokens.
+# Each rank numbers its own tokens from 0, as a model written for one device does. Nothing crashes:
+# rotary angles (or rows of the position table) are just those of other tokens.
 
 # %%
 wrong = SimWorld(2).run(train, restart=True)[0]
@@ -304,15 +310,16 @@ print(
 assert np.abs(wrong - single).max() > 1e-6
 
 # %% [markdown]
-# Another known bug: gradients are summed over the data axis only, and it has one rank. Each rank then trains its own
-# model on its own tokens. `gradient_axes(mesh)` above is dp *and* cp.
+# Another known bug: gradients are summed over the data axis only, and it has one rank. Each rank
+# then trains its own model on its own tokens. `gradient_axes(mesh)` above is dp *and* cp.
 
 # %% [markdown]
 # ## 7 Exercise: merge what arrives round the ring
 #
-# Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows of every rank.
-# Return the output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all ranks. Scores may be hundreds.
-# Send K and V once round, n - 1 messages, with `comm.sendrecv(outgoing, dest, incoming, source)`.
+# Without a mask, one head: `q`, `k`, `v` are this rank's (rows, d); `rows` lists the number of rows
+# of every rank. Return the output for your queries, softmax(Q K^T / sqrt(d)) V over the keys of all
+# ranks. Scores may be hundreds. Send K and V once round, n - 1 messages, with
+# `comm.sendrecv(outgoing, dest, incoming, source)`.
 
 
 # %%
@@ -336,9 +343,9 @@ print(inspect.getsource(solution("22.ring_attention")))
 check("22.ring_attention", solution("22.ring_attention"))
 
 # %% [markdown]
-# And the mask of all-gather attention: rank `rank` of `ranks` has the queries of two chunks of 2 x ranks, number rank
-# from the front and number rank from the back. Return bools (its queries, all keys): which keys each query sees. A token
-# `separator` ends a document, to which it belongs.
+# And the mask of all-gather attention: rank `rank` of `ranks` has the queries of two chunks of 2 x
+# ranks, number rank from the front and number rank from the back. Return bools (its queries, all
+# keys): which keys each query sees. A token `separator` ends a document, to which it belongs.
 
 
 # %%
@@ -356,10 +363,12 @@ check("22.visible", solution("22.visible"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **K and V go round, softmaxes merge**: m, z and o are all that a query remembers. 2 (P-1) N/P h numbers forward.
-# - **All-gather**: two thirds of a ring's bytes, all keys on every rank for one layer, and any mask: documents.
-# - Causal work is a triangle: distribute it in **zig-zag**, or (P-1)/(2P-1) of the time is idle. Positions are
-#   global.
+# - **K and V go round, softmaxes merge**: m, z and o are all that a query remembers. 2 (P-1) N/P h
+#   numbers forward.
+# - **All-gather**: two thirds of a ring's bytes, all keys on every rank for one layer, and any
+#   mask: documents.
+# - Causal work is a triangle: distribute it in **zig-zag**, or (P-1)/(2P-1) of the time is idle.
+#   Positions are global.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec

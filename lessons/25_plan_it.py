@@ -9,14 +9,17 @@
 # %% [markdown]
 # # 25 Plan it
 #
-# *35 minutes. Before it: 05, 17 and 20. You need no MPI, no GPU and no download.*
+# *35 minutes. Before it: 05, 17 and 20.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Choose the mesh on paper. There are few ways to write 8 as pp x dp x tp; **predict the time of a step for each of them
-# from four numbers** (FLOP/s, latency, bandwidth, the work of one device) and take the best.
+# Eight ranks of 20 GFLOP/s, joined by links of 1 GB/s with a latency of 5 µs, train a GPT with
+# eight layers of width 64 on eight samples of 32 tokens. There are ten ways to write 8 as pp x dp x
+# tp: pipeline stages, data-parallel replicas, tensor-parallel parts. Which of them takes the least
+# time for a step?
 #
-# What it saves: trying. What it costs: a model of the machine, which is as good as its four numbers.
+# Data parallelism sends the gradient once per step; tensor parallelism sends activations four times
+# per layer; a pipeline sends little, and waits at both ends of the step.
 
 # %%
 import inspect
@@ -28,7 +31,7 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.times import Times
@@ -39,7 +42,21 @@ from minidist.train.job import build
 from minidist.train.trainer import train
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
+#
+# Give the degrees of data and of tensor parallelism of the fastest mesh; then pp is what is left of
+# 8.
+
+# %%
+dp_guess = predict("dp of the fastest mesh", example=2)
+tp_guess = predict("tp of the fastest mesh", example=1)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Choose the mesh on paper. **Predict the time of a step for each of them from four numbers**
+# (FLOP/s, latency, bandwidth, the work of one device) and take the best. What it saves: trying.
+# What it costs: a model of the machine, which is as good as its four numbers.
 #
 # The same job on the same eight ranks, on three of its meshes. Red is waiting.
 
@@ -83,18 +100,9 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
     seconds, traces = measured(*layout)
     header = {
         "title": f"pp, dp, tp = {layout}: {1e3 * seconds:.2f} ms",
-        "command": "part 2 of lessons/25_plan_it.py",
+        "command": "part 3 of lessons/25_plan_it.py",
     }
     show(draw("gantt", traces, header))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# Eight layers of width 64, eight samples of 32 tokens, links of 1 GB/s and 5 µs, 20 GFLOP/s per rank. Which (pp, dp,
-# tp) is the fastest?
-
-# %%
-my_guess = (2, 2, 2)
 
 # %% [markdown]
 # ## 4 The code
@@ -152,10 +160,9 @@ print("(pp, dp, tp)    on paper   on the clock")
 for layout in sorted(layouts, key=paper.get):
     print(f"{layout!s:14} {1e3 * paper[layout]:8.2f} ms {1e3 * clock[layout]:8.2f} ms")
 best = min(layouts, key=paper.get)
-print(
-    f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}; your guess "
-    f"{my_guess} is {'right' if my_guess == best else 'off'}"
-)
+print(f"best on paper {best}, best on the clock {min(layouts, key=clock.get)}")
+dp_guess.judge(best[1])
+tp_guess.judge(best[2])
 assert clock[best] <= 1.1 * min(clock.values())
 
 # %% [markdown]
@@ -210,9 +217,9 @@ with expect(ValueError):
 # %% [markdown]
 # ## 7 Exercise: layers that are not alike
 #
-# A pipeline is as fast as its slowest stage. `cut(times, stages)`: how many consecutive layers each stage gets, so that
-# the longest stage is as short as can be. Every stage has at least one layer; there are at least as many layers as
-# stages.
+# A pipeline is as fast as its slowest stage. `cut(times, stages)`: how many consecutive layers each
+# stage gets, so that the longest stage is as short as can be. Every stage has at least one layer;
+# there are at least as many layers as stages.
 
 
 # %%
@@ -230,14 +237,18 @@ check("25.min_max_split", solution("25.min_max_split"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces per layer and micro-batch for t > 1, plus
-#   the plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take a second to try on paper.
-# - Where the paper is off, one can say what it left out: here the all-reduces of the split vocabulary, and the losses.
-#
+# - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces per layer and micro-batch
+#   for t > 1, plus the plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take
+#   a second to try on paper.
+# - Where the paper is off, one can say what it left out: here the all-reduces of the split
+#   vocabulary, and the losses.
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

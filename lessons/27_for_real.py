@@ -9,16 +9,17 @@
 # %% [markdown]
 # # 27 For real
 #
-# *25 minutes. Before it: 05, 06 and 25. You need no GPU and no download; with an MPI (`pip install 'minidist[mpi]'`) it
-# measures processes, without one it measures this process alone.*
+# *30 minutes. Before it: 05, 06 and 25. With an MPI (`pip install 'minidist[mpi]'`) it measures
+# processes, without one it measures this process alone.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Everything before this lesson ran on a virtual clock. Here **you measure your machine's three numbers (latency,
-# bandwidth, FLOP/s), predict the time of a job from them, and then run it**.
+# A ping-pong between two processes on your machine: one sends 8 bytes, the other sends them back. A
+# training step of a GPT with two layers of width 64, in NumPy on one core. And three processes that
+# send messages of 8 bytes to a fourth, which receives one after the other.
 #
-# What it saves: guesses. What it costs: an honest look at what the model leaves out. The digits below are of the
-# machine on which this notebook was built; yours will differ, so nothing here is compared with anything.
+# How long does one message of the ping-pong take? How many GFLOP/s does the step get? And how long
+# is the fourth process busy with one message, as a part of that latency?
 
 # %%
 import inspect
@@ -35,7 +36,7 @@ from minidist.autograd import FlopCounter
 from minidist.base.process import tune_process
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.lesson.exercises.e27_fit_a_line import fit_a_line
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw, show
@@ -46,32 +47,32 @@ tune_process()
 JOB = {"layers": 2, "width": 64, "heads": 4, "context": 64, "steps": 12, "global_batch": 8}
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
+#
+# Everything before this lesson ran on a virtual clock; these numbers are your machine's, and they
+# differ from day to day.
+
+# %%
+latency_guess = predict("latency of a short message", example=10.0, unit="µs")
+rate_guess = predict("GFLOP/s of a training step on one core", example=50.0)
+overhead_guess = predict("overhead of a receive, as a part of the latency", example=1.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Here **you measure your machine's numbers (latency, overhead, bandwidth, FLOP/s), predict the time
+# of a job from them, and then run it**. What it saves: guesses. What it costs: an honest look at
+# what the model leaves out. The digits below are of the machine on which this notebook was built;
+# yours will differ, so nothing here is compared with anything.
 #
 # The same job on two ranks, as the virtual clock sees it, with invented numbers:
 
 # %%
 world = SimWorld(2, links=LinkModel(alpha=1e-6, beta=1e-10, flops=5e9))
 world.run(train, TrainConfig.make(**{**JOB, "steps": 2}, dp=2))
-show(
-    draw(
-        "gantt",
-        world.traces,
-        {
-            "command": "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl "
-            "--picture gantt"
-        },
-    )
-)
-
-# %% [markdown]
-# ## 3 Predict
-#
-# How long does one message of a few bytes take between two processes on your machine, in µs? And how many GFLOP/s does
-# NumPy give a training step of this small model on one core?
-
-# %%
-my_guess = {"latency": 10.0, "GFLOP/s": 50.0}
+command = "minidist train --dp 2 --steps 2 --trace t.jsonl; minidist report t.jsonl --picture gantt"
+header = {"name": "two ranks, invented numbers", "command": command}
+show(draw("gantt", world.traces, header))
 
 # %% [markdown]
 # ## 4 The code
@@ -127,11 +128,47 @@ rows = json.loads(run(PING_PONG, 2).strip().splitlines()[-1])
 alpha, beta = fit_a_line([n for n, _ in rows], [s for _, s in rows])
 for n, seconds in rows:
     print(f"{n:>9,} B  {1e6 * seconds:9.2f} µs   on the line {1e6 * (alpha + beta * n):9.2f} µs")
+latency_guess.judge(1e6 * alpha, within=0.25)
 print(f"alpha = {1e6 * alpha:.2f} µs, beta = {beta:.2e} s/B = {1e-9 / beta:.2f} GB/s")
 
 # %% [markdown]
-# FLOP/s: not a peak, but what this model's own step gets: the operations that the counter counts, over the time that they
-# take on one device.
+# The overhead: how long a rank is busy with a message that it receives (lesson 00). Three ranks
+# send many short messages to rank 0 as fast as they can; rank 0 receives them one after the other.
+# What limits it is no longer the latency, which the messages spend on their way side by side.
+
+# %%
+FAN_IN = """
+import json, time
+import numpy as np
+from minidist.comm import launch
+
+def main(comm, count=300):
+    array, best = np.zeros(8, np.uint8), 1.0
+    for _ in range(10):
+        comm.barrier()
+        start = time.perf_counter()
+        for _ in range(count):
+            if comm.rank:
+                comm.send(array, 0)
+            else:
+                for source in range(1, comm.size):
+                    comm.recv(array, source)
+        best = min(best, (time.perf_counter() - start) / (count * (comm.size - 1)))
+    if comm.rank == 0:
+        print(json.dumps(best), flush=True)
+
+launch(main)
+"""
+overhead = json.loads(run(FAN_IN, 4).strip().splitlines()[-1])
+print(
+    f"a message every {1e6 * overhead:.2f} µs; LinkModel(alpha, beta, overhead=...) takes this "
+    "number"
+)
+overhead_guess.judge(overhead / alpha, within=0.25)
+
+# %% [markdown]
+# FLOP/s: not a peak, but what this model's own step gets: the operations that the counter counts,
+# over the time that they take on one device.
 
 
 # %%
@@ -157,13 +194,13 @@ print(
     f"{flops:.3g} FLOPs in {1e3 * half:.2f} ms: {1e-9 * rate:.2f} GFLOP/s (twice the samples "
     f"take {whole / half:.2f} times as long)"
 )
-print(f"your guess: {my_guess['latency']} µs and {my_guess['GFLOP/s']} GFLOP/s")
+rate_guess.judge(1e-9 * rate, within=0.25)
 
 # %% [markdown]
 # ## 5 Check
 #
-# The prediction, before the run: the samples of one rank, a ring over the gradients, and the optimizer (measured, too:
-# it moves bytes rather than computing).
+# The prediction, before the run: the samples of one rank, a ring over the gradients, and the
+# optimizer (measured, too: it moves bytes rather than computing).
 
 # %%
 config = TrainConfig.make(**JOB, dp=2)
@@ -207,8 +244,8 @@ print(
 )
 
 # %% [markdown]
-# Whatever the times are, the numbers are those of one device: the same job, two ranks, in the simulated world, beside
-# one.
+# Whatever the times are, the numbers are those of one device: the same job, two ranks, in the
+# simulated world, beside one.
 
 # %%
 exact = {**JOB, "steps": 2, "precision": "fp64"}
@@ -237,9 +274,9 @@ with expect(AssertionError):
 # %% [markdown]
 # ## 7 Exercise: fit a line through six decades
 #
-# `fit(sizes, seconds)`: (alpha, beta) of seconds = alpha + beta * size, so that *relative* errors are small for small
-# and for large messages. The measurements have a few percent of noise; some took twice as long because another
-# program used the machine.
+# `fit(sizes, seconds)`: (alpha, beta) of seconds = alpha + beta * size, so that *relative* errors
+# are small for small and for large messages. The measurements have a few percent of noise; some
+# took twice as long because another program used the machine.
 
 
 # %%
@@ -259,18 +296,20 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 # - **Three numbers predict a step**: FLOPs / rate + 2 (n-1) (alpha + Ψ beta / n) + the optimizer's bytes.
 # - Measure the rate on the model's own step. When the prediction misses, find what the model has left out: more
 #   processes than cores, caches, memory bandwidth that the ranks share, a header before each message.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 minidist train --dp 2 --layers 2 --width 64 --steps 12
 #     minidist bench collectives --ranks 2
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
 # |---|---|
 # | ping-pong | OSU micro-benchmarks `osu_latency`, `osu_bw`; nccl-tests |
-# | alpha, beta | Hockney's model; LogGP's L and G |
+# | alpha, beta, overhead | Hockney's model; LogP's and LogGP's L, o, g and G |
 # | the counter's FLOPs over the time | model FLOPs utilization (PaLM, appendix B); Megatron-LM's "TFLOP/s per GPU" |
 #
 # Next: [28 The museum of bugs](28_the_museum.ipynb).

@@ -9,15 +9,16 @@
 # %% [markdown]
 # # 28 The museum of bugs
 #
-# *30 minutes. Before it: 06; the stories touch 11, 14, 17 and 22. You need no MPI, no GPU and no download.*
+# *30 minutes. Before it: 06; the stories touch 11, 14, 17 and 22.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# See with your own eyes that **a falling loss proves nothing**. Every bug in this museum was found in code that
-# people used and trusted, and every one passed its authors' tests. Their authors were careful; care alone does not
-# find bugs of this kind.
+# Eleven rows are one training step on three ranks, which get 4, 4 and 3 of them. Each rank takes
+# the mean of the gradient over its own rows, and the ranks' gradients are averaged. The authors had
+# tested it with 12 rows: there it is right.
 #
-# What finds them: comparing every gradient and weight with one device. What that costs: one run more.
+# With 11 rows, how far off is the gradient of the first step, in percent of its largest entry? And
+# after 12 steps, by how many percent is the loss worse?
 
 # %%
 import inspect
@@ -27,54 +28,58 @@ import numpy as np
 from minidist.base.errors import DeadlockError
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.museum import exhibits, find, run_exhibit
 from minidist.museum.exhibit_run import table
 from minidist.report import draw, show
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# Exhibit 9a: a vocabulary is cut over two ranks, and one function takes the end of a range as inclusive, the other as
-# exclusive. The last word of each range has no embedding. The grey curve is the run without the bug:
+# Of the loss: plus for worse, minus for better.
 
 # %%
-(off_by_one,) = find("9a")
-run = run_exhibit(off_by_one, tests=False)
-show(run.figure("minidist museum 9a -o curves.svg"))
-print(off_by_one.story)
+gradient_guess = predict("largest error of the first gradient", example=1, unit="%")
+loss_guess = predict("loss after 12 steps, worse by", example=30, unit="%")
 
 # %% [markdown]
-# The other half of the picture, drawn as `minidist compare --trace` draws it:
+# ## 3 The idea and its picture
+#
+# See with your own eyes that **a falling loss proves nothing**. Every bug in this museum was found
+# in code that people used and trusted, and every one passed its authors' tests. Their authors were
+# careful; care alone does not find bugs of this kind. What finds them: comparing every gradient and
+# weight with one device. What that costs: one run more.
+#
+# Exhibit 13a: the input and the output embedding of a model are one matrix. In a pipeline they are
+# on two stages, and the sum of their two gradients was forgotten, so that two copies drift apart.
+# The grey curve is the run without the bug. Could you tell?
 
 # %%
-show(
-    draw(
-        "loss",
-        [],
-        {
-            "losses": run.wrong.losses,
-            "reference_losses": run.right.losses,
-            "command": "minidist museum 9a",
-        },
-    )
+(tied,) = find("13a")
+run = run_exhibit(tied, tests=False)
+losses = run.wrong.losses
+header = {
+    "losses": losses,
+    "reference_losses": run.right.losses,
+    "title": "exhibit 13a, without and with the bug",
+    "command": "minidist museum 13a -o curves.svg",
+}
+show(draw("loss", [], header, names=("without the bug", "with the bug")))
+apart = max(abs(a - b) for a, b in zip(losses, run.right.losses, strict=True))
+print(
+    f"the losses fall from {losses[0]:.2f} to {losses[-1]:.2f} and are never more than "
+    f"{apart:.3f} apart;"
 )
-
-# %% [markdown]
-# ## 3 Predict
-#
-# In exhibit 4b, 11 rows are distributed over 3 ranks, each rank takes the mean over its own rows, and the ranks'
-# gradients are averaged. How far off is the gradient of the first step, in percent of its largest entry? And after 12
-# steps, will the loss be visibly worse?
-
-# %%
-my_guess = {"gradient off by percent": 1, "visibly worse": True}
+off = run.differences["gradients"].ratio
+print(f"the first gradient is off by {off:.0%} of its largest entry")
+assert apart < 0.01 * losses[0]
+assert off > 0.5
 
 # %% [markdown]
 # ## 4 The code
 #
-# A bug is injected in memory into the code that trains, for the time of one run. This is all of 4b, and all of the
-# injection:
+# A bug is injected in memory into the code that trains, for the time of one run. This is all of 4b,
+# and all of the injection:
 
 # %%
 (means,) = find("4b")
@@ -89,10 +94,8 @@ run = run_exhibit(means, tests=False)
 print(run.text())
 off = 100 * run.differences["gradients"].ratio
 worse = run.wrong.losses[-1] - run.right.losses[-1]
-print(
-    f"\noff by {off:.0f} %; the last loss is {worse:+.3f} of {run.right.losses[-1]:.3f}. Your "
-    f"guess: {my_guess}"
-)
+gradient_guess.judge(off, within=0.3)
+loss_guess.judge(100 * worse / run.right.losses[-1], within=0.5)
 assert off > 5
 assert abs(worse) < 0.1
 
@@ -125,8 +128,8 @@ print(table(runs))
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 
 # %% [markdown]
-# Some change no number at all: 19a and its relatives only take memory, and only the peak shows it. The right run is
-# always that of one device:
+# Some change no number at all: 19a and its relatives only take memory, and only the peak shows it.
+# The right run is always that of one device:
 
 # %%
 right = [v for v in runs if v.wrong is not None and v.right.tensors]
@@ -139,8 +142,8 @@ print(
 # %% [markdown]
 # ## 6 Break it
 #
-# Exhibit 28a without the museum. One rank leaves a sum out, because its data ran out. Elsewhere the job would hang
-# for ever; here the error says why:
+# Exhibit 28a without the museum. One rank leaves a sum out, because its data ran out. Elsewhere the
+# job would hang for ever; here the error says why:
 
 
 # %%
@@ -157,9 +160,9 @@ with expect(DeadlockError):
 # %% [markdown]
 # ## 7 Exercise: are the replicas still equal?
 #
-# Half of these bugs let replicas drift apart, and a cheap check after each step would have found it.
-# `first_difference(comm, weights)`: the lowest rank whose float64 array differs from rank 0's in any bit, or -1, the
-# same answer on every rank. Weights are long: do not send them.
+# Half of these bugs let replicas drift apart, and a cheap check after each step would have found
+# it. `first_difference(comm, weights)`: the lowest rank whose float64 array differs from rank 0's
+# in any bit, or -1, the same answer on every rank. Weights are long: do not send them.
 
 
 # %%
@@ -177,17 +180,19 @@ check("28.first_difference", solution("28.first_difference"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second what a loss hides
-#   for a week.
+# - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second
+#   what a loss hides for a week.
 # - 16 bytes per rank decide whether replicas are equal: a digest, gathered.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 minidist compare --dp 2 --steps 3
 #     mpiexec -n 2 minidist train --dp 2 --steps 3 --check-replicas
 #
 # `minidist museum` shows the table, `minidist museum 9a` one exhibit with the tests that catch it.
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
@@ -196,4 +201,4 @@ check("28.first_difference", solution("28.first_difference"))
 # | compare with one device | Megatron-LM's and torchtitan's "loss parity" runs (curves); PyTorch `TORCH_DISTRIBUTED_DEBUG=DETAIL` (consistency of collectives) |
 # | `--check-replicas` | Megatron-LM `--check-weight-hash-across-dp-replicas-interval` |
 #
-# Back to the [index](README.md).
+# Next: [29 Optimizers: trust ratios and Muon](29_trust_ratios.ipynb).

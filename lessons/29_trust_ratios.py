@@ -9,15 +9,19 @@
 # %% [markdown]
 # # 29 Optimizers: trust ratios and Muon
 #
-# *40 minutes. Before it: 06 and 11. You need no MPI, no GPU and no download.*
+# *40 minutes. Before it: 06 and 11.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# With thousands of samples in a batch, **give each layer a step as long as its weights**: LARS and LAMB.
+# A GPT with two layers makes its first step by SGD with one learning rate for all matrices. Each
+# matrix moves by a part of its own norm: some by more, some by less. With thousands of samples in a
+# batch one wants a large learning rate, and the matrix that moves most decides how large it may be.
 #
-# What it saves: one learning rate fits all layers, so fewer and larger steps train as well. What it costs: the
-# step of an element depends on two norms of its whole layer. With ZeRO or tensor parallelism no rank has a whole layer,
-# so every step sends one message more. **Muon** needs more than two norms: the whole matrix.
+# How many times further does the matrix that moves most move than the one that moves least, each as
+# a part of its norm? *LAMB* divides by these norms, so that all move alike. With ZeRO 1 on four
+# ranks no rank has a whole layer, so the squares of weights and of updates have to be summed over
+# ranks: two sums of 64-bit numbers per layer, in a ring all-reduce. To have one device's bits,
+# minidist writes a sum as 18 such numbers. How many bytes per layer leave a rank?
 
 # %%
 import inspect
@@ -29,7 +33,7 @@ from minidist.base.errors import UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
 from minidist.optim import LAMB, SGD, Adam, LayerwiseOptimizer, Muon, newton_schulz
 from minidist.parallel import LayerSums, WholeMatrices, fully_shard, sharded_parameters
@@ -37,9 +41,25 @@ from minidist.report import draw, show
 from minidist.train.trainer import train
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then parameters.
+# The second is arithmetic with lesson 04's formula. The first is worth a guess.
+
+# %%
+spread_guess = predict("largest move of a matrix over the smallest, SGD", example=2.0)
+bytes_guess = predict("bytes per layer that leave a rank for the norms", example=16, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# With thousands of samples in a batch, **give each layer a step as long as its weights**: LARS and
+# LAMB. What it saves: one learning rate fits all layers, so fewer and larger steps train as well.
+# What it costs: the step of an element depends on two norms of its whole layer, so with ZeRO or
+# tensor parallelism every step sends one message more. **Muon** needs more than two norms: the
+# whole matrix.
+#
+# A step of ZeRO 1 on four ranks with LAMB: gradients, then the small messages of the norms, then
+# parameters.
 
 # %%
 JOB = {
@@ -61,16 +81,6 @@ command = (
     "t.jsonl --picture lanes"
 )
 show(draw("lanes", world.traces, {"command": command, "title": "ZeRO 1 with LAMB"}))
-
-# %% [markdown]
-# ## 3 Predict
-#
-# Two things. SGD steps all layers of a GPT by one learning rate. How many times further does the layer that moves most
-# move in the first step than the one that moves least, each as a share of its norm? And how many bytes per layer leave
-# a rank of four for the norms that LAMB needs?
-
-# %%
-my_guess = {"most / least": 2.0, "bytes": 16}
 
 # %% [markdown]
 # ## 4 The code
@@ -115,23 +125,21 @@ for name, make in {
         f"{name:5} a matrix moves by {min(shares):.4f} to {max(shares):.4f} of its norm: "
         f"{spread[name]:.1f} times"
     )
-print(f"your guess for SGD: {my_guess['most / least']}")
+spread_guess.judge(spread["SGD"], within=0.5)
 assert spread["LAMB"] < 1.001 < spread["Adam"] < spread["SGD"]
 
 # %% [markdown]
-# Now the bytes. Float64 sums would depend on where a layer is cut, so the ratio would, and with it every weight.
-# minidist sums squares as whole numbers of 18 limbs (`optim/exact_sums.py`): 2 x 18 x 8 = 288 B per layer instead of 16,
-# and the weights are those of one device, bit for bit.
+# Now the bytes. Float64 sums would depend on where a layer is cut, so the ratio would, and with it
+# every weight. minidist sums squares as whole numbers of 18 limbs (`optim/exact_sums.py`): 2 x 18 x
+# 8 = 288 B per layer instead of 16, and the weights are those of one device, bit for bit.
 
 # %%
 world = SimWorld(4)
 results = world.run(train, TrainConfig.make(**JOB, dp=4, zero=1, steps=1))
 layers = len(results[0].sizes[0].parameters)
 sent = sum(trace.bytes_by_purpose()["trust_ratio"] for trace in world.traces) / 4
-print(
-    f"{sent / layers:.0f} B per layer and rank; 2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B; "
-    f"your guess {my_guess['bytes']}"
-)
+print(f"2 (n-1)/n of 288 B is {2 * 3 / 4 * 288:.0f} B")
+bytes_guess.judge(sent / layers)
 assert sent / layers == 2 * 3 / 4 * 288
 
 
@@ -151,9 +159,9 @@ for zero in (0, 1, 2, 3):
     assert verdict.equal
 
 # %% [markdown]
-# **Muon.** The momentum of a matrix is dominated by a few directions. Muon makes all of its singular values about 1, so
-# that each direction moves as far; five rounds of matrix products do it (Newton-Schulz). Vectors, embeddings and the
-# output layer take AdamW's step.
+# **Muon.** The momentum of a matrix is dominated by a few directions. Muon makes all of its
+# singular values about 1, so that each direction moves as far; five rounds of matrix products do it
+# (Newton-Schulz). Vectors, embeddings and the output layer take AdamW's step.
 
 # %%
 print(inspect.getsource(newton_schulz))
@@ -166,9 +174,10 @@ print(
 )
 
 # %% [markdown]
-# With shards the momentum stays where it is, and its matrices travel. **Everywhere**: an all-gather, and every rank
-# orthogonalises all. **Owner**: each matrix has one owner; an all-to-all brings it the parts, another returns the
-# results. n/2 times fewer bytes, and 1/n of the arithmetic. Only values move, so the bits are those of one device:
+# With shards the momentum stays where it is, and its matrices travel. **Everywhere**: an
+# all-gather, and every rank orthogonalises all. **Owner**: each matrix has one owner; an all-to-all
+# brings it the parts, another returns the results. n/2 times fewer bytes, and 1/n of the
+# arithmetic. Only values move, so the bits are those of one device:
 
 # %%
 MUON = {**JOB, "optimizer": "muon", "momentum": 0.95, "nesterov": True}
@@ -188,7 +197,8 @@ for zero in (0, 1, 2, 3):
 # %% [markdown]
 # ## 6 Break it
 #
-# Each rank takes the ratio of what it has. The losses look as good as before, so nothing tells you; the weights do:
+# Each rank takes the ratio of what it has. The losses look as good as before, so nothing tells you;
+# the weights do:
 
 # %%
 with patch.object(LayerSums, "__call__", lambda self, sums: sums):
@@ -200,8 +210,8 @@ print(
 assert not wrong.equal
 
 # %% [markdown]
-# Newton-Schulz of a shard is not the shard of Newton-Schulz. Here each of two tensor-parallel ranks orthogonalises its
-# own columns:
+# Newton-Schulz of a shard is not the shard of Newton-Schulz. Here each of two tensor-parallel ranks
+# orthogonalises its own columns:
 
 
 # %%
@@ -234,10 +244,11 @@ for optimizer in (LAMB, Muon):
 # %% [markdown]
 # ## 7 Exercise: a step with trust ratios, on shards
 #
-# All layers lie one after the other in one array, which is cut over the ranks. A rank has `sizes[i]` elements of layer i
-# (0 where it has none), their `weights`, and their `update`. Return this rank's new weights: weights - ratio * update,
-# where a layer's ratio is the norm of its weights by the norm of its update, both of the whole layer, and 1 where either
-# is 0. The numbers are small and whole, so float64 sums will do.
+# All layers lie one after the other in one array, which is cut over the ranks. A rank has
+# `sizes[i]` elements of layer i (0 where it has none), their `weights`, and their `update`. Return
+# this rank's new weights: weights - ratio * update, where a layer's ratio is the norm of its
+# weights by the norm of its update, both of the whole layer, and 1 where either is 0. The numbers
+# are small and whole, so float64 sums will do.
 
 
 # %%
@@ -252,9 +263,9 @@ print(inspect.getsource(solution("29.trust_ratio_step")))
 check("29.trust_ratio_step", solution("29.trust_ratio_step"))
 
 # %% [markdown]
-# And Muon's owners. The rows of several matrices lie on the ranks: `parts[k]` are yours of matrix k, `rows[k][r]` says
-# how many rank r has. Matrix k belongs to rank k % n. Return your rows of `orthogonalize(matrix k)` for every k; no other
-# rank than the owner needs the whole matrix.
+# And Muon's owners. The rows of several matrices lie on the ranks: `parts[k]` are yours of matrix
+# k, `rows[k][r]` says how many rank r has. Matrix k belongs to rank k % n. Return your rows of
+# `orthogonalize(matrix k)` for every k; no other rank than the owner needs the whole matrix.
 
 
 # %%
@@ -271,12 +282,16 @@ check("29.owners_compute", solution("29.owners_compute"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's momentum. Norms are of
-#   whole layers, so shards must talk: one all-reduce of two numbers per layer, whatever the layers' sizes.
-# - A sum that is the same for every cut has to be exact: then equal weights stay equal, bit for bit.
-# - Muon: momentum with singular values of about 1. It needs **whole matrices**: gathered everywhere, or at one owner each
-#   (twice 1/n of the bytes instead of all of them, and 1/n of the arithmetic).
-#
+# - LAMB: **p -= lr |p| / |u| u** with Adam's u; LARS: **lr eta |p| / (|g| + decay |p|)** with SGD's
+#   momentum. Norms are of whole layers, so shards must talk: one all-reduce of two numbers per
+#   layer, whatever the layers' sizes.
+# - A sum that is the same for every cut has to be exact: then equal weights stay equal, bit for
+#   bit.
+# - Muon: momentum with singular values of about 1. It needs **whole matrices**: gathered
+#   everywhere, or at one owner each (twice 1/n of the bytes instead of all of them, and 1/n of the
+#   arithmetic).
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
@@ -284,7 +299,8 @@ check("29.owners_compute", solution("29.owners_compute"))
 #     mpiexec -n 4 minidist train --optimizer muon --momentum 0.95 --nesterov --lr 0.02 --dp 4 --zero 1 --steps 20
 #     mpiexec -n 4 python mpi_examples/trust_ratios.py
 #     mpiexec -n 4 python mpi_examples/muon.py
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |

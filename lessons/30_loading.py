@@ -9,17 +9,17 @@
 # %% [markdown]
 # # 30 Data: caching and loading
 #
-# *30 minutes. Before it: 06 and 24. You need no MPI, no GPU and no download.*
+# *30 minutes. Before it: 06 and 24.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# Compute nothing twice, and do not wait for data: **store each result under a name that says exactly what it is, and
-# make the next batch while this one trains**.
+# A small GPT writes a text, one token after the other; its context is 64 tokens, two layers of
+# width 32. For the 50th token it reads the whole text again, 53 tokens, and multiplies every one of
+# them with all weights. But the *keys* and *values* of attention (lesson 22) that belong to earlier
+# tokens do not change when a token is added. So they can be stored.
 #
-# What it saves: tokens, features and a teacher's logits are made once for all ranks, epochs and runs, and the keys and
-# values of a text's tokens are computed once. What it costs: disk and memory, and an exact answer to the question
-# whether a stored result is still the right one. A cache that is wrong about this makes a model train on other data,
-# and no error is raised.
+# How many times less work is the 50th token then? And how many bytes do the stored keys and values
+# take, in float32?
 
 # %%
 import inspect
@@ -37,7 +37,7 @@ from minidist.commands.generation import generate
 from minidist.config.train_config import TrainConfig
 from minidist.data import PrefetchingSampler, WorkerSampler, cached
 from minidist.data.workers import open_sampler
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
 from minidist.report import draw, show
@@ -45,9 +45,25 @@ from minidist.report.frame import new_figure
 from minidist.train.trainer import train
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# The picture shows the work for each token that a GPT writes, with and without stored keys and values, until its
+# In every layer a token has a key and a value of 32 numbers each.
+
+# %%
+work_guess = predict("times less work for the 50th token", example=10)
+bytes_guess = predict("bytes of the keys and values of 53 tokens", example=1000, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Compute nothing twice, and do not wait for data: **store each result under a name that says
+# exactly what it is, and make the next batch while this one trains**. What it saves: tokens,
+# features and a teacher's logits are made once for all ranks, epochs and runs, and the keys and
+# values of a text's tokens are computed once. What it costs: disk and memory, and an exact answer
+# to the question whether a stored result is still the right one. A cache that is wrong about this
+# makes a model train on other data, and no error is raised.
+#
+# The work for each token that a GPT writes, with and without stored keys and values, until its
 # context of 64 tokens is full and the window slides.
 
 # %%
@@ -66,43 +82,36 @@ def written(kv_cache):
 with_cache, without = written(True), written(False)
 figure = new_figure(6, 3)
 axes = figure.add_subplot()
-axes.plot(without[1], label="the whole text for each token")
-axes.plot(with_cache[1], label="keys and values kept")
+axes.plot(without[1], color="#AA3377", label="the whole text for each token")
+axes.plot(with_cache[1], color="#4477AA", label="keys and values kept")
 axes.set_yscale("log")
+axes.set_title("work per token, with and without stored keys and values", fontsize=10, loc="left")
 axes.set_xlabel("token")
 axes.set_ylabel("FLOPs")
 axes.legend()
 show(figure)
 
 # %% [markdown]
-# ## 3 Predict
-#
-# By what factor does the cache reduce the work for the 50th token? And how many bytes do the keys and values of the
-# text take at that token, with 2 layers of width 32 in float32?
-
-# %%
-my_guess = {"times less work": 10.0, "bytes": 1000}
-
-# %% [markdown]
 # ## 4 The code
 #
-# **Names.** An entry's key is a hash of the content, of what is made of it, and of every parameter; it contains no path
-# and no time stamp. An entry is written to a temporary file, synchronised to the disk, and renamed. A reader sees the
-# whole entry or none, even when a writer is killed.
+# **Names.** An entry's key is a hash of the content, of what is made of it, and of every parameter;
+# it contains no path and no time stamp. An entry is written to a temporary file, synchronised to
+# the disk, and renamed. A reader sees the whole entry or none, even when a writer is killed.
 
 # %%
 print(inspect.getsource(cached))
 
 # %% [markdown]
-# **Keys and values.** Under causal attention the keys and values of earlier tokens never change, so only the query of
-# the new token is multiplied with all keys.
+# **Keys and values.** Under causal attention the keys and values of earlier tokens never change, so
+# only the query of the new token is multiplied with all keys.
 
 # %%
 print(inspect.getsource(KeyValueCache.extend))
 
 # %% [markdown]
-# **Loading ahead.** The rows that a rank needs are known for the whole job. Worker i mod N makes request i, and the
-# results are taken in the order of the requests, so the speed of a worker changes nothing.
+# **Loading ahead.** The rows that a rank needs are known for the whole job. Worker i mod N makes
+# request i, and the results are taken in the order of the requests, so the speed of a worker
+# changes nothing.
 
 # %%
 print(inspect.getsource(WorkerSampler.batch))
@@ -115,10 +124,10 @@ print(inspect.getsource(WorkerSampler.batch))
 # %%
 assert with_cache[0] == without[0]
 ratio = without[1][49] / with_cache[1][49]
-print(f"token 50: {ratio:.1f} times less work; your guess {my_guess['times less work']}")
+work_guess.judge(ratio, within=0.25)
 cache = KeyValueCache(model, 64)
 cache.extend(list(prompt) + with_cache[0][:49])
-print(f"{cache.length} tokens take {cache.nbytes:,} B; your guess {my_guess['bytes']:,}")
+bytes_guess.judge(cache.nbytes)
 assert cache.nbytes == kv_cache_bytes(layers=2, tokens=53, kv_heads=4, head_size=8, itemsize=4)
 assert ratio > 20
 
@@ -204,8 +213,8 @@ print(
 # %% [markdown]
 # ## 6 Break it
 #
-# Leave a parameter out of the key. The vocabulary changes, and the cache returns the old tokens. No error is raised,
-# and the model trains on other tokens than it was told to.
+# Leave a parameter out of the key. The vocabulary changes, and the cache returns the old tokens. No
+# error is raised, and the model trains on other tokens than it was told to.
 
 # %%
 place, text = Path(folder.name) / "cache", np.frombuffer(b"to be or not to be", np.uint8)
@@ -240,10 +249,11 @@ folder.cleanup()
 # %% [markdown]
 # ## 7 Exercise: loaders in order
 #
-# Rank 0 trains, and the other ranks load. `make(i)` returns batch i, an array of 2 numbers. It is slow, so every loader
-# makes an equal share of the `batches`; rank 0 makes batches itself only when it is the only rank. Return, on rank 0,
-# all batches in their order, of shape (batches, 2), and on a loader an empty array of shape (0, 2). The order of the
-# batches must not depend on which loader is fastest.
+# Rank 0 trains, and the other ranks load. `make(i)` returns batch i, an array of 2 numbers. It is
+# slow, so every loader makes an equal share of the `batches`; rank 0 makes batches itself only when
+# it is the only rank. Return, on rank 0, all batches in their order, of shape (batches, 2), and on
+# a loader an empty array of shape (0, 2). The order of the batches must not depend on which loader
+# is fastest.
 
 
 # %%
@@ -262,21 +272,23 @@ check("30.in_order", solution("30.in_order"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - **The key is a hash of (content, what, parameters, version)**, and an entry is written, synchronised to the disk and
-#   renamed. Then two writers at once, a writer that is killed and a changed file need no special code when an entry is
-#   read.
-# - Under causal attention earlier keys and values never change. With them in memory a token costs **2 P + 4 L t D**
-#   FLOPs instead of about t times as many, and they take **2 L t D** numbers.
-# - Worker **i mod N** makes request i, and the results are taken in the order of the requests. All workers make batches
-#   at the same time, and the batches have the same bits as without workers.
-#
+# - **The key is a hash of (content, what, parameters, version)**, and an entry is written,
+#   synchronised to the disk and renamed. Then two writers at once, a writer that is killed and a
+#   changed file need no special code when an entry is read.
+# - Under causal attention earlier keys and values never change. With them in memory a token costs
+#   **2 P + 4 L t D** FLOPs instead of about t times as many, and they take **2 L t D** numbers.
+# - Worker **i mod N** makes request i, and the results are taken in the order of the requests. All
+#   workers make batches at the same time, and the batches have the same bits as without workers.
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/caching.py
 #     mpiexec -n 2 python mpi_examples/efficient_loading.py --workers 2
 #     mpiexec -n 4 python mpi_examples/distillation.py
 #     mpiexec -n 2 minidist train --dp 2 --loader-workers 2 --prefetch-batches 8 --steps 20
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
@@ -286,4 +298,4 @@ check("30.in_order", solution("30.in_order"))
 # | `--loader-workers N --prefetch-batches P` | PyTorch `DataLoader(num_workers=N, prefetch_factor=P / N, multiprocessing_context="spawn", in_order=True)` |
 # | `--teacher-cache` | offline distillation; stored soft labels (Shen and Xing, FKD, 2022) |
 #
-# Back to the [index](README.md).
+# Next: [31 Batch size and noise, uneven ranks](31_batch_size_and_noise.ipynb).

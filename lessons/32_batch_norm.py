@@ -9,18 +9,19 @@
 # %% [markdown]
 # # 32 Batch norm and micro-batches
 #
-# *30 minutes. Before it: 06 and 16. You need no MPI, no GPU and no download.*
+# *30 minutes. Before it: 06 and 16.*
 #
-# ## 1 Goal
+# ## 1 The case
 #
-# In the lessons before this one a batch could be cut anywhere, because gradients are sums over rows. **Batch
-# normalisation uses all rows of its input at once**, so a micro-batch, or a rank's share of a batch, is normalised by
-# other statistics than the whole batch. You will see what GPipe does about it, what SyncBatchNorm does, and what either
-# costs.
+# A network for images has a *batch norm* in every block: it subtracts from each channel the mean
+# over all images that it is given, and divides by their standard deviation. 16 images are one
+# training step. One device with a small memory takes them one by one, 16 micro-batches of one
+# image, and adds up the gradients, as lesson 10 does.
 #
-# What it saves: micro-batches save memory, and time in a pipeline's bubble. What it costs: with batch norm they change
-# the statistics, and therefore the gradient. All ranks must also evaluate the same model, and that needs a message even
-# where the gradients need none.
+# By how many percent of its length does the gradient of the first convolution differ from that of
+# all 16 at once? And four ranks with 4 images each could exchange their means: each sends the
+# number of its rows (8 B) and two numbers of 8 B per channel to every other rank. How many bytes do
+# all ranks together send, for one norm of 4 channels in a forward pass?
 
 # %%
 import inspect
@@ -35,7 +36,7 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs
 from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import CNN, BatchNorm
 from minidist.nn.batch_norm import merge_statistics
 from minidist.parallel.running_statistics import RunningStatistics
@@ -44,11 +45,26 @@ from minidist.report import draw, show
 from minidist.train.trainer import train
 
 # %% [markdown]
-# ## 2 The picture first
+# ## 2 Predict
 #
-# The picture shows one step of a small network for images on four data-parallel ranks with `--batch-norm sync`. Every
-# norm waits for the slowest rank, in forward and in backward. These small messages are in the middle of the
-# computation, so they cannot overlap with it as the messages of the gradients can.
+# What is the mean of one image, and what is left when it is subtracted?
+
+# %%
+difference_guess = predict("gradient of 16 micro-batches, different by", example=1, unit="%")
+bytes_guess = predict("bytes of one norm in a forward pass, all ranks", example=100, unit="B")
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# Until here a batch could be cut wherever one liked: gradients are sums over rows. **Batch
+# normalisation looks at all rows of what it is given**, so a micro-batch, or a rank's share, is not
+# a part of the same computation. You will see what GPipe does about it, what SyncBatchNorm does,
+# and what either costs. Every rank must also evaluate one model, and that takes a message even
+# where gradients need none.
+#
+# A step of a small network for images on four data-parallel ranks with `--batch-norm sync`. Every
+# norm waits for the slowest rank, on the way up and on the way down: these small messages are in
+# the middle of the computation, and cannot be hidden behind it as the gradients' can.
 
 # %%
 JOB = {
@@ -75,21 +91,12 @@ show(
 )
 
 # %% [markdown]
-# ## 3 Predict
-#
-# The same 16 images are one batch, or 16 micro-batches of one image each. By what share of its length does the gradient
-# of the first convolution differ? And with SyncBatchNorm on four ranks, how many bytes do all ranks together send in
-# the forward pass of one norm of 4 channels?
-
-# %%
-my_guess = {"difference": 0.01, "bytes": 100}
-
-# %% [markdown]
 # ## 4 The code
 #
-# This is GPipe's batch norm. In training it uses the statistics of the micro-batch alone. For evaluation it keeps a
-# moving average, which takes *one* step per mini-batch, from the merged statistics of all micro-batches. A forward pass
-# that is repeated for recomputation has the coordinates of the first one (step, first sample), so it counts once.
+# This is GPipe's batch norm. In training it uses the statistics of the micro-batch alone. For
+# evaluation it keeps a moving average, which takes *one* step per mini-batch, from the merged
+# statistics of all micro-batches. A forward pass that is repeated for recomputation has the
+# coordinates of the first one (step, first sample), so it counts once.
 
 # %%
 print(inspect.getsource(BatchNorm.forward))
@@ -99,8 +106,8 @@ print(inspect.getsource(SyncStatistics.merge))
 # %% [markdown]
 # ## 5 Check
 #
-# We compute the gradient of one batch, cut into more and more micro-batches. Without norms nothing changes; with norms
-# every number of micro-batches gives another gradient.
+# We compute the gradient of one batch, cut into more and more micro-batches. Without norms nothing
+# changes; with norms every number of micro-batches gives another gradient.
 
 
 # %%
@@ -123,13 +130,14 @@ for parts in (1, 2, 4, 8, 16):
         differences[norm, parts] = float(np.linalg.norm(cut - whole) / np.linalg.norm(whole))
         shown.append(f"{'with' if norm else 'without'} norms {differences[norm, parts]:.1e}")
     print(f"{parts:2} micro-batches of {16 // parts:2} images: difference {', '.join(shown)}")
-print(f"your guess for 16: {my_guess['difference']}")
+difference_guess.judge(100 * differences[True, 16], within=0.3)
 assert all(differences[False, parts] < 1e-12 for parts in (2, 4, 8, 16))
 assert 0 < differences[True, 2] < differences[True, 16]
 
 # %% [markdown]
-# This is not an error of the pipeline. One device that trains on the same micro-batches computes the same gradients,
-# bit for bit, and evaluates the same model. `compare` checks this for every layout:
+# This is not an error of the pipeline. One device that trains on the same micro-batches computes
+# the same gradients, bit for bit, and evaluates the same model. `compare` checks this for every
+# layout:
 
 
 # %%
@@ -148,8 +156,9 @@ for ranks, settings in (
     assert verdict.equal
 
 # %% [markdown]
-# To compute the gradient of the whole batch, the ranks must normalise together. Then four ranks with 4 images each
-# equal one device with 16 images, up to rounding, and the bytes that they send are those of the closed form.
+# To compute the gradient of the whole batch, the ranks must normalise together. Then four ranks
+# with 4 images each equal one device with 16 images, up to rounding, and the bytes that they send
+# are those of the closed form.
 
 # %%
 verdict = against_one_device(4, dp=4, batch_norm="sync", precision="fp64")
@@ -159,17 +168,16 @@ forward, backward = sync_batch_norm_bytes(4, 4)
 world = SimWorld(4)
 world.run(train, TrainConfig.make(**JOB, dp=4, batch_norm="sync", steps=1))
 sent = sum(trace.bytes_by_purpose()["batch_norm"] for trace in world.traces)
-print(
-    f"a norm: {forward:,} B forward (your guess {my_guess['bytes']}) and {backward:,} B "
-    f"backward; five norms: {sent:,} B"
-)
+bytes_guess.judge(forward)
+print(f"a norm: {backward:,} B backward; five norms, both ways: {sent:,} B")
 assert sent == 5 * (forward + backward)
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Leave out the message that combines the running statistics. Training is the same to the last bit: gradients use the
-# statistics of each micro-batch. Only the model that is evaluated differs, and it differs from rank to rank.
+# Leave out the message that combines the running statistics. Training is the same to the last bit:
+# gradients use the statistics of each micro-batch. Only the model that is evaluated differs, and it
+# differs from rank to rank.
 
 # %%
 right = against_one_device(4, dp=4, reduction="ordered")
@@ -185,8 +193,9 @@ assert wrong.max_difference["weights"] == 0
 assert "held_out_loss" in wrong.first_difference
 
 # %% [markdown]
-# To count a repeated forward pass twice is a mistake of the same kind. In minidist a batch norm therefore asks which
-# micro-batch it is given (`batch_coordinates`), and without an answer it refuses to train:
+# To count a repeated forward pass twice is a mistake of the same kind. In minidist a batch norm
+# therefore asks which micro-batch it is given (`batch_coordinates`), and without an answer it
+# refuses to train:
 
 # %%
 with expect(UsageError):
@@ -195,9 +204,10 @@ with expect(UsageError):
 # %% [markdown]
 # ## 7 Exercise: SyncBatchNorm
 #
-# Each rank has rows `x` of shape (rows, channels); the number of rows may differ from rank to rank, and may be 0.
-# Return this rank's rows minus the mean of *all* rows, divided by sqrt(variance of all rows + eps), for each channel;
-# the variance is the biased one. Do not send the rows themselves: they are too many.
+# Each rank has rows `x` of shape (rows, channels); the number of rows may differ from rank to rank,
+# and may be 0. Return this rank's rows minus the mean of *all* rows, divided by sqrt(variance of
+# all rows + eps), for each channel; the variance is the biased one. Do not send the rows
+# themselves: they are too many.
 
 
 # %%
@@ -214,19 +224,21 @@ check("32.sync_batch_norm", solution("32.sync_batch_norm"))
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - Batch norm is not a sum over rows: **each way of cutting a batch computes another function**. GPipe uses the
-#   statistics of micro-batches in training, and merges them for evaluation.
-# - Statistics can be merged: the number of rows, the mean and the variance of each part give those of the whole, with
-#   **n (n-1) 8 (1 + 2 C) bytes**. SyncBatchNorm does that in every forward pass, and sums two numbers per channel in
-#   every backward pass.
+# - Batch norm is not a sum over rows: **each way of cutting a batch computes another function**.
+#   GPipe uses the statistics of micro-batches in training, and merges them for evaluation.
+# - Statistics can be merged: the number of rows, the mean and the variance of each part give those
+#   of the whole, with **n (n-1) 8 (1 + 2 C) bytes**. SyncBatchNorm does that in every forward pass,
+#   and sums two numbers per channel in every backward pass.
 # - A training loss does not show whether the evaluated model is the same on all ranks.
-#
+
+# %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --model cnn --dp 4 --batch-norm sync --steps 20 --evaluate-every 10
 #     mpiexec -n 4 minidist compare --model cnn --pp 2 --dp 2 --microbatches 2 --reduction ordered --steps 3
 #     mpiexec -n 2 python mpi_examples/image_classifier.py --batch-norm sync
-#
+
+# %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
