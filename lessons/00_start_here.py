@@ -17,7 +17,7 @@
 # machine shall print the mean of all 64. It cannot look into the memory of the others: **every
 # number that another one needs must be sent, and every number that is sent must be received**.
 #
-# Such a worker with a memory of its own is a *rank*, and the 64 ranks have the numbers 0 to 63. How
+# Such a worker with a memory of its own is a *rank*, and ranks are numbered from 0. How
 # many messages does it take until rank 0 has all losses? And how long does that take on 1,024
 # ranks?
 #

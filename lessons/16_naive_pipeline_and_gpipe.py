@@ -47,7 +47,6 @@ from minidist.report.gantt import gantt
 
 # %%
 idle_guess = predict("idle part of the time, 4 stages and 12 micro-batches", example=0.75)
-alive_guess = predict("micro-batches whose activations stage 0 holds at the peak", example=4)
 
 # %% [markdown]
 # ## 3 The idea and its picture
@@ -194,7 +193,6 @@ idle_guess.judge(idle_of_total("gpipe", 12), within=0.1)
 for m in (4, 12, 24):
     alive = time_plan(get_schedule("gpipe").plan(4, m)).peak
     print(f"{m:2} micro-batches: alive on each stage {alive}")
-alive_guess.judge(time_plan(get_schedule("gpipe").plan(4, 12)).peak[0])
 
 # %% [markdown]
 # Is the gradient that of one device? And what does each rank send?

@@ -164,8 +164,8 @@ def show(figure: "Figure", alt: str = "") -> None:
 
 
 def alt_text(figure: "Figure") -> str:
-    """Return the picture in words, from its own: the titles of its panels and the labels of its axes."""
-    words = []
+    """Return the picture in words, from its own: its titles and the labels of its axes."""
+    words = [figure.get_suptitle()] if figure.get_suptitle() else []
     for axes in figure.axes:
         title = " ".join(text for text in (axes.get_title(loc=side) for side in ("left", "center", "right")) if text)
         labels = " over ".join(text for text in (axes.get_ylabel(), axes.get_xlabel()) if text)

@@ -43,8 +43,89 @@ def test_a_lesson_has_its_ten_parts_its_minutes_and_its_exercise(source):
     checked = set(re.findall(rf'"({number}\.\w+)"', text))
     assert checked & set(names()) or f'f"{number}.' in text
     assert "mpiexec -n" in text
-    assert "my_guess" in text
     assert re.search(r"show\(\s*draw", text)
+
+
+@each_lesson
+def test_code_has_at_most_100_columns(source):
+    long = [f"{n}: {line}" for n, line in enumerate(source.read_text().splitlines(), 1) if len(line) > 100]
+    assert [line for line in long if not re.match(r"\d+: *#", line)] == []
+
+
+# --- the reader predicts before anything gives the answer away ---
+
+JUDGED = re.compile(
+    r": (?P<answer>-?[\d,.]+(?:e[+-]?\d+)?)[^;\n]*; (?:the example is|you predicted) .*: (?:right|off)$", re.M
+)
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w]|\.\d)")
+
+
+def cells_of(source):
+    return nbformat.read(source.with_suffix(".ipynb"), as_version=4).cells
+
+
+def shown(cell):
+    """What a reader sees of a cell: its text or code, what it prints, and the words of its pictures."""
+    outputs = [
+        o.text if o.output_type == "stream" else o.get("data", {}).get("text/plain", "")
+        for o in cell.get("outputs", ())
+    ]
+    return "\n".join([cell.source, *outputs])
+
+
+def is_picture(output):
+    return bool({"image/svg+xml", "image/png"} & output.get("data", {}).keys())
+
+
+@each_lesson
+def test_the_reader_predicts_before_anything_gives_the_answer_away(source):
+    cells = cells_of(source)
+    last = max(i for i, cell in enumerate(cells) if cell.cell_type == "code" and "predict(" in cell.source)
+    before = cells[: last + 1]
+    assert not any(is_picture(output) for cell in before for output in cell.get("outputs", ())), "a picture"
+
+    # Every prediction is judged, by a number that was measured.
+    answers = [
+        m["answer"]
+        for cell in cells[last:]
+        for o in cell.get("outputs", ())
+        for m in JUDGED.finditer(o.get("text", ""))
+    ]
+    asked = sum(cell.source.count("predict(") for cell in before)
+    assert len(answers) == asked
+
+    # A number below 10 stands in any text, as a count of something else; the others must not stand there.
+    text = "\n".join(shown(cell) for cell in before)
+    numbers = {float(number.replace(",", "")) for number in NUMBER.findall(text)}
+    telling = [float(answer.replace(",", "")) for answer in answers]
+    assert not [a for a in telling if (a >= 10 or a != int(a)) and a in numbers]
+
+
+def test_a_number_that_gives_an_answer_away_is_noticed():
+    line = "bytes that leave rank 0: 14,000 B; the example is 8,000 B: off"
+    assert [m["answer"] for m in JUDGED.finditer(line)] == ["14,000"]
+    assert [m["answer"] for m in JUDGED.finditer("idle: 42.8 %; you predicted 10 %: off")] == ["42.8"]
+    assert NUMBER.findall("It sends 14,000 B, not 8,000; 0.25 of 16.") == ["14,000", "8,000", "0.25", "16"]
+
+
+# --- pictures ---
+
+
+@each_lesson
+def test_every_picture_is_svg_with_a_text_and_a_title_of_its_own(source):
+    titles = []
+    for cell in cells_of(source):
+        for output in cell.get("outputs", ()):
+            if is_picture(output):
+                data = output["data"]
+                words = data["text/plain"]
+                assert re.search(r'<svg role="img" aria-label="[^"]{10,}"', data["image/svg+xml"])
+                assert f"<title>{words.split('&')[0].split('<')[0]}" in data["image/svg+xml"]
+                titles.append(words)
+    assert titles
+    # Pictures of counterexamples are named by what failed; the lesson's own must be told apart.
+    own = [title for title in titles if not re.match(r"\d+ messages?, |deadlock|memory over time", title)]
+    assert len(set(own)) == len(own)
 
 
 TINY = """
