@@ -298,8 +298,8 @@ check("18.stashing", solution("18.stashing"))
 
 # %% [markdown]
 # And 2BW: micro-batch k of batches of m uses version max(k // m - 1, 0); the gradients of a batch
-# are added and make one update. Return the weights after each update; keep no more than two
-# versions.
+# are added and make one update. Yield the weights after each update, and keep no more than two
+# versions: the checker counts them.
 
 
 # %%
