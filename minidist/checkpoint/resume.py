@@ -208,7 +208,8 @@ def job_state(
 ) -> dict[str, Any]:
     """Return the part of a checkpoint that is not tensors."""
     return {
-        "config": {name: getattr(job.config, name) for name in FIXED},
+        # The micro-batch is for people: it may change, and --micro-batch auto has become a number here.
+        "config": {name: getattr(job.config, name) for name in (*FIXED, "micro_batch")},
         "data_digest": job.data_digest,
         **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
         "global_batch": job.batches.global_batch,

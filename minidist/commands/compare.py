@@ -91,6 +91,10 @@ def compare(
     # gradients are summed by an all-reduce.
     if "reduction" not in given_settings() and config.strategy == "auto" and config.compression == "none":
         config = config.model_copy(update={"reduction": "ordered"})
+    if config.micro_batch == "auto":
+        from minidist.commands.memory_budget import choose_micro_batch
+
+        config = choose_micro_batch(config, ranks)
     with on_device(device, config):
         verdict = run_comparison(config, ranks, timeout, eager_bytes, trace, command_line(), given_settings())
     if verdict is None:

@@ -100,22 +100,26 @@ class DryRun:
         return "\n".join(lines)
 
 
-def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
-    """Raise UsageError for settings that need values, which a dry run does not have."""
-    if under_mpiexec():
-        raise UsageError("--dry-run simulates its ranks in one process; run it without mpiexec")
+def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
+    """Return the settings that meta arrays cannot run, by flag: what they store, read or decide by has values."""
     needs = {
         "--save": config.save,
         "--init-from": config.init_from,
-        "--metrics": metrics,
         "--teacher-cache": config.teacher_cache,
         "--sparsity": config.prunes or None,
         "--adaptive-batch": config.adaptive_batch,
         "--evaluate-every": config.evaluate_every or None,
     }
+    return {flag: value for flag, value in needs.items() if value is not None}
+
+
+def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
+    """Raise UsageError for settings that need values, which a dry run does not have."""
+    if under_mpiexec():
+        raise UsageError("--dry-run simulates its ranks in one process; run it without mpiexec")
+    needs = settings_that_need_values(config) | ({} if metrics is None else {"--metrics": metrics})
     for flag, value in needs.items():
-        if value is not None:
-            raise UsageError(f"{flag} {quoted(str(value))} needs values, and a dry run has none; leave it out")
+        raise UsageError(f"{flag} {quoted(str(value))} needs values, and a dry run has none; leave it out")
 
 
 def check_fold(config: TrainConfig, size: int) -> None:

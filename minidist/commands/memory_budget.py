@@ -1,72 +1,108 @@
-"""`minidist train --memory-budget BYTES`: the largest micro-batch with which no rank has more bytes alive at a time.
+"""`--micro-batch auto --memory-budget BYTES`: the largest micro-batch with which no rank holds more bytes at a time.
 
-The micro-batches cut a rank's share of --global-batch into equal parts, or parts that differ by one sample, so they
-change what is alive at a time and, but for rounding, nothing else. The peak is what the memory account counts in two
-steps on simulated ranks, whatever the layout; two, because an optimizer has its state from the first one on. It grows
-with the micro-batch, so bisection finds the largest.
-A resumed job with the same flags finds the same one.
+The micro-batches cut a rank's share of --global-batch into equal parts, or parts that differ by one sample. Their size
+changes how much memory is in use at a time, and the result only by rounding:
+
+    --global-batch 24 on two ranks     micro-batches of   12    6    4    3    2    1   samples
+                                       per step and rank   1    2    3    4    6   12
+
+They are tried from the largest to the smallest, and the first one that fits is taken. Each trial is two steps on
+simulated ranks, because an optimizer has its state from the first step on, and the bytes are those of the memory
+account. The arrays have no data (base/meta.py), unless the job decides by values (`settings_that_need_values`), so a
+trial takes neither the memory that it counts nor the time of the computation. The peak may be smaller for a larger
+micro-batch, as a pipeline then has fewer of them in flight, so no micro-batch is skipped.
+
+A job that is resumed with the same flags finds the same micro-batch; a checkpoint records its number.
 
 Proved by: tests/commands/test_memory_budget.py
 """
 
+from contextlib import nullcontext
+
 from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
-from minidist.comm.launch import under_mpiexec
+from minidist.base.meta import creating_meta
+from minidist.comm import Comm, SimWorld
+from minidist.comm.launched import launched_rank
+from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.explanation import trial
-from minidist.commands.runner import number_of_ranks
+from minidist.commands.output import say
+from minidist.commands.runner import job_size, number_of_ranks
 from minidist.config.train_config import TrainConfig, flag, resolve_batches
 from minidist.train.state import TrainResult
 from minidist.train.trainer import train
 
 
-def fit_micro_batch(config: TrainConfig, ranks: int | None, budget: float) -> tuple[TrainConfig, str]:
-    """Return the job with the largest micro-batch that fits `budget` bytes, and a line that says so.
+def choose_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:
+    """Return the job with the number of samples that `--micro-batch auto` stands for; the first process prints it.
 
-    Raises UsageError when there is no --global-batch to divide, when the micro-batch is given too, under mpiexec, and
-    when one sample is too much.
+    has_values: False for a dry run, which may be larger than this machine.
     """
-    if under_mpiexec():
-        raise UsageError(
-            "--memory-budget tries micro-batches on simulated ranks; run it without mpiexec, and then give the"
-            " --micro-batch that it prints"
-        )
+    config, line = fit_micro_batch(config, ranks, has_values)
+    if launched_rank() == 0:
+        say(line)
+    return config
+
+
+def fit_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = True) -> tuple[TrainConfig, str]:
+    """Return the job with the largest micro-batch that fits its memory budget, and a line that says so.
+
+    Raises UsageError without --memory-budget or --global-batch, beside a number of micro-batches, when no micro-batch
+    is possible, and when none fits.
+    """
+    # [1] What is divided, and by what it is limited, must be given.
+    budget = config.memory_budget
+    if budget is None:
+        raise UsageError("--micro-batch auto needs a limit; add --memory-budget BYTES, which a rank may hold at a time")
     if config.global_batch is None:
-        raise UsageError("--memory-budget divides --global-batch into micro-batches; add --global-batch SAMPLES")
-    for name in ("micro_batch", "accumulation", "microbatches"):
+        raise UsageError("--micro-batch auto divides --global-batch into micro-batches; add --global-batch SAMPLES")
+    for name in ("accumulation", "microbatches"):
         if getattr(config, name) is not None:
             raise UsageError(
-                f"--memory-budget chooses the micro-batch, and {flag(name)} {getattr(config, name)} gives it; leave one"
-                " of them out"
+                f"--micro-batch auto chooses the number of micro-batches, and {flag(name)} {getattr(config, name)}"
+                " gives it; leave one of them out"
             )
 
-    # All errors of the settings come first. The largest share, in any number of micro-batches.
-    size = number_of_ranks(config.model_copy(update={"accumulation": 1}), ranks)
-    shares = [sum(rows) for rows in resolve_batches(config.model_copy(update={"accumulation": 1}), size).shares.rows]
-    share = max(shares)
-    choices = sorted({-(-share // accumulation) for accumulation in range(1, min(shares) + 1)})
+    # [2] The sizes of micro-batches: the largest share in any number of parts that leaves every rank a sample in each.
+    size = job_size(config, ranks)
+    whole = config.model_copy(update={"micro_batch": None, "memory_budget": None, "accumulation": 1})
+    shares = [sum(rows) for rows in resolve_batches(whole, size).shares.rows]
+    choices = sorted({-(-max(shares) // parts) for parts in range(1, min(shares) + 1)}, reverse=True)
 
-    def peak(micro: int) -> int:
-        once = trial(config.model_copy(update={"micro_batch": micro}), 2)
-        results: list[TrainResult] = SimWorld(size, record=False).run(train, once)
-        return max(result.peak_bytes for result in results)
-
-    # Bisection: choices[low] fits, choices[high] does not.
-    fits = peak(choices[0])
-    if fits > budget:
-        raise UsageError(
-            f"--memory-budget {budget:,.0f} B: a rank has {fits:,} B alive at a time even with --micro-batch"
-            f" {choices[0]}; raise it, or use more ranks, --zero or --recompute"
-        )
-    low, high = 0, len(choices)
-    while high - low > 1:
-        middle = (low + high) // 2
-        needed = peak(choices[middle])
-        if needed <= budget:
-            low, fits = middle, needed
-        else:
-            high = middle
-    micro = choices[low]
-    return config.model_copy(update={"micro_batch": micro}), (
-        f"--micro-batch {micro} --accumulation {-(-share // micro)}: a rank has {fits:,} B alive at a time, of"
-        f" --memory-budget {budget:,.0f}"
+    # [3] From the largest on, the first one that fits. One that the job's rules refuse is left out.
+    peaks, refused = {}, None
+    for micro in choices:
+        chosen = config.model_copy(update={"micro_batch": micro, "memory_budget": None})
+        try:
+            peaks[micro] = _peak_bytes(chosen, ranks, has_values)
+        except UsageError as error:
+            refused = refused or error
+            continue
+        if peaks[micro] <= budget:
+            batches = resolve_batches(chosen, size)
+            return chosen, (
+                f"--micro-batch {micro} --accumulation {batches.accumulation}: a rank has {peaks[micro]:,} B alive at a"
+                f" time, of --memory-budget {budget:,.0f}"
+            )
+    if not peaks:
+        assert refused is not None
+        raise refused
+    smallest = min(peaks)
+    raise UsageError(
+        f"--memory-budget {budget:,.0f} B: a rank has {peaks[smallest]:,} B alive at a time even with --micro-batch"
+        f" {smallest}; raise it, or use more ranks, --zero or --recompute"
     )
+
+
+def _peak_bytes(config: TrainConfig, ranks: int | None, has_values: bool) -> int:
+    """Return the bytes of the fullest rank in two steps of a job. Raises UsageError when its rules refuse it."""
+    once = trial(config.model_copy(update={"init_from": None}), 2)
+    real = settings_that_need_values(once) or once.is_own_model
+
+    def main(comm: Comm) -> TrainResult:
+        with nullcontext() if real else creating_meta():
+            return train(comm, once)
+
+    with nullcontext() if has_values else creating_meta():  # because the rules may build the model
+        size = number_of_ranks(once, ranks, has_values)
+    results: list[TrainResult] = SimWorld(size, record=False, checks=False).run(main)
+    return max(result.peak_bytes for result in results)

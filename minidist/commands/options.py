@@ -108,6 +108,9 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         # With spaces between them, so that a narrow terminal wraps the choices instead of cutting them off.
         if get_origin(kind) is Literal:
             text, kind = f"{text} ({' | '.join(get_args(kind))})", str
+        # A number or a word: the flag is a text, which TrainConfig reads.
+        if Literal["auto"] in get_args(kind):
+            kind = str | None
         # A bool has one flag only, without Typer's --no-FLAG.
         panel = PANELS.get(name, panel)
         option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)

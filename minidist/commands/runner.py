@@ -156,11 +156,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = True) -> int:
-    """Return the ranks of the job, whose rules it keeps: from mpiexec, --ranks, or the product of the degrees.
-
-    has_values: False in a dry run, which may be larger than this machine.
-    """
+def job_size(config: TrainConfig, ranks: int | None) -> int:
+    """Return the number of ranks of the job: from mpiexec, --ranks, or the product of the degrees."""
     size = launched_size()
 
     # mpiexec decides the number of ranks, where it started this process.
@@ -173,11 +170,19 @@ def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = T
     beside = config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
     result = size or (resolve_dims(config).ranks + beside if ranks is None else ranks)
     check_ranks(result)
+    return result
 
+
+def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = True) -> int:
+    """Return the number of ranks of the job, after a check of its rules.
+
+    has_values: False in a dry run, which may be larger than this machine.
+    """
     # All errors of the settings are reported before any rank starts.
+    result = job_size(config, ranks)
     batches = resolve_batches(config, result)
     # Simulated ranks share the memory of this process; processes of mpiexec have their own.
-    check_rules(config, batches, (1 if size else result) if has_values else 0)
+    check_rules(config, batches, (1 if launched_size() else result) if has_values else 0)
     check_saving(config)
     initial_checkpoint(config)
     teacher_checkpoint(config, load_dataset(config.data))

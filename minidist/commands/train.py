@@ -15,7 +15,6 @@ from minidist.commands.options import (
     EagerBytes,
     Ranks,
     Timeout,
-    above_zero,
     command_line,
     on_device,
     takes_config,
@@ -50,22 +49,11 @@ def train(
         bool,
         typer.Option(help="with --dry-run: one rank of each pipeline stage runs and stands for all, for many ranks"),
     ] = False,
-    memory_budget: Annotated[
-        float | None,
-        typer.Option(
-            help="bytes of a rank: divide --global-batch into the largest micro-batches that fit", callback=above_zero
-        ),
-    ] = None,
 ) -> Result | None:
     """Train a model on virtual ranks, or, under mpiexec, as one of its ranks."""
     from minidist.commands.runner import run_training
 
     config = with_deepspeed(config, deepspeed)
-    if memory_budget is not None:
-        from minidist.commands.memory_budget import fit_micro_batch
-
-        config, line = fit_micro_batch(config, ranks, memory_budget)
-        say(line)
     # A long run keeps no events: its memory would grow with every message.
     path = None if trace == Path("none") else trace or Path("runs/train.jsonl")
 
@@ -77,6 +65,11 @@ def train(
         from minidist.commands.dry_run import check_dry_run, dry_run
 
         check_dry_run(config, metrics)
+    if config.micro_batch == "auto":
+        from minidist.commands.memory_budget import choose_micro_batch
+
+        config = choose_micro_batch(config, ranks, has_values=not dry)
+    if dry:
         return dry_run(config, ranks, timeout, None if fold else path, eager_bytes, command_line(), gpu, fold)
 
     # Under mpiexec only rank 0 has a summary to print.

@@ -1227,6 +1227,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("static_loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
+    ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 

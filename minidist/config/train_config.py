@@ -6,9 +6,18 @@ determine the third. A global batch that the ranks do not divide is cut into sha
 Proved by: tests/config/test_train_config.py
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from minidist.base.errors import UsageError, nearest, quoted
@@ -136,7 +145,14 @@ class TrainConfig(BaseModel):
 
     # the batch: any two of the first three give the third
     global_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per step, on all ranks together")
-    micro_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per forward pass of a rank")
+    micro_batch: Annotated[int, Field(ge=1, le=MAX_BATCH)] | Literal["auto"] | None = Field(
+        None,
+        union_mode="left_to_right",
+        description="samples per forward pass of a rank, or auto: as many as fit --memory-budget",
+    )
+    memory_budget: float | None = Field(
+        None, gt=0, description="--micro-batch auto: bytes that a rank may hold at a time"
+    )
     accumulation: int | None = Field(None, ge=1, le=MAX_BATCH, description="forward passes of a rank per step")
     microbatches: int | None = Field(
         None, ge=1, le=MAX_BATCH, description="micro-batches of a pipeline per step; another name of --accumulation"
@@ -380,6 +396,16 @@ class TrainConfig(BaseModel):
             raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp', 'cnn' or FILE.py:FUNCTION")
         return value
 
+    @field_validator("micro_batch", mode="wrap")
+    @classmethod
+    def _samples_or_auto(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        # One sentence for both: the union has an error for each of them.
+        try:
+            return handler(value)
+        except ValidationError:
+            limit = f"input should be a whole number from 1 to {MAX_BATCH:,}, or auto"
+            raise PydanticCustomError("samples", limit) from None
+
     @field_validator("betas", mode="before")
     @classmethod
     def _two_betas(cls, value: Any) -> str | None:
@@ -501,6 +527,8 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
             f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are the same number; give"
             " one of them"
         )
+    if config.micro_batch == "auto":
+        raise UsageError("--micro-batch auto is chosen by minidist train and minidist compare; give a number here")
     given = config.accumulation or config.microbatches
     total, micro, accumulation = config.global_batch, config.micro_batch, given
 

@@ -89,7 +89,7 @@ def test_every_float_of_a_job_has_a_range(text):
             "--memory-limit is 0; it must be a number from 1e-30 to 1e+30",
         ),
         ("staleness --slow 0", "--slow is 0; it must be a number from 1e-30 to 1e+30"),
-        ("train --memory-budget 0", "--memory-budget is 0; it must be a number from 1e-30 to 1e+30"),
+        ("train --memory-budget 0", "--memory-budget 0.0: input should be greater than 0"),
         (
             "train --weights 1,inf --dp 2",
             "--weights '1,inf': that of data-parallel rank 1 is inf; it must be a number from 1e-30 to 1e+30",

@@ -1,67 +1,149 @@
-"""`--memory-budget`: the largest micro-batch that fits, and the job with it is the one that the flag of it gives."""
+"""`--micro-batch auto`: the largest micro-batch that fits, and the job with it is the one that its number gives."""
 
 import json
+import sys
+from math import inf
 
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.checkpoint.saved_model import named_checkpoint, saved_config
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
-from minidist.config.train_config import TrainConfig
+from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.train.trainer import train
 
-SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 24, "steps": 2, "dp": 2}
+SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 24, "steps": 2}
+DATA = {**SMALL, "dp": 2, "zero": 2}
+AUTO = {"micro_batch": "auto"}
+# A job whose memory does not grow with every micro-batch: a pipeline has fewer of them in flight when they are larger.
+PIPELINE = {**SMALL, "layers": 4, "pp": 4, "schedule": "gpipe"}
+
+
+def peaks_of(job, micros):
+    """Return the peak of the fullest rank for each micro-batch, as the job itself reports it."""
+    found = {}
+    for micro in micros:
+        config = TrainConfig.make(**job, micro_batch=micro)
+        results = SimWorld(config.pp * (config.dp or 1), record=False).run(train, config)
+        found[micro] = max(result.peak_bytes for result in results)
+    return found
 
 
 @pytest.fixture(scope="module")
 def peaks():
     """The peak of every micro-batch that divides the 12 samples of a rank."""
-    found = {}
-    for micro in (1, 2, 3, 4, 6, 12):
-        results = SimWorld(2, record=False).run(train, TrainConfig.make(**SMALL, zero=2, micro_batch=micro))
-        found[micro] = max(result.peak_bytes for result in results)
-    return found
+    return peaks_of(DATA, (1, 2, 3, 4, 6, 12))
 
 
 @pytest.mark.parametrize("micro", [1, 3, 4, 12])
 def test_the_largest_that_fits_is_taken(micro, peaks):
-    for budget in (peaks[micro], min([n for m, n in peaks.items() if m > micro], default=10**9) - 1):
-        config, line = fit_micro_batch(TrainConfig.make(**SMALL, zero=2), None, budget)
-        assert config.micro_batch == micro
+    larger = min([n for m, n in peaks.items() if m > micro], default=10**9)
+    assert peaks[micro] < larger
+    for budget in (peaks[micro], larger - 1):
+        config, line = fit_micro_batch(TrainConfig.make(**DATA, **AUTO, memory_budget=budget), None)
+        assert config == TrainConfig.make(**DATA, micro_batch=micro)
         assert f"--accumulation {12 // micro}: a rank has {peaks[micro]:,} B alive" in line
 
 
-def test_a_batch_that_the_ranks_do_not_divide():
-    config, line = fit_micro_batch(TrainConfig.make(**{**SMALL, "global_batch": 25}, zero=2), None, 1e9)
-    assert (config.micro_batch, line.startswith("--micro-batch 13 --accumulation 1:")) == (13, True)
+def test_a_larger_one_that_fits_is_found_where_a_smaller_one_does_not():
+    peaks = peaks_of(PIPELINE, (4, 5, 6))
+    assert peaks[5] < peaks[4] < peaks[6]
+    config, _ = fit_micro_batch(TrainConfig.make(**PIPELINE, **AUTO, memory_budget=peaks[5]), None)
+    assert config.micro_batch == 5
 
 
-def test_with_servers_too():
-    config, line = fit_micro_batch(TrainConfig.make(**SMALL, strategy="ps"), None, 1e9)
-    assert (config.micro_batch, line.startswith("--micro-batch 12 --accumulation 1:")) == (12, True)
+def test_micro_batches_that_the_job_cannot_have_are_left_out():
+    """Of 24 samples, interleaved 1F1B takes no 5 micro-batches; equal shares take none that differ by a sample."""
+    job = {**SMALL, "layers": 4, "pp": 2, "schedule": "interleaved"}
+    with pytest.raises(UsageError, match="cannot take 5 micro-batches"):
+        peaks_of(job, (5,))
+    config, _ = fit_micro_batch(TrainConfig.make(**job, **AUTO, memory_budget=peaks_of(job, (6,))[6] - 1), None)
+    assert config.micro_batch == 4
+    config, _ = fit_micro_batch(TrainConfig.make(**{**DATA, "weights": "equal"}, **AUTO, memory_budget=1e9), None)
+    assert config.micro_batch == 12
 
 
 @pytest.mark.parametrize(
-    ("values", "budget", "sentence"),
+    ("values", "micro"),
     [
-        ({}, 1000, "B alive at a time even with --micro-batch 1; raise it"),
-        ({"global_batch": None}, 1e9, "add --global-batch SAMPLES"),
-        ({"micro_batch": 2}, 1e9, "--micro-batch 2 gives it; leave one of them out"),
-        ({"global_batch": 1}, 1e9, "leave 0 for rank 1"),
+        ({**DATA, "global_batch": 25}, 13),
+        ({**SMALL, "dp": 2, "strategy": "ps"}, 12),
+        ({**SMALL, "dp": 2, "adaptive_batch": 48}, 12),  # decides by values, so the trials compute
+        ({**DATA, "weights": "2,1"}, 16),
     ],
 )
-def test_what_is_refused(values, budget, sentence):
+def test_other_jobs(values, micro):
+    config, line = fit_micro_batch(TrainConfig.make(**values, **AUTO, memory_budget=1e9), None)
+    assert (config.micro_batch, line.startswith(f"--micro-batch {micro} --accumulation 1:")) == (micro, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"memory_budget": None}, "--micro-batch auto needs a limit; add --memory-budget BYTES"),
+        ({"global_batch": None}, "divides --global-batch into micro-batches; add --global-batch SAMPLES"),
+        ({"accumulation": 2}, "--accumulation 2 gives it; leave one of them out"),
+        ({"microbatches": 3}, "--microbatches 3 gives it; leave one of them out"),
+        ({"global_batch": 1}, "leave 0 for rank 1"),
+        ({"heads": 3}, "16 .*3"),
+    ],
+)
+def test_what_is_refused(values, sentence):
     with pytest.raises(UsageError, match=sentence):
-        fit_micro_batch(TrainConfig.make(**{**SMALL, **values}), None, budget)
+        fit_micro_batch(TrainConfig.make(**{**DATA, **AUTO, "memory_budget": 1e9, **values}), None)
 
 
-def test_the_command_prints_it_and_a_resumed_job_keeps_it(tmp_path, capsys, peaks):
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if name != "steps"]
-    flags += ["--zero=2", f"--memory-budget={peaks[4]}", f"--save={tmp_path / 'c'}", "--trace=none", "--json"]
+def test_nothing_fits(peaks):
+    sentence = (
+        f"--memory-budget {peaks[1] - 1:,} B: a rank has {peaks[1]:,} B alive at a time even with --micro-batch 1;"
+        " raise it, or use more ranks, --zero or --recompute"
+    )
+    with pytest.raises(UsageError, match=sentence):
+        fit_micro_batch(TrainConfig.make(**DATA, **AUTO, memory_budget=peaks[1] - 1), None)
+
+
+def test_a_number_is_needed_where_nothing_chooses_it():
+    with pytest.raises(UsageError, match="is chosen by minidist train and minidist compare; give a number here"):
+        resolve_batches(TrainConfig.make(**DATA, **AUTO), 2)
+    for wrong in ("most", 0, 1.5, inf):
+        with pytest.raises(UsageError, match=r"--micro-batch .*: input should be a whole number from 1 to .*, or auto"):
+            TrainConfig.make(micro_batch=wrong)
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run a command and return its exit code."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["minidist", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        return ended.value.code
+
+    return call
+
+
+def flags(job):
+    return [f"--{name.replace('_', '-')}={value}" for name, value in job.items() if name != "steps"]
+
+
+def test_a_checkpoint_has_the_number_and_a_resumed_job_keeps_it(run, tmp_path, capsys, peaks):
+    job = ["train", *flags(DATA), "--micro-batch=auto", f"--memory-budget={peaks[4]}", "--trace=none", "--json"]
     for more in (["--steps=2"], ["--steps=3", "--resume"]):
-        with pytest.raises(SystemExit):
-            main(["train", *flags, *more])
+        assert run(*job, f"--save={tmp_path}", *more) == 0
         captured = capsys.readouterr()
         assert f"--micro-batch 4 --accumulation 3: a rank has {peaks[4]:,} B alive at a time" in captured.err
         assert max(json.loads(captured.out)["peak_bytes"]) <= peaks[4]
+    assert saved_config(named_checkpoint("--save", str(tmp_path))).micro_batch == 4
+
+
+def test_a_job_file_says_auto_and_a_comparison_and_a_dry_run_choose(run, tmp_path, capsys, peaks):
+    file = tmp_path / "job.toml"
+    assert run("train", *flags(DATA), "--steps=2", "--micro-batch=auto", "--memory-budget=1e9", "--print-config") == 0
+    file.write_text(capsys.readouterr().out)
+    assert 'micro-batch = "auto"' in file.read_text()
+    for command in (["compare"], ["train", "--dry-run", "--trace=none"]):
+        assert run(*command, "--config", str(file), f"--memory-budget={peaks[6]}") == 0
+        assert "--micro-batch 6 --accumulation 2: a rank has" in capsys.readouterr().err

@@ -67,6 +67,7 @@ VALUES = {
     "seed": {"seed": 1},
     "global_batch": {"global_batch": 24, "micro_batch": None},
     "micro_batch": {"micro_batch": 3},
+    "memory_budget": {"memory_budget": 1e6},  # `minidist train` replaces --micro-batch auto before a job begins
     "accumulation": {"accumulation": 2},
     "microbatches": {"microbatches": 2},
     "weights": {"weights": "3,1", "dp": 2},

@@ -463,6 +463,7 @@ CASES = {
     "static-loss-scale-without-effect": ({"static_loss_scale": True}, "belongs to --precision fp16"),
     "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
     "lr-scaling-without-effect": ({"lr_scaling": "linear"}, "--lr-scaling linear .* belongs to --adaptive-batch"),
+    "memory-budget-without-effect": ({"memory_budget": 1e6}, "belongs to --micro-batch auto; add that, or"),
     "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
 }
 
