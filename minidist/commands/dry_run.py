@@ -108,7 +108,6 @@ def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
         "--teacher-cache": config.teacher_cache,
         "--sparsity": config.prunes or None,
         "--adaptive-batch": config.adaptive_batch,
-        "--evaluate-every": config.evaluate_every or None,
     }
     return {flag: value for flag, value in needs.items() if value is not None}
 
@@ -179,7 +178,8 @@ def dry_run(
         with creating_meta():
             result = train(comm, config, timeline=trace is not None)
         # Without values, losses and the digest have no meaning.
-        return replace(result, losses=[], digest="")
+        int8 = None if result.int8 is None else {**result.int8, "held_out": {}}
+        return replace(result, losses=[], digest="", held_out={}, int8=int8)
 
     outcome = execute(
         main,

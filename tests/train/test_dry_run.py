@@ -73,12 +73,15 @@ JOBS = [
     (2, {"dp": 2, "model": "mlp", "data": "glyphs"}),
     (2, {"dp": 2, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
     (2, {"dp": 2, "noise_scale": True}),
+    (2, {"dp": 2, "evaluate_every": 1, "zero": 3}),
     (2, {"tp": 2, "sequence_parallel": True, "offload": "activations", "recompute": "full"}),
     (2, {"cp": 2, "model": "llama", "kv_heads": 1}),
     (2, {"cp": 2, "attention": "ulysses"}),
     (2, {"pp": 2, "microbatches": 4, "precision": "fp16", "clip": 1.0}),
     (2, {"pp": 2, "microbatches": 4, "schedule": "zb-v"}),
     (2, {"pp": 2, "schedule": "pipedream"}),
+    (2, {"pp": 2, "microbatches": 2, "evaluate_every": 2}),
+    (1, {"evaluate_every": 1, "quantize": "int8"}),
     (4, {"pp": 2, "tp": 2, "microbatches": 4, "schedule": "interleaved", "zero": 1}),
     (4, {"pp": 2, "dp": 2, "microbatches": 2, "zero": 3}),
     (8, {"dp": 2, "pp": 2, "tp": 2, "microbatches": 2, "zero": 1, "precision": "bf16", "sequence_parallel": True}),
@@ -123,6 +126,15 @@ def test_a_model_that_fits_no_laptop(capsys):
     assert "losses" not in result
 
 
+def test_an_evaluation_has_bytes_and_no_loss(capsys):
+    job = ["--tp", "2", "--steps", "2", "--evaluate-every", "1", "--data", "markov", "--trace", "none"]
+    assert command(*job, "--dry-run", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    volume = result["bytes_by_purpose"]["evaluation"]
+    assert volume["measured"] == volume["closed_form"] > 0
+    assert not result.get("held_out")
+
+
 def test_what_a_dry_run_prints(capsys, tmp_path):
     trace = tmp_path / "trace.jsonl"
     job = ["--dp", "2", "--pp", "2", "--microbatches", "4", "--layers", "4", "--data", "markov", "--steps", "2"]
@@ -140,7 +152,6 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
     [
         (["--save", "runs/x"], "--save 'runs/x' needs values"),
         (["--adaptive-batch", "64"], "--adaptive-batch '64' needs values"),
-        (["--evaluate-every", "2", "--steps", "2"], "--evaluate-every '2' needs values"),
         (["--distill-from", "x", "--teacher-cache", "y"], "--teacher-cache 'y' needs values"),
         (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),
     ],

@@ -30,6 +30,7 @@ JOBS = [
     (4, {"dp": 4, "zero": 2, "precision": "bf16"}),
     (4, {"dp": 4, "zero": 3, "recompute": "full"}),
     (4, {"dp": 4, "experts": 4, "ep": 2}),
+    (4, {"dp": 4, "evaluate_every": 1}),
     (4, {"dp": 4, "local_steps": 2, "optimizer": "sgd"}),
     (4, {"dp": 4, "compression": "topk:0.1"}),
     (4, {"tp": 4, "sequence_parallel": True, "recompute": "selective"}),

@@ -168,3 +168,11 @@ def test_a_users_own_plan(tmp_path):
     result = verdict(2, **SMALL, pp=2, layers=2, schedule=str(tmp_path / "mine.csv"))  # three micro-batches, as written
     assert result.equal, result.first_difference
     assert np.isfinite(result.losses).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"tp": 2}, {"schedule": "interleaved"}])
+def test_a_rank_keeps_the_parameters_of_its_own_stages_alone(settings):
+    sizes = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 1, "global_batch": 4}
+    config = TrainConfig.make(**sizes, pp=2, microbatches=2, **settings)
+    for result in SimWorld(2 * config.tp).run(train, config):
+        assert result.step_peak["parameter"] == 4 * sum(sum(axis.units) for axis in result.sizes)

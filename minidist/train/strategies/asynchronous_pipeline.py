@@ -36,7 +36,7 @@ from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
-from minidist.train.strategies.pipeline import gather_tensors, input_arrays
+from minidist.train.strategies.pipeline import gather_tensors, input_arrays, release_other_stages
 
 
 class ScheduledOptimizer:
@@ -85,6 +85,7 @@ class AsynchronousPipeline(MeshStrategy):
         config = job.config
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)
+        release_other_stages(modules, plan.stages_of(axes.pp.rank))
         stages = [PipelineStage(modules[number], number) for number in plan.stages_of(axes.pp.rank)]
         self.versions = WeightVersions(
             axes.pp,

@@ -6,7 +6,7 @@
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -48,6 +48,15 @@ class ApplyDataParallel(Protocol):
     ) -> list[DataAxis]: ...
 
 
+def release_other_stages(modules: Sequence[Module], own: Collection[int]) -> None:
+    """Let go of the parameters of the stages that other ranks hold. A tied weight of an own stage is kept."""
+    kept = {id(parameter) for number in own for parameter in modules[number].parameters()}
+    for module in modules:
+        for parameter in module.parameters():
+            if id(parameter) not in kept:
+                parameter.release()
+
+
 class PipelineParallel(MeshStrategy):
     """This rank's stages in a pipeline of `config.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
@@ -57,6 +66,7 @@ class PipelineParallel(MeshStrategy):
         config = job.config
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)
+        release_other_stages(modules, plan.stages_of(axes.pp.rank))
 
         # Each of this rank's stages has data axes of its own; the pipeline gets their reducers and shards, because it
         # knows when a stage's gradients are complete.
