@@ -32,6 +32,7 @@ from minidist.lesson import check, predict, solution
 from minidist.parallel.noise_scale import estimate, estimate_of_shares
 from minidist.report import draw, show
 from minidist.train.batch_plan import BatchPlan
+from minidist.train.repartition import choose_sizes
 from minidist.train.trainer import train
 
 # %% [markdown]
@@ -49,7 +50,8 @@ time_guess = predict("time of a step, over that with equal shares", example=0.75
 # Let the job choose its batch: **how many rows**, from the noise of the gradient, and **whose
 # rows**, from the speeds of the ranks. In both cases the step stays that of one device that is told
 # the same batches. What it saves: samples that a noisy gradient is not worth, and the time for
-# which fast ranks wait. What it costs: one number per step, and one per rank now and then.
+# which fast ranks wait. What it costs: one number per step, and one per rank now and then. In a
+# pipeline every rank sees all rows, so there the **layers** follow the speeds (section 5).
 #
 # Two steps with equal shares; then the ranks exchange their seconds per row, and two steps with
 # shares in proportion to their speeds.
@@ -151,6 +153,59 @@ for shares, steps in sim.run(train, TrainConfig.make(**JOB, **values))[0].runs:
     )
 
 # %% [markdown]
+# A pipeline is as fast as its slowest stage, and a slow rank makes any stage slow. With
+# `--repartition-every K` the ranks measure their layers, exchange the times, and choose the cut
+# whose slowest stage is fastest. A layer's seconds are those on one rank; on another one it takes
+# others, by the ratio of their seconds per FLOP:
+
+# %%
+print(inspect.getsource(choose_sizes))
+
+# %% [markdown]
+# Two stages of four layers, the second rank four times as slow. After three steps layers move to
+# the fast rank, with their weights and Adam's two averages: one message. In the picture rank 0
+# waits before, and hardly any more after it.
+
+# %%
+LAYERS = {
+    **JOB,
+    "layers": 8,
+    "pp": 2,
+    "microbatches": 8,
+    "micro_batch": 1,
+    "steps": 6,
+    "repartition_every": 3,
+}
+SLOW_STAGE = LinkModel(
+    alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 4.0)[rank]
+)
+world = SimWorld(2, links=SLOW_STAGE)
+cuts = world.run(train, TrainConfig.make(**LAYERS))[0].cuts
+for cut in cuts:
+    print(f"layers of the stages: {cut.partition}, for {cut.steps} steps")
+sent = [m for t in world.traces for m in t.sent("repartition")]
+(move,) = [m for m in sent if m.operation == "message"]
+print(f"one message of {move.nbytes:,} B, from rank {move.rank} to rank {move.peer}")
+ends = [
+    max(s.end for t in world.traces for s in t.spans if s.name == f"step {i}") for i in range(6)
+]
+share = (ends[5] - ends[4]) / (ends[2] - ends[1])
+print(f"a step takes {share:.2f} of its time")
+assert [cut.partition for cut in cuts] == ["4,4", "7,1"]
+assert share < 0.5
+
+command = (
+    "minidist train --layers 8 --pp 2 --microbatches 8 --micro-batch 1 --repartition-every 3"
+    " --steps 6 --trace t.jsonl; minidist report t.jsonl --picture lanes"
+)
+title = "stages cut anew after three steps, rank 1 four times as slow"
+show(draw("lanes", world.traces, {"command": command, "title": title}))
+
+verdict = SimWorld(2, links=SLOW_STAGE).run(compare_rank, TrainConfig.make(**LAYERS))[0]
+print(verdict.sentence())
+assert verdict.equal
+
+# %% [markdown]
 # ## 6 Break it
 #
 # The mean of the ranks' means is the gradient of the batch where shares are equal, and only there.
@@ -202,12 +257,32 @@ print(inspect.getsource(solution("31.gradient_and_noise")))
 check("31.gradient_and_noise", solution("31.gradient_and_noise"))
 
 # %% [markdown]
+# And stages by time. Rank r has `sizes[r]` layers; `seconds` and `flops` are those of yours. Return
+# the number of layers of each stage with which the slowest stage is fastest, the same on every
+# rank. `minidist.pipeline.partition.by_slowest(costs, stages, paces)` cuts layers of given costs,
+# where stage s takes `paces[s]` times as long for each of its layers.
+
+
+# %%
+def stages_by_time(comm, sizes, seconds, flops):
+    return sizes
+
+
+check("31.stages_by_time", stages_by_time)
+
+# %%
+print(inspect.getsource(solution("31.stages_by_time")))
+check("31.stages_by_time", solution("31.stages_by_time"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - Divide by the rows of the **whole batch** and add: then shares may be as uneven as the ranks
 #   are.
 # - Shares in proportion to measured speeds end the wait of fast ranks. Measure computing, not the
 #   time of a step: in a step everyone waits for the slowest.
+# - Seconds alone do not say whether a layer is expensive or its rank is slow. With seconds per FLOP
+#   a cut stays good when layers have moved.
 # - **tr(Sigma)/|G|^2** is the batch that the gradient is worth. It grows as the loss falls, and the
 #   batch with it.
 # - What the ranks choose is a part of the state: it is in the checkpoint, and one device has to be
@@ -219,7 +294,9 @@ check("31.gradient_and_noise", solution("31.gradient_and_noise"))
 #     mpiexec -n 3 minidist train --dp 3 --global-batch 8 --weights 2,1,1 --steps 5
 #     mpiexec -n 2 minidist compare --dp 2 --global-batch 12 --weights measured:2 --reduction ordered --steps 5
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
+#     mpiexec -n 2 minidist compare --pp 2 --layers 8 --repartition-every 3 --reduction ordered --steps 8
 #     mpiexec -n 3 python mpi_examples/uneven_ranks.py
+#     mpiexec -n 2 python mpi_examples/repartition.py
 #     mpiexec -n 4 python mpi_examples/adaptive_batch.py
 
 # %% [markdown]
@@ -228,6 +305,7 @@ check("31.gradient_and_noise", solution("31.gradient_and_noise"))
 # | here | elsewhere |
 # |---|---|
 # | `--weights` | PyTorch `Join` for uneven inputs; "heterogeneous" data parallelism |
+# | `--repartition-every` | "dynamic load balancing" of pipelines; torchgpipe `balance_by_time`, once and before the training |
 # | noise scale | McCandlish et al. 2018, *simple* noise scale; GPT-NeoX `gradient_noise_scale` |
 # | `--adaptive-batch` | "batch size warm-up" of GPT-3 and Megatron-LM (`--rampup-batch-size`), there by a fixed plan |
 # | `--lr-scaling linear:STEPS` | linear scaling rule with gradual warm-up, Goyal et al. 2017 |

@@ -11,8 +11,8 @@ the model with the new cut as at the start of a job, and the state of each layer
 weights, optimizer state (of ZeRO the elements of this rank's shard), masks, and running statistics. Gradients do not
 move: they are used up.
 
-A schedule that drains computes the same sums whatever the cut is, so the weights stay those of one device. The cut is
-in checkpoints.
+While it moves, a rank holds its part of the model twice. A schedule that drains computes the same sums whatever the cut
+is, so the weights stay those of one device. The cut is in checkpoints.
 
 Sources: Narayanan et al., PipeDream, SOSP 2019, section 3.1 (profile, then partition); torchgpipe's `balance_by_time`.
 Both do it once, before the training.

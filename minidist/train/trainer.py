@@ -9,6 +9,7 @@ for each step
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
 """
 
+import gc
 import hashlib
 import math
 from collections.abc import Callable, Sequence
@@ -136,9 +137,12 @@ def train(
             # The stages of the next step, and what belongs to them; the gradients of this one are used up.
             if recut is not None:
                 skipped = job.scaler.skipped - skipped_before if job.scaler else 0
-                before, (job, strategy) = strategy, recut.after_step(job, strategy, step + 1, skipped)
-                if noise is not None and strategy is not before:
-                    noise = NoiseMeter(strategy)
+                next_job, next_strategy = recut.after_step(job, strategy, step + 1, skipped)
+                if next_strategy is not strategy:
+                    # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
+                    job, strategy = next_job, next_strategy
+                    gc.collect()
+                    noise = None if noise is None else NoiseMeter(strategy)
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 cut = None if recut is None else sizes_of(job)
                 save_job(comm, config.save, job, strategy, step + 1, losses, storage, cut)

@@ -15,6 +15,7 @@ from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, 
 from minidist.comm import ANY
 from minidist.lesson import solution
 from minidist.lesson.exercises.e19_building_block import _with_gaps
+from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.plan import Action, get_schedule
 
 
@@ -1151,6 +1152,21 @@ def all_on_one_node(shape, traffic, node_size):
     return [0] * int(np.prod(shape))
 
 
+def takes_itself_for_the_slowest(comm, sizes, seconds, flops):
+    others = chunk_sizes(sum(sizes) - 1, comm.size - 1) if comm.size > 1 else []
+    return [*others[: comm.rank], sum(sizes) - sum(others), *others[comm.rank :]]
+
+
+def seconds_alone(comm, sizes, seconds, flops):
+    times = all_gather(comm, seconds, counts=sizes).tolist()
+    return [stage.last - stage.first + 1 for stage in by_slowest(times, comm.size)]
+
+
+def tells_everything_twice(comm, sizes, seconds, flops):
+    all_gather(comm, seconds, counts=sizes)
+    return our("31.stages_by_time")(comm, sizes, seconds, flops)
+
+
 def as_many_layers_each(times, stages):
     each = len(times) // stages
     return [each] * (stages - 1) + [len(times) - each * (stages - 1)]
@@ -1744,6 +1760,12 @@ WRONG = [
     ("31.gradient_and_noise", lambda *a: noise_by(*a), "right for equal shares"),
     ("31.gradient_and_noise", lambda *a: noise_by(*a, twice=True), "both at once"),
     ("31.gradient_and_noise", gathers_all_rows, "not the rows"),
+    ("31.stages_by_time", takes_itself_for_the_slowest, "gather them first"),
+    ("31.stages_by_time", seconds_alone, "takes other seconds"),
+    ("31.stages_by_time", lambda comm, sizes, *_: sizes, "takes other seconds"),
+    ("31.stages_by_time", lambda comm, sizes, *_: [sum(sizes), *[0] * (comm.size - 1)], "every stage has a layer"),
+    ("31.stages_by_time", lambda *_: 3, "a list of whole numbers"),
+    ("31.stages_by_time", tells_everything_twice, "too many bytes"),
     ("29.trust_ratio_step", each_rank_its_own_ratio, "several rates"),
     ("29.trust_ratio_step", one_ratio_for_the_model, "each layer has its own"),
     ("29.trust_ratio_step", zeros_never_move, "never move"),

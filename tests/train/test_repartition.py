@@ -6,6 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from minidist.base.memory import MemoryAccount
+from minidist.base.watchers import watchers
 from minidist.checkpoint.directory import Checkpoint
 from minidist.checkpoint.resume import read_job_state
 from minidist.comm import SimWorld
@@ -197,3 +199,18 @@ def test_compare_and_a_resume_on_one_device(tmp_path):
         **{**JOB, "save": str(tmp_path), "width": 16, "pp": 1, "repartition_every": None, "steps": 5, "resume": True}
     )
     assert np.isfinite(SimWorld(1).run(train, alone)[0].losses).all()
+
+
+def test_the_old_part_of_the_model_is_freed():
+    def live(values, seconds):
+        seen = {}
+
+        def look(state):
+            account = next(watcher for watcher in watchers.get() if isinstance(watcher, MemoryAccount))
+            seen[state.rank] = [account.by_purpose.get(name, 0) for name in ("parameter", "gradient", "optimizer")]
+
+        look.reads_tensors = False
+        run({"dp": 2, "zero": 1, **values}, seconds, observers=lambda comm: [look])
+        return seen
+
+    assert live({}, ONE) == live({"partition": "3,1"}, {})
