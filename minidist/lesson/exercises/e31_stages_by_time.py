@@ -11,7 +11,7 @@ import numpy as np
 
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 from minidist.pipeline.partition import by_slowest
 
 
@@ -94,6 +94,7 @@ EXERCISES = [
         cases=lambda: [
             Case(ranks, layers, seed) for ranks in (1, 2, 3, 4) for layers in (ranks, 5, 8) for seed in (0, 1)
         ],
+        draw=drawing((1, 4), (4, 9)),
         par=Case(3, 8),
         label=lambda case: f"{case.size} layers on {case.ranks} rank{'s' * (case.ranks != 1)}",
         limits=("bytes",),
