@@ -96,7 +96,7 @@ EXERCISES = [
         ],
         draw=drawing((1, 4), (4, 9)),
         par=Case(3, 8),
-        label=lambda case: f"{case.size} layers on {case.ranks} rank{'s' * (case.ranks != 1)}",
+        label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         limits=("bytes",),
         hints=(
             Hint(says("return a list"), "a list of whole numbers, one for each stage, the same on every rank"),
