@@ -91,6 +91,52 @@ def test_a_ring_costs_what_it_sends():
     assert step.ring_seconds(1e9, 8, 8) > 5 * step.ring_seconds(1e9, 8, 1)
 
 
+EXPERTS = Architecture(8, 512, 8, 1000, 1024, 1024, gated=True, experts=16, top_k=2, expert_inner=256, dense_layers=2)
+
+
+def test_an_exchange_leaves_a_node_through_one_adapter_per_gpu():
+    machine, c = MACHINES["h100"], CALIBRATION
+    step = StepModel(ClusterLayout(dp=16, ep=16), job(ClusterLayout(dp=16, ep=16), EXPERTS), machine)
+    inside = 7 / 8 * 1e9 / (machine.link * c.link_efficiency)
+    # Of a token's two experts both lie in its own node with 1/4, so it goes to the other node with 3/4, once.
+    across = 0.75 / 2 * 1e9 / (machine.network * c.network_efficiency)
+    assert step.exchange_seconds(1e9) == pytest.approx(across + c.message_seconds)
+    near = StepModel(ClusterLayout(dp=8, ep=8), job(ClusterLayout(dp=8, ep=8), EXPERTS), machine)
+    assert near.exchange_seconds(1e9) == pytest.approx(inside + c.message_seconds)
+    assert across > 4 * inside
+
+
+def test_a_layer_with_experts_moves_the_copies_of_its_tokens():
+    layout = ClusterLayout(micro_batch=64)
+    wide = replace(EXPERTS, width=4096, heads=32, expert_inner=1024)
+    with_copies = StepModel(layout, job(layout, wide), A100)
+    counted = replace(CALIBRATION, permutation_passes=0.0)
+    without = StepModel(layout, job(layout, wide), A100, counted)
+    moved = 2 * 8 * 64 * 256 * 2 * 4096 / (A100.memory_bandwidth * CALIBRATION.memory_efficiency)
+    assert with_copies.layer_pass(2).forward - without.layer_pass(2).forward == pytest.approx(moved)
+    assert with_copies.layer_pass(0) == without.layer_pass(0)
+
+
+def test_the_slowest_rank_may_be_in_the_middle_of_the_pipeline():
+    # Two layers per rank; those of the first have no experts, and the last one's projection is small.
+    layout = ClusterLayout(pp=4, microbatches=8)
+    wide = replace(EXPERTS, vocabulary=8, width=4096, heads=32, inner=4096, expert_inner=8192)
+    step = StepModel(layout, job(layout, wide), A100)
+    stages = stage_layers(layout, wide.layers)
+    seconds = [step.stage_pass(rank, layers).seconds for rank, layers in enumerate(stages)]
+    assert seconds[1] > seconds[0]
+    middle = step.stage_pass(1, stages[1])
+    assert step.step().compute >= 8 * (middle.forward + middle.backward)
+
+
+def test_the_step_of_a_model_with_experts_has_a_wider_range():
+    layout = ClusterLayout()
+    plans = [plan_layout(layout, job(layout, model), A100) for model in (GPT, EXPERTS)]
+    assert [plan.time_range for plan in plans] == [CALIBRATION.time_range, CALIBRATION.sparse_time_range]
+    printed = plans[1].as_dict()["time"]
+    assert printed["high_seconds"] / printed["step_seconds"] == pytest.approx(CALIBRATION.sparse_time_range[1])
+
+
 def test_the_bubble_is_the_share_of_narayanan_et_al():
     for pp, vp, m in ((4, 1, 8), (4, 2, 8), (2, 4, 64)):
         layout = ClusterLayout(pp=pp, vp=vp, microbatches=m)

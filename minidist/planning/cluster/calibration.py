@@ -29,6 +29,11 @@ class Calibration:
 
     # The host launches the kernels of a block's forward pass in this time; a step has a constant part.
     launch_seconds: float = 1.1e-3
+    # A block with experts has a router, permutations and exchanges (fitted to the runs of Qwen3 alone).
+    sparse_launch_seconds: float = 2.5e-3
+
+    # Four permutations of the copies of tokens that experts get, each of which reads and writes: counted, not fitted.
+    permutation_passes: float = 8.0
     step_seconds: float = 14e-3
 
     # Collectives: shares of the nominal bandwidths, and seconds per step of a ring.
@@ -51,6 +56,7 @@ class Calibration:
     # A prediction is a range: peaks and seconds times these.
     memory_range: tuple[float, float] = (0.95, 1.1)
     time_range: tuple[float, float] = (0.85, 1.2)
+    sparse_time_range: tuple[float, float] = (0.7, 1.5)  # of a model with experts
 
     # What a GPU's memory also holds: the device's context and the communication library's buffers.
     reserved_bytes: float = 1.0e9

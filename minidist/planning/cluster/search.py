@@ -63,6 +63,12 @@ class Plan:
         )
 
     @property
+    def time_range(self) -> tuple[float, float]:
+        """Return between which multiples of the prediction a step takes."""
+        c = self.calibration
+        return c.sparse_time_range if self.job.model.experts else c.time_range
+
+    @property
     def tokens_per_second(self) -> float:
         """Return the tokens per second of all GPUs."""
         return self.job.global_batch * self.job.length / self.time.seconds
@@ -93,7 +99,7 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return what `minidist plan --json` prints of a layout."""
         low, high = self.calibration.memory_range
-        short, long = self.calibration.time_range
+        short, long = self.time_range
         peak, seconds = self.fullest.peak, self.time.seconds
         return {
             **self.layout.as_dict(),

@@ -5,6 +5,11 @@ slow; attention's core; the other operations at the memory's bandwidth; and the 
 host launches its kernels in `launch_seconds`, so that no block is faster. A backward pass is twice the products, and
 recomputation one more forward pass.
 
+A layer with experts also moves its tokens' copies: it sorts them by rank and by expert and back, which are four
+permutations in each direction, and exchanges them. In an all-to-all each rank sends for itself, so what leaves a node
+leaves through one adapter per GPU; a token goes to a node once, however many of the node's experts it has chosen
+(DeepSeek-V3, arXiv:2412.19437, section 3.2.2), and is copied inside. The experts of a rank are equally busy here.
+
 A pipeline of p ranks with v chunks takes (m + (p - 1) / v) times the slowest stage (Narayanan et al., SC 2021,
 section 2.2). Collectives cost what a ring costs: (n - 1) / n of the bytes, and a latency per step of the ring.
 
@@ -26,6 +31,11 @@ class Pass(NamedTuple):
     forward: float
     backward: float
     messages: dict[str, float]
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of both passes with their messages."""
+        return self.forward + self.backward + sum(self.messages.values())
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,20 @@ class StepModel:
         steps = ranks - 1 if inside else near - 1 + ranks // near - 1
         return passes * ((ranks - 1) / ranks * nbytes / bandwidth + steps * c.message_seconds)
 
+    def exchange_seconds(self, nbytes: float) -> float:
+        """Return the seconds of an all-to-all in which each token has `nbytes` / top_k bytes for each expert it chose.
+
+        The expert's rank is any of the ep ranks alike. Links inside the node and the adapter work at the same time.
+        """
+        e, c, machine, copies = self.layout, self.calibration, self.machine, self.job.model.top_k
+        near = max(1, min(e.ep, machine.gpus_per_node // e.expert_tp))
+        nodes = -(-e.ep // near)
+        # Of the other nodes, how many a token reaches when each expert lies on any node alike.
+        reached = (nodes - 1) * (1 - (1 - 1 / nodes) ** copies)
+        inside = (near - 1) / near * nbytes / (machine.link * c.link_efficiency)
+        across = reached / copies * nbytes / (machine.network * c.network_efficiency)
+        return max(inside, across) + c.message_seconds
+
     # a block ----------------------------------------------------------------------------------------------------------
 
     def products_seconds(self, flops: float) -> float:
@@ -98,6 +122,10 @@ class StepModel:
         )
         outer = e.tp if e.sequence_parallel else 1
         moved = 2 * c.block_passes * tokens * (model.width / outer + inner / e.tp / 4)
+        launch = c.launch_seconds
+        if model.is_sparse(layer):
+            moved += 2 * c.permutation_passes * tokens * model.top_k * model.width / outer
+            launch = c.sparse_launch_seconds
         others = moved / (self.machine.memory_bandwidth * c.memory_efficiency)
 
         linear = self.products_seconds(products)
@@ -108,10 +136,9 @@ class StepModel:
         elif e.recompute == "selective":
             again = others if job.fused_attention else core
         messages = self._layer_messages(layer, tokens)
-        forward = max(forward, c.launch_seconds)
-        return Pass(
-            forward, max(backward + again, 2 * c.launch_seconds + (e.recompute == "full") * c.launch_seconds), messages
-        )
+        # Kernels are launched one after the other, and so many more when the forward pass is repeated.
+        repeats = 3 if e.recompute == "full" else 2
+        return Pass(max(forward, launch), max(backward + again, repeats * launch), messages)
 
     def _layer_messages(self, layer: int, tokens: float) -> dict[str, float]:
         """Return the seconds of a layer's messages, forward and backward, by axis."""
@@ -128,9 +155,8 @@ class StepModel:
             result["cp"] = (3 + again) * self.ring_seconds(kv, e.cp, e.tp)
         if e.ep > 1 and model.is_sparse(layer):
             # Tokens to their experts and back, in both directions.
-            result["ep"] = (4 + 2 * again) * self.ring_seconds(
-                width * model.top_k / (e.tp if e.sequence_parallel else 1), e.ep, e.expert_tp
-            )
+            copies = width * model.top_k / (e.tp if e.sequence_parallel else 1)
+            result["ep"] = (4 + 2 * again) * self.exchange_seconds(copies)
         return result
 
     # a step -----------------------------------------------------------------------------------------------------------
@@ -165,6 +191,11 @@ class StepModel:
             messages["pp"] = 2 * e.vp * (nbytes / (bandwidth * share) + self.calibration.message_seconds)
         return Pass(forward, backward, messages)
 
+    def _counts(self, layers: list[int]) -> tuple[int, ...]:
+        """Return how many layers without and with experts there are."""
+        sparse = sum(self.job.model.is_sparse(layer) for layer in layers)
+        return len(layers) - sparse, sparse
+
     def gradients_seconds(self, layers: list[int], rank: int, compute: float) -> float:
         """Return the seconds of the gradients' and ZeRO's collectives that computing does not hide."""
         e, c = self.layout, self.calibration
@@ -190,8 +221,10 @@ class StepModel:
         """Return the seconds of a step of the slowest pipeline rank."""
         e, c = self.layout, self.calibration
         stages = stage_layers(e, self.job.model.layers)
-        passes = {0: self.stage_pass(0, stages[0]), e.pp - 1: self.stage_pass(e.pp - 1, stages[-1])}
-        slowest = max(passes, key=lambda rank: passes[rank].forward + passes[rank].backward)
+        # Of the ranks between the first and the last, one with each number of layers of each kind.
+        kinds = {self._counts(layers): rank for rank, layers in enumerate(stages)}
+        passes = {rank: self.stage_pass(rank, stages[rank]) for rank in sorted({0, *kinds.values(), e.pp - 1})}
+        slowest = max(passes, key=lambda rank: passes[rank].seconds)
         one = passes[slowest]
         compute = e.microbatches * (one.forward + one.backward)
         exposed = {axis: e.microbatches * seconds for axis, seconds in one.messages.items()}

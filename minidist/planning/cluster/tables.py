@@ -15,7 +15,7 @@ def layouts_table(plans: Sequence[Plan]) -> str:
     """Format layouts, one per line, with the range of the step and of the peak."""
     lines = [f"{'step':>22}  {'peak of a GPU':>15}  {'tokens/s':>10}  {'MFU':>5}  layout"]
     for plan in plans:
-        short, long = (share * plan.time.seconds for share in plan.calibration.time_range)
+        short, long = (share * plan.time.seconds for share in plan.time_range)
         low, high = (share * plan.fullest.peak / 1e9 for share in plan.calibration.memory_range)
         lines.append(
             f"{short:8.3g} to {long:8.3g} s  {low:4.0f} to {high:4.0f} GB  {plan.tokens_per_second:10,.0f}"
