@@ -476,14 +476,14 @@ def fits_markdown() -> str:
     lines = [
         "## Does it fit",
         "",
-        f"Of {len(decisions)} jobs it is known whether they fit: {ran} of the tables below were run, and {large} are shown",
-        "as too large (Korthikanti et al., figure 1). The planner is right about"
+        f"Of {len(decisions)} jobs it is known whether they fit: {ran} of the tables below were run, and {large} are",
+        "shown as too large (Korthikanti et al., figure 1). The planner is right about"
         f" {right}, which are {right / len(decisions):.1%}. It is wrong about",
         "",
         *(f"- {one.what}: it says that it {'fits' if one.predicted else 'does not fit'}" for one in wrong),
         "",
-        "MLPerf's runs keep the inputs of products as 8-bit floats, which the planner counts with 2 bytes. Few jobs are",
-        "published as too large: this tells what is refused without need, more than what is promised wrongly.",
+        "MLPerf's runs keep the inputs of products as 8-bit floats, which the planner counts with 2 bytes. Few jobs",
+        "are published as too large: this tells what is refused without need, more than what is promised wrongly.",
     ]
     return "\n".join(lines) + "\n"
 
