@@ -1,6 +1,7 @@
 """A job file of `minidist train` is planned as the model that it trains, with what it fixes."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,12 @@ from minidist.data import load_dataset
 from minidist.planning.job_config import architecture, read_job
 
 SIZES = {"layers": 3, "width": 32, "heads": 4, "context": 16, "data": "markov"}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    """Errors name the file, so its path is short."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -32,11 +39,11 @@ def test_the_parameters_are_those_of_the_model_that_is_trained(settings):
     assert architecture(config).parameters == sum(p.size for p in model.parameters())
 
 
-def test_what_the_file_of_print_config_gives_is_fixed(tmp_path, capsys):
+def test_what_the_file_of_print_config_gives_is_fixed(capsys):
     flags = ["--layers", "8", "--width", "64", "--tp", "2", "--zero", "1", "--global-batch", "16"]
     with pytest.raises(SystemExit):
         main(["train", *flags, "--precision", "bf16", "--lr", "0.1", "--data", "markov", "--print-config"])
-    path = tmp_path / "job.toml"
+    path = Path("job.toml")
     path.write_text(capsys.readouterr().out)
     assert read_config(path)["lr"] == 0.1
     job = read_job(path)
@@ -52,31 +59,39 @@ def test_what_the_file_of_print_config_gives_is_fixed(tmp_path, capsys):
     assert {(one["tp"], one["zero"]) for one in planned("--tp", "4")} == {(4, 1)}  # a flag overrides the file
 
 
-def test_the_size_of_a_micro_batch_follows_from_their_number(tmp_path):
-    path = tmp_path / "job.toml"
+def test_the_size_of_a_micro_batch_follows_from_their_number():
+    path = Path("job.toml")
     path.write_text("dp = 2\npp = 2\nglobal-batch = 16\nmicrobatches = 4\nschedule = 'interleaved'\nchunks = 1\n")
     assert read_job(path).fixed == {"dp": 2, "pp": 2, "micro_batch": 2, "vp": 1}
     path.write_text("microbatches = 4\n")
-    with pytest.raises(UsageError, match=r"4 micro-batches in '.*' give no size of one; give micro-batch, or global"):
+    with pytest.raises(
+        UsageError, match=r"4 micro-batches in 'job.toml' give no size of one; give micro-batch, or global"
+    ):
         read_job(path)
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("model = 'mlp'", "model 'mlp' in '.*' is not planned; give model = 'gpt' or 'llama'"),
-        ("compression = 'fp16'", "compression 'fp16' in '.*' is not planned; leave it out"),
-        ("optimizer = 'sgd'", "optimizer 'sgd' in '.*' is not planned, because memory is counted with Adam's two"),
-        ("schedule = 'gpipe'", "schedule 'gpipe' in '.*' is not planned; give schedule = '1f1b' or 'interleaved'"),
-        ("recompute = 'sqrt'", "recompute 'sqrt' in '.*' is not planned; give none, selective or full"),
+        ("model = 'mlp'", "model 'mlp' in 'job.toml' is not planned; give model = 'gpt' or 'llama'"),
+        ("compression = 'fp16'", "compression 'fp16' in 'job.toml' is not planned; leave it out"),
+        (
+            "optimizer = 'sgd'",
+            "optimizer 'sgd' in 'job.toml' is not planned, because memory is counted with Adam's two",
+        ),
+        (
+            "schedule = 'gpipe'",
+            "schedule 'gpipe' in 'job.toml' is not planned; give schedule = '1f1b' or 'interleaved'",
+        ),
+        ("recompute = 'sqrt'", "recompute 'sqrt' in 'job.toml' is not planned; give none, selective or full"),
         ("colour = 3", "unknown setting 'colour'"),
         ("layers = 0", "--layers 0: input should be greater than or equal to 1"),
         ("heads = 5", "not divisible by 5 heads"),
         ("precision = 'fp32'", "--precision 'fp32'; it must be fp16, bf16, fp8"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(text, sentence, tmp_path, capsys):
-    path = tmp_path / "job.toml"
+def test_what_is_wrong_is_one_sentence(text, sentence, capsys):
+    path = Path("job.toml")
     path.write_text(text + "\n")
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(path), "--ranks", "2", "--global-batch", "4"])
@@ -86,8 +101,8 @@ def test_what_is_wrong_is_one_sentence(text, sentence, tmp_path, capsys):
         raise AssertionError(line)
 
 
-def test_a_model_is_described_once(tmp_path, capsys):
-    path = tmp_path / "job.toml"
+def test_a_model_is_described_once(capsys):
+    path = Path("job.toml")
     path.write_text("layers = 2\n")
     with pytest.raises(SystemExit) as ended:
         main(["plan", str(path), "--layers", "3", "--ranks", "2", "--global-batch", "4"])
