@@ -43,6 +43,7 @@ from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import QSGD, Cast, Compressor, PowerSGD, Sign, TopK, compress
 from minidist.parallel.gradients import make_buckets
 from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
+from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -290,6 +291,34 @@ for outer in ("none", "nesterov"):
     assert verdict.equal
 
 # %% [markdown]
+# **Streaming DiLoCo** sends one fragment of the weights at a time, and lets the ranks train on
+# while it travels. A fragment that arrives `delay` steps late is merged: the outer optimizer steps
+# the common weights, and a rank keeps the share alpha of its own. All steps together send as much
+# as before, but never more than one fragment at once. The reference keeps what is on its way for
+# `delay` steps on one device:
+
+# %%
+print(inspect.getsource(StreamingOuterOptimizer._merge))
+for fragments in (1, 3):
+    config = TrainConfig.make(
+        **job,
+        dp=4,
+        local_steps=3,
+        outer_optimizer="nesterov",
+        outer_fragments=fragments,
+        outer_delay=1,
+        outer_mixing=0.5,
+    )
+    world = SimWorld(4)
+    verdict = world.run(compare_rank, config)[0]
+    sent = [m.nbytes for m in world.traces[0].sent("parameter_gather")]
+    print(
+        f"{fragments} fragments: {sum(sent):,} B from rank 0, at most {max(sent):,} B in a message; "
+        f"loss {verdict.losses[-1]:.3f}; equal to its replay on one device: {verdict.equal}"
+    )
+    assert verdict.equal
+
+# %% [markdown]
 # ## 6 Break it
 #
 # Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in
@@ -372,6 +401,25 @@ print(inspect.getsource(solution("23.outer_step")))
 check("23.outer_step", solution("23.outer_step"))
 
 # %% [markdown]
+# And the merge of a fragment of Streaming DiLoCo, with an outer optimizer without momentum.
+# `outer_gradient`, the mean over the ranks, has arrived; `own` are your weights, which have made
+# steps meanwhile. Return the new common weights, and your own new ones, in which the share `alpha`
+# is yours.
+
+
+# %%
+def merge(comm, common, own, outer_gradient, lr, alpha):
+    common = common - lr * outer_gradient
+    return common, common
+
+
+check("23.merge", merge)
+
+# %%
+print(inspect.getsource(solution("23.merge")))
+check("23.merge", solution("23.merge"))
+
+# %% [markdown]
 # ## 8 Takeaway
 #
 # - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is
@@ -388,6 +436,8 @@ check("23.outer_step", solution("23.outer_step"))
 #     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
+#     mpiexec -n 4 minidist compare --dp 4 --steps 8 --local-steps 4 --outer-optimizer nesterov \
+#         --outer-fragments 2 --outer-delay 1
 
 # %% [markdown]
 # ## 10 What others call it
@@ -400,6 +450,7 @@ check("23.outer_step", solution("23.outer_step"))
 # | `Sign` with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OnebitLamb` |
 # | `TopK` | Deep gradient compression (Lin et al. 2018), with warm-up and momentum correction on top |
 # | `PeriodicModelAverager(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)` |
+# | `StreamingOuterOptimizer`, `--outer-fragments` | Streaming DiLoCo (Douillard et al. 2025); torchft `DiLoCo(fragment_sync_delay, fragment_update_alpha)` |
 # | `OuterOptimizer`, `--outer-optimizer nesterov` | DiLoCo (Douillard et al. 2023); torchft `DiLoCo`; with one rank, Lookahead |
 #
 # Next: [24 Smaller models](24_smaller_models.ipynb).

@@ -342,6 +342,10 @@ def test_local_sgd(example):
     code, output = example("mpi", 2, "local_sgd", "--every", "10", "--outer")
     loss, of_outer = re.search(r"loss ([\d.]+) .* sent ([\d,]+) bytes", output).groups()
     assert (code, of_outer, loss != losses["10"]) == (0, sent["10"], True)
+    # Nor do fragments, which take turns.
+    code, output = example("mpi", 2, "local_sgd", "--every", "10", "--fragments", "2", "--delay", "2")
+    loss, in_turn = re.search(r"loss ([\d.]+) .* sent ([\d,]+) bytes", output).groups()
+    assert (code, in_turn, float(loss) < 2.25) == (0, sent["10"], True)
 
 
 @in_both_worlds(2)

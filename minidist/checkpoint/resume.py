@@ -80,6 +80,9 @@ FIXED = (
     "outer_optimizer",
     "outer_lr",
     "outer_momentum",
+    "outer_fragments",
+    "outer_delay",
+    "outer_mixing",
     "distill_from",  # compared by the teacher's weights, where the checkpoint has that
     "temperature",
     "distill_weight",
@@ -442,8 +445,8 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
             f" --global-batch {state.global_batch}"
         )
-    # The last step of a job ends with an average, which a longer job would not make there.
-    if config.local_steps and checkpoint.step % config.local_steps:
+    # The last step of local SGD ends with an average, which a longer job would not make there.
+    if config.local_steps and not config.streams_outer and checkpoint.step % config.local_steps:
         raise UsageError(
             f"the checkpoint {path!r} was saved at the end of a job, after {checkpoint.step} steps, where --local-steps"
             f" {config.local_steps} makes no average otherwise; resume --from-step with a multiple of"

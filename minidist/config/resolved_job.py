@@ -35,6 +35,14 @@ class ResolvedJob:
         return self.dims.dp
 
     @property
+    def streaming_flag(self) -> str:
+        """The flag that makes outer steps those of Streaming DiLoCo, with its value."""
+        if self.config.outer_fragments > 1:
+            return f"--outer-fragments {self.config.outer_fragments}"
+        delay, mixing = self.config.outer_delay, self.config.outer_mixing
+        return f"--outer-delay {delay}" if delay else f"--outer-mixing {mixing:g}"
+
+    @property
     def replicas(self) -> str | None:
         """The ranks of each stage of a pipeline, also where the file of --partition has them."""
         given: str | None = self.config.replicas

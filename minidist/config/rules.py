@@ -740,11 +740,32 @@ REPLICAS = (
     ),
     Rule(
         "local-steps-saved-with-an-average",
-        lambda j: j.local_steps and j.every is not None and j.every % j.local_steps,
+        # Streaming DiLoCo saves the weights of each replica, too.
+        lambda j: j.local_steps and not j.streams_outer and j.every is not None and j.every % j.local_steps,
         "--every {every} would save between two averages of --local-steps {local_steps}, where replicas have different"
         " weights",
         "use --every {near}",
         {"near": lambda j: multiples(j.every, j.local_steps)},
+    ),
+    Rule(
+        "outer-fragments-in-a-round",
+        lambda j: j.local_steps and j.outer_fragments > j.local_steps,
+        "--outer-fragments {outer_fragments} take turns within --local-steps {local_steps} steps, one per step at most",
+        "use --outer-fragments {local_steps}, or more --local-steps",
+    ),
+    Rule(
+        "outer-delay-in-a-round",
+        lambda j: j.local_steps and j.outer_delay >= j.local_steps,
+        "--outer-delay {outer_delay} would merge a fragment when it is sent again, after --local-steps {local_steps}",
+        "use --outer-delay {near}",
+        {"near": lambda j: str(j.local_steps - 1)},
+    ),
+    Rule(
+        "streaming-outer-steps-with-batch-norm",
+        lambda j: j.local_steps and j.streams_outer and j.model == "cnn" and j.batch_norm != "none",
+        "{streaming_flag} averages layers at different steps, and the running statistics of --batch-norm {batch_norm}"
+        " belong to weights of one step",
+        "use --batch-norm none",
     ),
     Rule(
         "local-steps-with-bucket-cap-mb",
@@ -1196,6 +1217,9 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
     ("outer_lr", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
     ("outer_momentum", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_fragments", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_delay", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_mixing", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),

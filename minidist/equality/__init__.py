@@ -4,6 +4,7 @@ reference.py        training on one device, each gradient added in the order tha
 gradient_order.py   these orders                    one_device.py       the strategy of the reference
 local_steps.py      the reference of local SGD      delayed_replay.py   that of an asynchronous pipeline
 compression_replay.py  the gradients of replicas that each send theirs compressed
+streaming.py        the outer steps of Streaming DiLoCo
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's
 served.py           the same for a parameter server

@@ -3,7 +3,7 @@
 One device equals it by training the replicas one after the other, each on its own rows with an optimizer of its own,
 and averaging their weights in rank order where the ranks do; with an outer optimizer each then makes its step.
 
-Proved by: tests/train/test_local_steps.py
+Proved by: tests/train/test_local_steps.py, tests/train/test_streaming_diloco.py
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from minidist.config.train_config import Batches, TrainConfig
 from minidist.equality.gradient_order import add_in_order
 from minidist.equality.one_device import OneDevice, evaluate_devices
 from minidist.equality.snapshot import Snapshot, snapshot
+from minidist.equality.streaming import StreamingReplay
 from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.train.job import build
 from minidist.train.loss import ordered_sum
@@ -44,6 +45,10 @@ def local_sgd_reference(
         )
         for rank in range(n)
     ]
+    shares = None if batches.shares.is_even else [own / sum(rows) for own in rows]
+    streaming = None
+    if config.streams_outer:
+        streaming = StreamingReplay(config, devices, lambda arrays: _mean(arrays, shares))
     result: list[list[Snapshot]] = [[] for _ in range(n)]
     for step in range(config.steps):
         # The replicas one after the other; the loss of the step is that of all.
@@ -52,12 +57,15 @@ def local_sgd_reference(
         # Each updates its own weights, and every H steps all get the average.
         for device in devices:
             finish_step(device.job, device, step, loss)
-        if (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
-            _average(devices, None if batches.shares.is_even else [own / sum(rows) for own in rows])
+        if streaming is not None:
+            streaming.after_step(step + 1)
+        elif (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
+            _average(devices, shares)
 
         held_out = evaluate_devices(devices, step + 1)
         for rank, device in enumerate(devices):
-            result[rank].append(snapshot(StepState(rank, step, loss, device.job, device, held_out)))
+            found = snapshot(StepState(rank, step, loss, device.job, device, held_out))
+            result[rank].append(found if streaming is None else streaming.added_to(found, device))
         for observer in observers:
             observer(StepState(0, step, loss, devices[0].job, devices[0], held_out))
     return result

@@ -38,6 +38,7 @@ from minidist.parallel.noise_scale import sharded_estimate_volume
 from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
+from minidist.parallel.streaming_diloco import streaming_volume
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
@@ -171,7 +172,9 @@ def _data_axes(
             gathers = 0
 
         # Local SGD averages weights every so many steps; a compressor states the bytes of its own messages.
-        if config.local_steps:
+        if config.local_steps and config.streams_outer:
+            gathers += streaming_volume(axis.fragments, config.local_steps, first_step, first_step + steps, n)
+        elif config.local_steps:
             gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
             statistics = 2 * sum(axis.norms) * -(-steps // config.local_steps)  # mean and variance
             total["metrics"] += groups * local_sgd_volume(statistics, n)["parameter_gather"] * NUMBER

@@ -311,10 +311,13 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
 
 
 def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
-    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
+    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`.
+
+    The outer steps of Streaming DiLoCo send messages, so that its axis adds them.
+    """
     kind, settings = optimizer_class(job, exchange)
     optimizer: Any = kind(parameters, **settings)
-    if job.config.outer_optimizer != "none":
+    if job.config.outer_optimizer != "none" and not job.config.streams_outer:
         optimizer = OuterOptimizer(optimizer, parameters, job.config.outer_lr, job.config.outer_momentum)
     return optimizer  # type: ignore[no-any-return]
 

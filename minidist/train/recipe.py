@@ -40,7 +40,7 @@ from minidist.pipeline.runtime import LayerProfile
 from minidist.train.job import Job
 from minidist.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.train.strategies.data_axis import DataAxis, Group
-from minidist.train.strategies.data_parallel import LocalSteps, Replicated
+from minidist.train.strategies.data_parallel import LocalSteps, Replicated, StreamingSteps
 from minidist.train.strategies.mesh import MeshStrategy
 from minidist.train.strategies.pipeline import PipelineParallel
 from minidist.train.strategies.sharded import FullySharded, ShardedOptimizer
@@ -136,7 +136,8 @@ def apply_data_parallel(
             groups["shared"].append(parameter)
 
     # How the ranks of a group share it: whole replicas, a sharded optimizer, or sharded parameters.
-    kinds = {0: LocalSteps if config.local_steps else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
+    alone = StreamingSteps if config.streams_outer else LocalSteps
+    kinds = {0: alone if config.local_steps else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
     kind = kinds.get(config.zero, FullySharded)
     # An expert has replicas on fewer ranks than the other parameters. In a pipeline each group has a communicator of
     # its own: the reductions of several stages may be in flight at one time.

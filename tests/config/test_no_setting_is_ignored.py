@@ -27,6 +27,7 @@ FP16, SERVER, EXPERTS = {"precision": "fp16"}, {"strategy": "ps", "dp": 4, "cons
 SPARSE = {"sparsity": 0.5, "sparsity_schedule": "1"}
 STUDENT = {"distill_from": "a teacher"}
 ROUNDS = {"local_steps": 1, "dp": 2}
+STREAMED = {"local_steps": 2, "dp": 2, "outer_optimizer": "nesterov"}
 SHARDED, CUT = {"zero": 3, "dp": 2, "layers": 6}, {"pp": 2}
 
 # A value of each setting that is not its default, with the settings that it needs.
@@ -99,6 +100,9 @@ VALUES = {
     "outer_optimizer": {"outer_optimizer": "nesterov", **ROUNDS},
     "outer_lr": {"outer_lr": 0.5, "outer_optimizer": "nesterov", **ROUNDS},
     "outer_momentum": {"outer_momentum": 0.5, "outer_optimizer": "nesterov", **ROUNDS},
+    "outer_fragments": {"outer_fragments": 2, **STREAMED},
+    "outer_delay": {"outer_delay": 1, **STREAMED},
+    "outer_mixing": {"outer_mixing": 0.5, **STREAMED},
     "bucket_cap_mb": {"bucket_cap_mb": 0.001, "dp": 2},
     "synchronize_each": {"synchronize_each": True, "dp": 2, "accumulation": 2},
     "reduce_bucket_size": {"reduce_bucket_size": 100, "zero": 1, "dp": 2},

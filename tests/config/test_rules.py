@@ -29,6 +29,8 @@ def updating(ranks, microbatches):
     return get_schedule("pipedream").plan(ranks, microbatches)
 """
 
+NESTEROV = {"local_steps": 2, "dp": 2, "outer_optimizer": "nesterov"}
+
 # rule -> (settings that break it and no rule above it, the sentence or a part of it)
 CASES = {
     "vocabulary-of-the-data": (
@@ -255,6 +257,18 @@ CASES = {
         {"local_steps": 2, "dp": 2, "save": "x", "every": 3},
         "--every 3 would save between two averages of --local-steps 2, .*; use --every 2 or 4",
     ),
+    "outer-fragments-in-a-round": (
+        {**NESTEROV, "outer_fragments": 3},
+        "--outer-fragments 3 take turns within --local-steps 2 steps, .*; use --outer-fragments 2, or more",
+    ),
+    "outer-delay-in-a-round": (
+        {**NESTEROV, "outer_delay": 2},
+        "--outer-delay 2 would merge a fragment when it is sent again, after --local-steps 2; use --outer-delay 1",
+    ),
+    "streaming-outer-steps-with-batch-norm": (
+        {**NESTEROV, "outer_mixing": 0.5, "model": "cnn", "data": "glyphs"},
+        "--outer-mixing 0.5 averages layers at different steps, .* --batch-norm local belong .*; use --batch-norm none",
+    ),
     "local-steps-with-noise-scale": (
         {"local_steps": 2, "dp": 2, "noise_scale": True},
         "--noise-scale does not combine",
@@ -342,6 +356,15 @@ CASES = {
     "outer-momentum-without-effect": (
         {"outer_momentum": 0.5},
         "--outer-momentum 0.5 has no effect .* --outer-optimizer nesterov",
+    ),
+    "outer-fragments-without-effect": (
+        {"outer_fragments": 2},
+        "--outer-fragments 2 has no effect .* --outer-optimizer nesterov",
+    ),
+    "outer-delay-without-effect": ({"outer_delay": 2}, "--outer-delay 2 has no effect .* --outer-optimizer nesterov"),
+    "outer-mixing-without-effect": (
+        {"outer_mixing": 0.5},
+        "--outer-mixing 0.5 has no effect .* --outer-optimizer nesterov",
     ),
     "ulysses-without-effect": (
         {"ulysses": 4},

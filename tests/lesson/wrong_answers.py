@@ -1512,6 +1512,19 @@ def away_from_the_average(comm, common, weights, momentum, lr, mu):
     return common - lr * (average - common + mu * momentum), momentum
 
 
+def with_alpha_swapped(comm, common, own, outer_gradient, lr, alpha):
+    common = common - lr * outer_gradient
+    return common, (1 - alpha) * own + alpha * common
+
+
+def towards_the_old_ones(comm, common, own, outer_gradient, lr, alpha):
+    return common - lr * outer_gradient, alpha * own + (1 - alpha) * common
+
+
+def with_a_step_of_its_own(comm, common, own, outer_gradient, lr, alpha):
+    return common - lr * outer_gradient, alpha * own + (1 - alpha) * (own - lr * outer_gradient)
+
+
 def heavy_ball(comm, common, weights, momentum, lr, mu):
     average = weights.copy()
     all_reduce(comm, average, "avg")
@@ -1753,6 +1766,9 @@ WRONG = [
     ("22.visible", causal_only, "keys of other documents"),
     ("22.visible", counts_the_separator, "the document that it ends"),
     ("22.visible", contiguous_queries, "chunk 2P-1-r"),
+    ("23.merge", with_alpha_swapped, "the share of the rank's own weights"),
+    ("23.merge", towards_the_old_ones, "as they are after the outer step"),
+    ("23.merge", with_a_step_of_its_own, "only mixed with the result"),
     ("23.outer_step", away_from_the_average, "against the gradient"),
     ("23.outer_step", by_its_own_way, "average the weights first"),
     ("23.outer_step", heavy_ball, "plus mu times the new momentum"),

@@ -3,21 +3,29 @@
                       parameters    gradients     optimizer
     Replicated        everywhere    everywhere    everywhere      data parallelism
     LocalSteps        everywhere    its own       its own         local SGD
+    StreamingSteps    its own       its own       its own         Streaming DiLoCo; the common weights are everywhere
 
-Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py, tests/train/test_compression.py
+Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py, tests/train/test_compression.py,
+tests/train/test_streaming_diloco.py
 """
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
+from minidist.base import arrays as xp
+from minidist.base.trace import purpose
 from minidist.checkpoint.directory import ReplicaId
+from minidist.checkpoint.parameter_shards import LocalShard
+from minidist.collectives import broadcast
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
 from minidist.parallel.sparsity import KeptEntries
+from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
 from minidist.train.job import Job, make_optimizer
-from minidist.train.strategies.data_axis import DataAxis, Group
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Tensors
 
 
 class Replicated(DataAxis):
@@ -117,3 +125,62 @@ class LocalSteps(DataAxis):
         # An offloaded optimizer steps copies on the host, which must be the new weights, too.
         if averaged and hasattr(self.optimizer, "refresh"):
             self.optimizer.refresh()
+
+
+class StreamingSteps(DataAxis):
+    """Streaming DiLoCo: replicas train alone, and fragments of their weights meet the common ones in turn.
+
+    The model is the common weights, which a checkpoint holds; a replica's own ones are a part of its optimizer state.
+    """
+
+    def __init__(self, job: Job, group: Group) -> None:
+        config, flat, comm, shares = job.config, FlatParameters(group.parameters), group.comm, job.batch.shares
+        check_same_model(flat, comm, "Streaming DiLoCo", {"local_steps": config.local_steps})
+        with purpose("startup"):
+            broadcast(comm, flat.data)
+        rows = sum(shares.rows[comm.rank])
+        self.factor, self.last = shares.samples / rows, config.steps
+        self.outer = StreamingOuterOptimizer(
+            make_optimizer(job, flat, group.exchange(config)),
+            flat,
+            comm,
+            config.local_steps,
+            config.outer_fragments,
+            config.outer_delay,
+            config.outer_mixing,
+            config.outer_lr,
+            config.outer_momentum,
+            algorithm=group.reduction,
+            share=None if shares.is_even else rows / shares.samples,
+        )
+        super().__init__(
+            [flat],
+            self.outer,
+            model=group.module,
+            stage=group.stage,
+            replica=ReplicaId(comm.rank, comm.size),
+            state_prefix=f"replica/{comm.rank:05d}/",
+        )
+
+    def step(self) -> None:
+        # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
+        flat = self.flats[0]
+        flat.grad[...] *= flat.dtype.type(self.factor)
+        self.outer.step()
+
+        # What is on its way at the end would never be received.
+        if self.outer.step_count == self.last:
+            self.outer.wait()
+
+    def weights(self) -> list[LocalShard]:
+        flat = self.flats[0]
+        return [LocalShard(p, self.outer.common[flat.slice_of(p)], 0, p.size) for p in self.parameters]
+
+    def tensors(self) -> Tensors:
+        """Add the common weights to the optimizer state; the weights are this replica's own."""
+        tensors = super().tensors()
+        common = {f"{shard.parameter.name}.common": xp.array(shard.values) for shard in self.weights()}
+        return {**tensors, "optimizer": {**tensors["optimizer"], **common}}
+
+    def sizes(self) -> AxisSizes:
+        return replace(super().sizes(), fragments=tuple(part.stop - part.start for part in self.outer.fragments))
