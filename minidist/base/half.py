@@ -20,6 +20,7 @@ from minidist.base.memory import track
 from minidist.base.meta import MetaArray
 
 _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
+_SMALL = 2048  # elements; up to here one call of NumPy's conversion is faster than several that move bits
 
 
 def is_half(dtype: Any) -> bool:
@@ -84,7 +85,7 @@ def _infinity(dtype: Any) -> int:
 
 def _to_float32(array: xp.Array) -> xp.Array:
     """NumPy's own conversion of float16 goes element by element; shifting all bits into place is 7 times as fast."""
-    if type(array) is not np.ndarray or array.dtype != np.float16:
+    if type(array) is not np.ndarray or array.dtype != np.float16 or array.size <= _SMALL:
         return array.astype(np.float32)
     bits = array.view(np.int16).astype(np.int32, order="C")  # the sign is repeated on the left
     if bits.size and (bits & 0x7C00).max() == 0x7C00:

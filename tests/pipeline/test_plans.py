@@ -3,6 +3,7 @@
 import itertools
 import re
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ def plan(name, p, m, v=None, **options):
     return get_schedule(name).plan(p, m, v, **options)
 
 
+@cache
 def takes(name, p, m):
     try:
         plan(name, p, m)
