@@ -55,11 +55,11 @@ def distillation_loss(
     # In float32, or in the student's float64. A gradient to the teacher would be lost in silence.
     student = operand(logits)
     scores = student.data.reshape(flat.size, classes)
-    of_teacher = _teacher_rows(teacher_logits, shape).reshape(flat.size, classes).astype(scores.dtype, copy=False)
+    of_teacher = teacher_rows(teacher_logits, shape).reshape(flat.size, classes).astype(scores.dtype, copy=False)
 
     # Logarithms of softmax, shifted by the largest score, so that nothing overflows and log never meets a zero.
-    log_hard = _log_softmax(scores)
-    log_q, log_p = _log_softmax(scores / temperature), _log_softmax(of_teacher / temperature)
+    log_hard = log_softmax(scores)
+    log_q, log_p = log_softmax(scores / temperature), log_softmax(of_teacher / temperature)
     p, rows = xp.exp(log_p), xp.arange(flat.size)
     # A class that the teacher excludes (a score of -inf) contributes 0 times a finite number.
     soft = (p * (xp.maximum(log_p, -1e30) - log_q)).sum(axis=-1)
@@ -87,7 +87,7 @@ def distillation_loss(
     return named_mean(result) if is_mean else result
 
 
-def _teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
+def teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
     """Return the teacher's logits as a float array of `shape`; AutogradError when they would need a gradient."""
     if isinstance(teacher_logits, Tensor):
         if teacher_logits.requires_grad:
@@ -105,7 +105,7 @@ def _teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
     return upcast(array) if is_half(array.dtype) else array
 
 
-def _log_softmax(scores: xp.Array) -> xp.Array:
+def log_softmax(scores: xp.Array) -> xp.Array:
     """Return a new array: score - largest - log(sum of exp(score - largest)), by row."""
     shifted = scores - scores.max(axis=-1, keepdims=True)
     shifted -= xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))

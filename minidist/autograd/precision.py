@@ -32,7 +32,7 @@ from minidist.base.half import downcast, is_half, upcast
 RULES: dict[str, tuple[str, ...]] = {
     "to half": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
     "to float32": (
-        *("cross_entropy", "vocab_parallel_cross_entropy", "distillation_loss"),
+        *("cross_entropy", "vocab_parallel_cross_entropy", "distillation_loss", "vocab_parallel_distillation_loss"),
         *("sum", "log_softmax", "exp", "log", "pow"),
     ),
     "promote": (

@@ -477,13 +477,6 @@ SPARSITY = (
 # A student's loss compares whole rows of logits with the teacher's, which other ranks may compute or share.
 DISTILLATION = (
     Rule(
-        "distillation-with-tp",
-        lambda j: j.distill_from is not None and j.tp > 1,
-        "--tp {tp} cuts every row of logits over ranks, and --distill-from {distill_from} compares whole rows with the"
-        " teacher's",
-        "use --dp, --pp or --cp, with or without --zero",
-    ),
-    Rule(
         "teacher-without-student",
         lambda j: j.teacher_ranks > j.data_ranks // j.cp,
         "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, each of which has"

@@ -6,7 +6,7 @@ With A = b T w, the activation of a micro-batch of b sequences, all t tensor-par
     block        2 all-reduces: 4 (t-1) A              2 all-reduces: 4 (t-1) A         sequence parallel: 2 (t-1) A
     embedding    1 all-reduce                          -                                -
     head         -                                     1 all-reduce                     sequence parallel: (t-1) A
-    loss         3 all-reduces of b T numbers          -                                -
+    loss         all-reduces of 3 (student: 5) b T     -                                -
 
 Each line is a `..._volume` function in the technique's own module. Sequence parallelism gathers and reduce-scatters
 instead, the same bytes, and sums the gradients of norms, of biases behind the sum and of the position table.
@@ -30,6 +30,7 @@ from minidist.parallel.context.ulysses import ulysses_volume
 from minidist.parallel.context.ulysses_ring import ulysses_ring_volume
 from minidist.parallel.expert.dispatch import dispatch_volume
 from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
+from minidist.parallel.tensor.distillation import distillation_volume
 from minidist.parallel.tensor.layers import (
     column_parallel_volume,
     column_row_volume,
@@ -57,7 +58,7 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     total: Elements = Counter()
     # What a micro-batch sends depends on its rows; of each size there are so many per step, on all replicas together.
     for rows, count in batches.shares.sizes.items():
-        layers = Layers(config, batches, rows)
+        layers = Layers(config, batches, rows, teacher=config.distill_from is not None)
         total.update(_of_rows(layers, config, stages, plan is not None, config.steps * count, empty[rows]))
     return total
 
@@ -104,10 +105,13 @@ def _times(elements: Elements, factor: int) -> Elements:
 
 
 class Layers:
-    """What one replica's ranks send for a micro-batch of so many rows: the sum of what each technique states."""
+    """What one replica's ranks send for a micro-batch of so many rows: the sum of what each technique states.
 
-    def __init__(self, config: TrainConfig, batches: Batches, rows: int) -> None:
-        self.config, self.dims, self.rows = config, batches.dims, rows
+    teacher: the loss is that of a student.
+    """
+
+    def __init__(self, config: TrainConfig, batches: Batches, rows: int, teacher: bool = False) -> None:
+        self.config, self.dims, self.rows, self.teacher = config, batches.dims, rows, teacher
         self.activation = self.rows * config.context * config.width  # of all context-parallel ranks together
         kv_heads = config.kv_heads or config.heads
         self.key_width = kv_heads * (config.width // config.heads)  # of the keys, and of the values
@@ -153,7 +157,8 @@ class Layers:
             total += head_volume(self.activation, tp, split)
             # The loss travels in float32, which counts as two elements where the others are of 16 bits.
             number = 2 if config.precision in ("fp16", "bf16") else 1
-            total += cross_entropy_volume(self.rows * config.context, tp) * number
+            volume = distillation_volume if self.teacher else cross_entropy_volume
+            total += volume(self.rows * config.context, tp) * number
         if split:
             # Each context-parallel rank sums its own gradients of these.
             total += sequence_parallel_volume(self._replicated(len(blocks), first, last), tp) * self.dims.cp

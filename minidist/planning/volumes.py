@@ -360,7 +360,7 @@ def _teacher(
     axis, itemsize = pipeline[0][0], ITEMSIZE[config.teacher_precision or config.precision]
     units, logits = axis.teacher_units, axis.teacher_logits
     return Counter(
-        startup=startup_bytes(units, itemsize, batches.dims.dp * batches.dims.cp),
+        startup=batches.dims.tp * startup_bytes(units, itemsize, batches.dims.dp * batches.dims.cp),
         teacher=8 * config.teacher_ranks
         + sum(teacher_bytes(batches.with_shares(shares), steps, itemsize, units, logits, 0) for shares, steps in runs),
     )

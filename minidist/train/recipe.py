@@ -44,6 +44,7 @@ from minidist.train.strategies.data_parallel import LocalSteps, Replicated, Stre
 from minidist.train.strategies.mesh import MeshStrategy
 from minidist.train.strategies.pipeline import PipelineParallel
 from minidist.train.strategies.sharded import FullySharded, ShardedOptimizer
+from minidist.train.teacher import DistillationLoss
 
 
 def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> MeshStrategy:
@@ -61,6 +62,8 @@ def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> Me
     # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
     if axes.tp.size > 1:
         job.model = apply_tensor_parallel(job.model, axes.tp, config.sequence_parallel)
+        if job.teacher is not None and config.is_language_model:
+            job.model.loss_fn = DistillationLoss(config, axes.tp, job.teacher.shape[-1])
 
     # 3, after tensor parallelism, which decides how many heads a rank's attention has.
     if axes.cp.size > 1:

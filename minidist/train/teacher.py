@@ -48,6 +48,8 @@ from minidist.parallel import fully_shard
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.fsdp_state import param_groups_of
 from minidist.parallel.model_parallel import mask_documents
+from minidist.parallel.tensor.distillation import vocab_parallel_distillation_loss
+from minidist.parallel.tensor.vocabulary import vocab_parallel_cross_entropy
 
 
 class SoftTargets:
@@ -64,13 +66,31 @@ class SoftTargets:
 
 
 class DistillationLoss:
-    """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated."""
+    """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated.
 
-    def __init__(self, config: TrainConfig) -> None:
+    comm: the tensor-parallel ranks of a language model, each of which has the logits of its words.
+    """
+
+    def __init__(self, config: TrainConfig, comm: Comm | None = None, vocab_size: int = 0) -> None:
         self.temperature, self.weight = config.temperature, config.distill_weight
+        self.comm, self.vocab_size = comm, vocab_size
 
     def __call__(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
         """Return a tensor of shape (). targets: SoftTargets, or labels."""
+        # Tensor parallelism: this rank has the logits of its words.
+        if self.comm is not None and not isinstance(targets, SoftTargets):
+            return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
+        if self.comm is not None:
+            return vocab_parallel_distillation_loss(
+                logits,
+                targets.labels,
+                targets.logits,
+                self.temperature,
+                self.weight,
+                divisor,
+                comm=self.comm,
+                vocab_size=self.vocab_size,
+            )
         if not isinstance(targets, SoftTargets):
             return cross_entropy(logits, targets, divisor)
         return distillation_loss(logits, targets.labels, targets.logits, self.temperature, self.weight, divisor)
@@ -229,9 +249,9 @@ def teacher_bytes(
     """Return the bytes that all ranks together send for the teacher (purpose teacher) in `steps` steps.
 
     units: elements of a sharded teacher, which every micro-batch gathers over the ranks that share it. received:
-    elements of a sample's logits, which one of `teacher_ranks` sends. These are told once from which step the job
-    begins (8 B).
+    elements of a sample's logits, which one of `teacher_ranks` sends to each tensor-parallel rank. These are told once
+    from which step the job begins (8 B).
     """
-    gathers = steps * batches.accumulation * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
-    sends = steps * batches.global_batch * received
+    gathers = steps * batches.accumulation * batches.dims.tp * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
+    sends = steps * batches.global_batch * batches.dims.tp * received
     return (gathers + sends) * itemsize + 8 * teacher_ranks

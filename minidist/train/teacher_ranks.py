@@ -6,7 +6,8 @@ the students use them. Teacher t has the replicas t, t + K, t + 2 K, ... and sen
 
     for each step, for each micro-batch i of a replica, for each of its replicas: logits of micro-batch i
 
-With context parallelism a replica is several ranks; each gets those of its own tokens. A teacher computes the next
+With context parallelism a replica is several ranks; each gets those of its own tokens. With tensor parallelism each
+gets those of all words, because the teacher's probabilities of its own words depend on all. A teacher computes the next
 micro-batch of a student while the last one is on its way.
 
 Proved by: tests/train/test_distillation.py
@@ -63,8 +64,8 @@ def serve_logits(comm: Comm, config: TrainConfig, batches: Batches) -> TrainResu
                 comm.advance_clock("teacher")
 
                 # The ranks of a replica are neighbours. Each has one message on its way at most.
-                for part in range(dims.cp):
-                    student = replica * dims.cp + part
+                for peer in range(dims.cp * dims.tp):
+                    student, part = replica * dims.cp * dims.tp + peer, peer // dims.tp
                     if student in sending:
                         comm.wait(sending[student])
                     positions = sequence_positions(config.context, part, dims.cp, order) if dims.cp > 1 else slice(None)

@@ -106,7 +106,8 @@ def test_an_operation_follows_the_rules_and_is_as_exact_as_half_precision_allows
 
 
 def test_every_rule_is_tried():
-    elsewhere = {"stack", "vocab_parallel_cross_entropy"}  # the latter needs ranks: tests/parallel/test_tensor.py
+    # The last two need ranks: tests/parallel/test_tensor.py, tests/parallel/test_tensor_distillation.py.
+    elsewhere = {"stack", "vocab_parallel_cross_entropy", "vocab_parallel_distillation_loss"}
     assert {name for names in RULES.values() for name in names} - set(OPERATIONS) == elsewhere
 
 

@@ -165,7 +165,6 @@ CASES = {
     "sparsity-with-server": ({**SPARSE, **SERVER}, "the workers of --strategy ps have no step in common"),
     "sparsity-schedule-without-effect": ({"sparsity_schedule": "1,2"}, "belongs to --sparsity or --sparsity-pattern"),
     "sparsity-scope-without-effect": ({"sparsity_scope": "global"}, "belongs to --sparsity"),
-    "distillation-with-tp": ({**STUDENT, "tp": 2}, "--tp 2 cuts every row of logits over ranks, and --distill-from x"),
     "teacher-without-student": (
         {**STUDENT, "dp": 2, "teacher_ranks": 3},
         "--teacher-ranks 3 are more than the 2 data-parallel replicas, .* use --teacher-ranks 2 at most",

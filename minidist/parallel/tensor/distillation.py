@@ -1,0 +1,115 @@
+"""The loss of a student whose vocabulary is split: each rank has the logits of its words, and the teacher's of all.
+
+With z the student's logits, p and q the teacher's and the student's probabilities at temperature T, and m the largest
+logit of a row, `distillation_loss` needs of all words
+
+    max z                       [1] all-reduce, max
+    z of the label - m          ┐
+    sum exp(z - m)              │ [2] one all-reduce: each rank adds what it has of its own words,
+    sum exp((z - m) / T)        │     and log q = (z - m) / T - log of the fourth line
+    sum p (z - m) / T           ┘
+
+p needs no message, because every rank knows the teacher's logits of all words. So five numbers per token travel, where
+`vocab_parallel_cross_entropy` sends three, and nothing in backward.
+
+Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split loss); Hinton et al., arXiv:1503.02531.
+Proved by: tests/parallel/test_tensor_distillation.py, tests/train/test_distillation.py
+"""
+
+from typing import Any
+
+from minidist.autograd import Tensor
+from minidist.autograd.cross_entropy import checked_divisor
+from minidist.autograd.distillation import log_softmax, teacher_rows
+from minidist.autograd.errors import ShapeError
+from minidist.autograd.operands import operand
+from minidist.autograd.tensor import record
+from minidist.base import arrays as xp
+from minidist.base.trace import purpose
+from minidist.collectives import all_reduce
+from minidist.comm import Comm
+from minidist.parallel.tensor.vocabulary import vocab_range
+from minidist.parallel.volume import Volume
+
+
+def vocab_parallel_distillation_loss(
+    logits: Tensor,
+    targets: Any,
+    teacher_logits: Any,
+    temperature: float,
+    weight: float,
+    divisor: float | None = None,
+    ignore_index: int = -100,
+    *,
+    comm: Comm,
+    vocab_size: int,
+) -> Tensor:
+    """`distillation_loss` from logits (..., padded V / t) of this rank's words; the same tensor on all ranks, shape ().
+
+    targets (...), words or ignore_index; teacher_logits (..., V), equal on all ranks. divisor: default the number of
+    rows that are not ignored. Sends two all-reduces in forward, of one and of four numbers per row (purpose
+    `tensor_forward`), and nothing in backward. Raises ShapeError for other shapes.
+    """
+    x, shape = operand(logits), logits.shape
+    first, last = vocab_range(vocab_size, comm.rank, comm.size)
+    rows = teacher_rows(teacher_logits, (*shape[:-1], vocab_size)).reshape(-1, vocab_size)
+    flat = xp.as_array(targets).reshape(-1)
+    if flat.size != len(rows):
+        raise ShapeError(
+            f"vocab_parallel_distillation_loss: targets of shape {targets.shape} for logits of shape {shape}"
+        )
+
+    counted = flat != ignore_index
+    if divisor is None:
+        divisor = float(counted.sum()) or float("nan")
+    divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
+
+    # The student's logits of this rank's words, without the padding, and the teacher's probabilities of all.
+    scores = x.data.reshape(flat.size, shape[-1])[:, : last - first]
+    log_p = log_softmax(rows.astype(scores.dtype, copy=False) / temperature)
+    p = xp.exp(log_p)
+    entropy = -(p * xp.maximum(log_p, -1e30)).sum(axis=-1)
+
+    comm.advance_clock("tensor_forward")
+    with purpose("tensor_forward"):
+        # [1] A rank that has only padding contributes minus infinity.
+        largest = xp.largest(scores, keepdims=False)
+        all_reduce(comm, largest, "max")
+        scores = scores - largest[:, None]
+
+        # [2] The label's logit is on one rank, the others add zero.
+        own = xp.as_array((flat >= first) & (flat < last)).nonzero()[0]
+        column = flat[own] - first
+        sums = xp.zeros((4, flat.size), scores.dtype, scores)
+        sums[0, own] = scores[own, column]
+        hard, soft = xp.exp(scores), xp.exp(scores / temperature)
+        p = p[:, first:last]
+        sums[1], sums[2], sums[3] = hard.sum(axis=-1), soft.sum(axis=-1), (p * scores).sum(axis=-1) / temperature
+        all_reduce(comm, sums)
+    label, total_hard, total_soft, cross = sums
+
+    # KL(p || q) = -entropy of p - sum p log q. All ranks compute the same loss.
+    divergence = xp.log(total_soft) - cross - entropy
+    losses = (weight * temperature**2) * divergence + (1 - weight) * (xp.log(total_hard) - label)
+    loss = (losses * counted).sum() / divisor
+
+    # The gradient is made now, as by `distillation_loss`; that of the padding is zero.
+    gradient = xp.zeros((flat.size, shape[-1]), scores.dtype, scores)
+    hard /= total_hard[:, None]
+    hard[own, column] -= 1
+    gradient[:, : last - first] = (soft / total_soft[:, None] - p) * (weight * temperature / divisor)
+    gradient[:, : last - first] += hard * ((1 - weight) / divisor)
+    gradient *= counted[:, None]
+
+    def grad(g: xp.Array) -> xp.Array:
+        scaled: xp.Array = gradient
+        scaled *= g  # in place: this node runs once
+        return scaled.reshape(shape)
+
+    cost = 15 * scores.size
+    return record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
+
+
+def distillation_volume(tokens: int, ranks: int) -> Volume:
+    """Return the elements sent by `vocab_parallel_distillation_loss`: all-reduces of five numbers per token."""
+    return Volume(forward=5 * 2 * (ranks - 1) * tokens)
