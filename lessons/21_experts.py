@@ -29,7 +29,10 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.comm import SimWorld, init_device_mesh
+from minidist.config.models import make_model
+from minidist.config.train_config import TrainConfig
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.equality.compare import compare_rank
 from minidist.lesson import check, predict, solution
 from minidist.nn import GPT, GPTConfig, MixtureOfExperts
 from minidist.nn.experts import expert_capacity
@@ -196,6 +199,22 @@ for ranks in (2, 4):
     assert off < 1e-12
 
 # %% [markdown]
+# Experts may take the place of any MLP. Those of a Llama are gated, down(silu(gate(x)) * up(x)), and
+# have no biases: three matrices per expert, as in Mixtral. The router, the slots and the all-to-alls
+# are the same. Here one device routes rank by rank, so that tokens may be dropped:
+
+# %%
+LLAMA = {"model": "llama", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov"}
+config = TrainConfig.make(
+    **LLAMA, experts=4, top_k=2, dp=2, ep=2, precision="fp64", global_batch=4, steps=3
+)
+verdict = SimWorld(2).run(compare_rank, config)[0]
+print(verdict.sentence())
+assert verdict.equal
+experts = make_model(config, load_dataset(config.data)).blocks[0].mlp
+print({name: p.shape for name, p in experts.named_parameters()})
+
+# %% [markdown]
 # ## 6 Break it
 #
 # What comes back must be laid out as it was sent. Swap the order on the way back, and every token gets another
@@ -277,6 +296,7 @@ check("21.dispatch", solution("21.dispatch"))
 #
 #     mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py
 #     mpiexec -n 2 minidist compare --experts 4 --dp 2 --ep 2 --precision fp64 --steps 3
+#     mpiexec -n 2 minidist compare --model llama --experts 4 --top-k 2 --dp 2 --ep 2 --precision fp64 --steps 3
 
 # %% [markdown]
 # ## 10 What others call it

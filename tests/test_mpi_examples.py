@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from minidist import cli
 from minidist.base.trace import read_traces
+from minidist.checkpoint import Checkpoint
 from minidist.collectives import ALGORITHMS
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
@@ -222,6 +224,21 @@ def test_pipedream(world, example):
     assert kept == [("0", "97", "3"), ("1", "98", "2"), ("2", "99", "1")]
     first, *_, last = re.findall(r"loss ([\d.]+)", output)
     assert float(last) < float(first)
+
+
+def test_pipedream_saves_and_resumes(example, tmp_path):
+    code, output = example("simulated", 3, "pipedream", "--save", str(tmp_path))
+    assert code == 0, output
+    code, resumed = example("simulated", 3, "pipedream", "--save", str(tmp_path), "--resume")
+    assert code == 0, resumed
+    kept = sorted(re.findall(r"rank (\d): mini-batch 199 used version (\d+); at most (\d) versions", resumed))
+    assert kept == [("0", "197", "3"), ("1", "198", "2"), ("2", "199", "1")]
+    # Not the losses of a new beginning, and Adam's averages go on: its steps are not those of a first one.
+    assert re.findall(r"loss ([\d.]+)", resumed)[0] not in re.findall(r"loss ([\d.]+)", output)
+    first, second = (Checkpoint(tmp_path, step=step) for step in (100, 200))
+    names = [name for name in first.tensors if name.startswith("optimizer/")]
+    assert len(names) == 2 * 6  # weight and bias of three layers
+    assert all(np.any(first.tensor(name) != second.tensor(name)) for name in names)
 
 
 @pytest.mark.parametrize(
