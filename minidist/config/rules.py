@@ -315,8 +315,8 @@ COMPRESSION = (
     Rule(
         "compression-with-zero",
         lambda j: j.compressor != "none" and j.zero == 3,
-        "--compression {compression} sends whole sums to every rank, and what error feedback keeps there has the size"
-        " of the model; with --zero 3 a rank has memory for its share of the model alone",
+        "--compression {compression} gives every rank the whole sum and, for error feedback, a residual of the size of"
+        " the model; with --zero 3 a rank has memory for its share of the model alone",
         "use --zero 0, 1 or 2",
     ),
     Rule(
@@ -347,8 +347,8 @@ QUANTIZATION = (
     Rule(
         "quantization-with-tp",
         lambda j: j.quantize != "none" and j.tp > 1,
-        "--tp {tp} cuts weights, and --quantize {quantize} needs the largest element of each row, of which a rank then"
-        " has a part",
+        "--tp {tp} cuts weights, and --quantize {quantize} needs the largest element of each row, and a rank then has"
+        " only a part of each",
         "use --dp, with or without --zero 1 or 2",
     ),
     Rule(
@@ -413,7 +413,8 @@ SPARSITY = (
     Rule(
         "sparsity-scope-of-a-pattern",
         lambda j: j.sparsity_pattern is not None and j.sparsity_scope != "layer",
-        "--sparsity-pattern {sparsity_pattern} compares neighbours, and --sparsity-scope {sparsity_scope} all weights",
+        "--sparsity-pattern {sparsity_pattern} compares neighbours, and --sparsity-scope {sparsity_scope} compares all"
+        " weights",
         "leave one of them out",
     ),
     Rule(
@@ -508,14 +509,14 @@ DISTILLATION = (
         "sharded-teacher-with-a-cache",
         lambda j: j.shard_teacher and j.teacher_cache is not None,
         "--shard-teacher gathers layers on all ranks at the same time, and with --teacher-cache {teacher_cache} a rank"
-        " that finds its logits computes none",
+        " that finds its logits in the cache gathers none",
         "leave one of them out",
     ),
     Rule(
         "sharded-teacher-on-its-own-ranks",
         lambda j: j.shard_teacher and j.teacher_ranks,
-        "--shard-teacher cuts the teacher over the students' ranks, and with --teacher-ranks {teacher_ranks} these have"
-        " none",
+        "--shard-teacher divides the teacher among the students' ranks, and with --teacher-ranks {teacher_ranks} these"
+        " hold no teacher",
         "leave one of them out",
     ),
 )
@@ -531,7 +532,8 @@ PARAMETER_SERVER = (
     Rule(
         "staleness-of-a-whole-clock",
         lambda j: j.server and j.aggregates and j.staleness_aware,
-        "--staleness-aware does not apply to --consistency {consistency}, whose updates are a whole clock's",
+        "--staleness-aware scales the gradient of one worker, and --consistency {consistency} applies those of all"
+        " workers as one update",
         "use ssp:S or asp",
     ),
     Rule(
@@ -549,8 +551,8 @@ PARAMETER_SERVER = (
     Rule(
         "server-with-clip",
         lambda j: j.server and j.clip is not None and not (j.aggregates and j.servers == 1),
-        "--clip {clip} needs the norm of a clock's whole gradient, which --servers {servers} with --consistency"
-        " {consistency} have on no rank",
+        "--clip {clip} needs the norm of the whole gradient of a step, which no rank has with --servers {servers} and"
+        " --consistency {consistency}",
         "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
     ),
     Rule(
@@ -604,7 +606,7 @@ UNEVEN_ROWS = (
     Rule(
         "uneven-rows-with-ep",
         lambda j: j.dims.ep > 1 and not j.batches.shares.is_even,
-        "--ep {ep} exchanges as many slots with every rank, and {rows} give ranks different numbers of tokens",
+        "--ep {ep} exchanges equally many slots with every rank, and {rows} give ranks different numbers of tokens",
         "use --global-batch {near}",
         {
             "rows": lambda j: uneven_rows(j),
@@ -660,8 +662,8 @@ CHANGING_BATCHES = (
     Rule(
         "measured-weights-with-ep",
         lambda j: measured_every(j.weights) and j.dims.ep > 1,
-        "--ep {ep} exchanges as many slots with every rank, and --weights {weights} gives ranks different numbers of"
-        " tokens",
+        "--ep {ep} exchanges equally many slots with every rank, and --weights {weights} gives ranks different numbers"
+        " of tokens",
         "leave it out",
     ),
     Rule(
@@ -691,7 +693,7 @@ REPLICAS = (
         "noise-scale-needs-replicas",
         lambda j: j.noise_flag and (j.server or j.zero >= 2 or j.dp == 1 or j.cp > 1 or j.ep > 1),
         "{noise_flag} compares each replica's own gradient with the sum of all, so it needs --dp 2 or more, and no"
-        " --cp, --ep, --zero 2 or 3, or --strategy ps, with which no rank has the one or the other",
+        " --cp, --ep, --zero 2 or 3, or --strategy ps, with which no rank has both of them",
         "change the layout, or leave it out",
     ),
     Rule(
@@ -1066,7 +1068,7 @@ PIPELINE = (
         # Asynchronous schedules never drain: no moment has the gradients, or the weights, of one step on all stages.
         "stashing-updates-every-micro-batch",
         lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
-        "--schedule {schedule} updates after every micro-batch, and a step has {microbatches}",
+        "--schedule {schedule} updates after every micro-batch, and a step has {microbatches} of them",
         "use --microbatches 1, or pipedream-2bw",
     ),
     *(
@@ -1143,8 +1145,8 @@ PIPELINE = (
     Rule(
         "repartition-with-one-cut",
         lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
-        "--repartition-every {repartition_every} has one cut to choose from, because {blocks} layers on {stages} stages"
-        " are one each",
+        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
+        " one layer each",
         "use more --layers, or leave it out",
         {"stages": lambda j: j.plan.stages},
     ),

@@ -59,8 +59,8 @@ def read_job(path: str | Path) -> PlannedJob:
             f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
         )
 
-    # What is written in the file is fixed. Without a precision the planner's own default holds.
-    fixed = {name: getattr(config, name) for name in AXES if name in given}
+    # What is written in the file is fixed, but for --micro-batch auto. The default of a precision is the planner's.
+    fixed = {name: getattr(config, name) for name in AXES if given.get(name, "auto") != "auto"}
     if config.recompute not in ("none", "selective", "full"):
         raise UsageError(f"recompute {quoted(config.recompute)} in {file} is not planned; give none, selective or full")
     if "chunks" in given or "schedule" in given:

@@ -140,7 +140,7 @@ CASES = {
     ),
     "sparsity-scope-of-a-pattern": (
         {"sparsity_pattern": "2:4", "sparsity_schedule": "2", "sparsity_scope": "global"},
-        "--sparsity-pattern 2:4 compares neighbours, and --sparsity-scope global all weights",
+        "--sparsity-pattern 2:4 compares neighbours, and --sparsity-scope global compares all weights",
     ),
     "sparsity-pattern-with-zero-3": (
         {"sparsity_pattern": "2:4", "sparsity_schedule": "2", "zero": 3, "dp": 2},
@@ -175,12 +175,12 @@ CASES = {
     "teacher-ranks-with-server": ({**STUDENT, "teacher_ranks": 1, **SERVER}, "have no step in common; leave it out"),
     "sharded-teacher-with-a-cache": (
         {**STUDENT, "shard_teacher": True, "teacher_cache": "y"},
-        "with --teacher-cache y a rank that finds its logits computes none",
+        "with --teacher-cache y a rank that finds its logits in the cache gathers none",
     ),
     "teacher-cache-without-effect": ({"teacher_cache": "y"}, "belongs to --distill-from"),
     "sharded-teacher-on-its-own-ranks": (
         {**STUDENT, "shard_teacher": True, "teacher_ranks": 1},
-        "--shard-teacher cuts the teacher over the students' ranks, and with --teacher-ranks 1 these have none",
+        "--shard-teacher divides the teacher among the students' ranks, and with --teacher-ranks 1 these hold no",
     ),
     "temperature-without-effect": ({"temperature": 3.0}, "--temperature 3.0 has no effect here, .*--distill-from"),
     "distill-weight-without-effect": ({"distill_weight": 0.1}, "belongs to --distill-from"),
@@ -190,13 +190,13 @@ CASES = {
     "server-settings-without-server": ({"servers": 2}, "belong to --strategy ps"),
     "staleness-of-a-whole-clock": (
         {**SERVER, "staleness_aware": True},
-        "does not apply to --consistency bsp, .* use ssp:S or asp",
+        "--consistency bsp applies those of all workers as one update; use ssp:S or asp",
     ),
     "server-with-axes": ({**SERVER, "zero": 1}, "does not combine with --zero 1; leave one of them out"),
     "server-precision": ({**SERVER, "precision": "fp16"}, "fp32 or fp64, not fp16"),
     "server-with-clip": (
         {**SERVER, "clip": 1.0, "servers": 2},
-        "--clip 1.0 needs the norm of .* which --servers 2 with --consistency bsp have on no rank; use --servers 1",
+        "--clip 1.0 needs the norm of .* which no rank has with --servers 2 and --consistency bsp; use --servers 1",
     ),
     "server-with-every": (
         {**SERVER, "every": 1, "save": "x", "consistency": "asp"},
@@ -416,7 +416,7 @@ CASES = {
     "repartition-needs-pp": ({"repartition_every": 2}, "--repartition-every 2 cuts a pipeline's stages; add --pp 2"),
     "replicas-need-pp": ({"replicas": "2,1"}, "--replicas 2,1 copies a pipeline's stages"),
     "replicas-need-pipedream": ({"pp": 3, "replicas": "2,1"}, "stages of --schedule pipedream, not of 1f1b"),
-    "stashing-updates-every-micro-batch": ({**PIPEDREAM, "microbatches": 2}, "a step has 2; use --microbatches 1"),
+    "stashing-updates-every-micro-batch": ({**PIPEDREAM, "microbatches": 2}, "a step has 2 of them; use --micro"),
     "asynchronous-with-dp": ({**PIPEDREAM, "dp": 2}, "one pipeline, without --dp 2; use --replicas"),
     "asynchronous-with-tp": ({**PIPEDREAM, "tp": 2}, "one pipeline, without --tp 2; use a synchronous schedule"),
     "asynchronous-with-cp": ({**PIPEDREAM, "cp": 2}, "one pipeline, without --cp 2; use a synchronous schedule"),
@@ -448,7 +448,7 @@ CASES = {
     ),
     "repartition-with-one-cut": (
         {"pp": 2, "layers": 2, "repartition_every": 2},
-        "has one cut to choose from, because 2 layers on 2 stages are one each",
+        "has only one way to cut 2 layers into 2 stages, which is one layer each",
     ),
     "schedule-without-backward": ({"pp": 2, "schedule": "forward-only"}, "--schedule forward-only trains nothing"),
     "file-that-updates-on-the-way": ({"pp": 2, "schedule": "plan.py:updating"}, "only for schedules by name"),

@@ -63,6 +63,8 @@ def test_the_size_of_a_micro_batch_follows_from_their_number():
     path = Path("job.toml")
     path.write_text("dp = 2\npp = 2\nglobal-batch = 16\nmicrobatches = 4\nschedule = 'interleaved'\nchunks = 1\n")
     assert read_job(path).fixed == {"dp": 2, "pp": 2, "micro_batch": 2, "vp": 1}
+    path.write_text("dp = 2\nmicro-batch = 'auto'\n")
+    assert read_job(path).fixed == {"dp": 2}  # the planner searches it
     path.write_text("microbatches = 4\n")
     with pytest.raises(
         UsageError, match=r"4 micro-batches in 'job.toml' give no size of one; give micro-batch, or global"

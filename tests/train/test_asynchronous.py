@@ -244,7 +244,7 @@ def test_a_step_is_one_mini_batch_but_for_2bw():
     [
         (
             {"microbatches": 2},
-            "updates after every micro-batch, and a step has 2; use --microbatches 1, or pipedream-2bw",
+            "updates after every micro-batch, and a step has 2 of them; use --microbatches 1, or pipedream-2bw",
         ),
         ({"clip": 1.0}, "--clip 1.0 needs the gradients of all stages at one time"),
         ({"dp": 2}, "without --dp 2; use --replicas"),

@@ -521,28 +521,28 @@ $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 15
 ```
 
 A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
-`--print-config` writes), whose settings are fixed; parameters are counted to the last one. What is given of `--dp --tp
---pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` is fixed, everything else is searched. For the
-layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its
+`--print-config` writes), whose settings are fixed. The counts of parameters are exact. Each of `--dp --tp --pp --cp
+--ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched. For
+the layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its
 axes on a small model with one device.
 
-Memory is counted from shapes ([memory.py](../minidist/planning/cluster/memory.py)), a step from the FLOPs of its matrix
-products, the bytes of its other operations and the bytes of its messages
-([step_time.py](../minidist/planning/cluster/step_time.py)). About twenty constants that no formula gives are fitted
-to published measurements, the same for all models and layouts
-([calibration.py](../minidist/planning/cluster/calibration.py)); every prediction is a range.
+Memory is computed from shapes ([memory.py](../minidist/planning/cluster/memory.py)). The time of a step is computed
+from the FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages
+([step_time.py](../minidist/planning/cluster/step_time.py)). About twenty constants that no formula gives are fitted to
+published measurements; they are the same for all models and layouts
+([calibration.py](../minidist/planning/cluster/calibration.py)). Every prediction is a range.
 
-A model with experts has three terms of its own: what leaves a node in an exchange leaves through one adapter per GPU,
-its tokens are permuted four times in each direction, and its blocks launch more kernels. The first two are counted; the
-third is fitted to the runs of Qwen3 in Megatron-Bridge's documentation, whose releases differ much for one layout. So
-the range of a step is wider than that of other models.
+A model with experts has three terms of its own. The tokens that an exchange sends to other nodes leave through one
+network adapter per GPU; tokens are permuted four times in each direction; and the blocks launch more kernels. The first
+two are counted. The third is fitted to the runs of Qwen3 in Megatron-Bridge's documentation, whose releases differ much
+for one layout, so the range of a step is wider than that of other models.
 
-What it does not know: kernels of one's own, a network that others use too, the fragmentation of an allocator, experts
-that are unequally busy. Compare two layouts with it; measure the one that you choose.
+The planner does not know your own kernels, other traffic on the network, the fragmentation of an allocator, or how
+unequally tokens are divided among experts. Use it to compare layouts, and measure the one that you choose.
 
-The tables below are published values beside predictions, written by
-`python -m minidist.planning.cluster.published`. The tolerance is 10 % for memory and 20 % for times and rates; formulas
-have none. Several of these tables were among those that the constants were fitted to.
+The tables below show published values beside predictions. `python -m minidist.planning.cluster.published` writes this
+page. The tolerance is 10 % for memory and 20 % for times and rates; values that a formula gives must be equal. The
+constants were fitted to several of these tables.
 """
 
 
