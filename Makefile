@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test pytest exhaustive chaos fuzz lint lessons museum mutants matrix bench clean
+.PHONY: demo test pytest exhaustive chaos fuzz lint lessons museum mutants peers matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -53,6 +53,11 @@ museum: .venv/test.stamp
 # Every planted bug of tests/mutants must turn its test red. A few minutes.
 mutants: .venv/test.stamp
 	$(BIN)/python -m tests.mutants.mutants_run
+
+# The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it.
+peers: .venv/test.stamp
+	$(call INSTALL,peers)
+	$(BIN)/python -m pytest -n 2 -m peers
 
 # Every valid layout of 8 ranks against one device, on two cores.
 matrix: .venv/demo.stamp

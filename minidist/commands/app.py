@@ -44,6 +44,7 @@ from minidist.commands.run import run
 from minidist.commands.schedule import schedule
 from minidist.commands.staleness import staleness
 from minidist.commands.tiles import tiles
+from minidist.commands.torch import torch
 from minidist.commands.train import train
 
 
@@ -75,6 +76,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "check-collective": check_collective,
     "order": order,
     "hang": hang,
+    "torch": torch,
     "run": run,
     "memory": memory,
     "data": data,
@@ -91,8 +93,11 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "profile": profile,
 }
 GROUPS = {"bench": bench}
-# The flags that `run` does not know belong to the script.
-OF_THE_SCRIPT = {"allow_extra_args": True, "ignore_unknown_options": True}
+# The flags that `run` does not know belong to the script, and those after the script of `torch`.
+OF_THE_SCRIPT = {
+    "run": {"allow_extra_args": True, "ignore_unknown_options": True},
+    "torch": {"allow_interspersed_args": False},
+}
 
 
 def program(names: Iterable[str]) -> typer.Typer:
@@ -110,7 +115,7 @@ def program(names: Iterable[str]) -> typer.Typer:
         if name in GROUPS:
             app.add_typer(GROUPS[name], name=name)
         else:
-            app.command(name, context_settings=OF_THE_SCRIPT if name == "run" else None)(COMMANDS[name])
+            app.command(name, context_settings=OF_THE_SCRIPT.get(name))(COMMANDS[name])
     return app
 
 

@@ -170,6 +170,7 @@ NEEDED = {
     "check-collective": ["none.py:f"],
     "order": ["ring"],
     "hang": ["none"],
+    "torch": ["none.py"],
     "tiles": ["--tp", "2"],
     "generate": ["none"],
     "staleness": ["asp", "--seconds", "0.01"],

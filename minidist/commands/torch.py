@@ -1,0 +1,108 @@
+"""`minidist torch`: a program of torch.distributed on simulated ranks in one process.
+
+Proved by: tests/torch_ranks/test_program.py
+"""
+
+import importlib.util
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.base.limits import check_count, check_ranks
+from minidist.base.trace import write_traces
+from minidist.base.user_file import is_user_function, load_function
+from minidist.commands.options import Timeout, within_limits
+from minidist.commands.output import Result, json_or_table, say
+
+MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program
+
+
+@json_or_table
+def torch(
+    script: Annotated[
+        str, typer.Argument(help="FILE.py, as under torchrun, or FILE.py:FUNCTION, which is called on every rank")
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
+    ranks: Annotated[int, typer.Option(help="simulated ranks")] = 4,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            help="FILE.py:FUNCTION of one device: its tensors must be those that every rank's FUNCTION returns"
+        ),
+    ] = None,
+    tolerance: Annotated[
+        float,
+        typer.Option(
+            help="with --compare: largest difference, as a share of a tensor's largest entry", callback=within_limits
+        ),
+    ] = 1e-5,
+    interleavings: Annotated[
+        int,
+        typer.Option(help="run so many times more, the ranks in other orders, and compare what they print and send"),
+    ] = 0,
+    eager_bytes: Annotated[int, typer.Option(help="sends of up to this many bytes are buffered")] = 0,
+    timeout: Timeout = 60.0,
+    trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None,
+) -> Result:
+    """Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.
+
+    A hang is reported at once, with every rank's operation and line; unlike collectives are named; all bytes are
+    counted. The flags stand before the script.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("minidist torch needs PyTorch; install it with: pip install 'minidist[torch]'")
+    check_ranks(ranks, most=MAX_RANKS)
+    check_count(interleavings, "--interleavings", most=10_000)
+    if compare is not None and not is_user_function(script):
+        raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
+
+    from minidist.equality.own_functions import compare_returned, returned_tensors
+    from minidist.torch_ranks import program
+
+    # The run, and the same in other orders.
+    main = program.load_program(script, arguments or ())
+    if compare is not None:
+        returned, alone = main, load_function(compare)
+        main = lambda: program.as_arrays(returned())  # noqa: E731
+    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes}
+    first = program.run_on_ranks(main, ranks, **options)
+    races = ""
+    for seed in range(interleavings):
+        other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
+        if races := program.first_difference(first, other):
+            races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
+            break
+    if trace is not None:
+        say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
+
+    # Every rank's tensors beside those of one device.
+    verdict = None
+    if compare is not None:
+        of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
+        verdict = compare_returned(returned_tensors("one device", program.as_arrays(alone())), of_ranks, tolerance)
+
+    rows = program.bytes_by_operation(first)
+    value = {
+        "ranks": ranks,
+        "virtual_seconds": first.world.end_time,
+        "sent": rows,
+        "interleavings": interleavings,
+        "race": races,
+        "compared": verdict.as_dict() if verdict is not None else None,
+    }
+
+    def show() -> None:
+        print(f"{ranks} ranks, {first.world.end_time:.6g} virtual seconds of communication")
+        for row in rows:
+            print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+        if races:
+            print(races)
+        elif interleavings:
+            print(f"{interleavings} other orders of the ranks print and send the same")
+        if verdict is not None:
+            print(verdict.sentence())
+
+    return Result(value, show, 1 if races or (verdict is not None and not verdict.equal) else 0)

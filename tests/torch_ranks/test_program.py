@@ -1,0 +1,189 @@
+"""Programs of torch.distributed on simulated ranks: gradients of one device, and reports of programs that hang."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from minidist import cli
+from minidist.base.errors import MinidistError, UsageError
+from tests.torch_ranks import programs
+
+torch = pytest.importorskip("torch")
+run_on_ranks, load_program, as_arrays = (
+    getattr(pytest.importorskip("minidist.torch_ranks.program"), name)
+    for name in ("run_on_ranks", "load_program", "as_arrays")
+)
+pytestmark = pytest.mark.peers
+SCHEDULES = {
+    "ScheduleGPipe": (1, False),
+    "Schedule1F1B": (1, False),
+    "ScheduleInterleaved1F1B": (2, False),
+    "ScheduleLoopedBFS": (2, False),
+    "ScheduleInterleavedZeroBubble": (2, False),
+    "ScheduleZBVZeroBubble": (2, True),
+    "ScheduleDualPipeV": (2, True),
+}
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """Make a module of a source text."""
+
+    def make(source, name="first"):
+        result = ModuleType(name)
+        monkeypatch.setitem(sys.modules, name, result)
+        exec(compile(source, f"{name}.py", "exec"), vars(result))
+        return result
+
+    return make
+
+
+def largest(ranks, alone):
+    """The largest difference of any rank's tensors from those of one device, all of which must be there."""
+    names = {name for tensors in ranks for name in tensors}
+    assert names == set(alone)
+    return max(abs(tensors[name] - alone[name]).max() for tensors in ranks for name in tensors)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("name", ["ddp", "by_hand"])
+def test_data_parallel_gradients_are_those_of_one_device(name, ranks, module):
+    first = module(programs.DDP)
+    run = run_on_ranks(lambda: as_arrays(getattr(first, name)()), ranks)
+    assert largest(run.results, as_arrays(first.one_device())) < 2e-6
+
+
+@pytest.mark.parametrize("name", ["fsdp", "tensor_parallel", "two_axes"])
+def test_sharded_gradients_are_those_of_one_device(name, module):
+    first, sharded = module(programs.DDP), module(programs.SHARDED, "sharded")
+    run = run_on_ranks(lambda: as_arrays(getattr(sharded, name)()), 4)
+    assert largest(run.results, as_arrays(first.one_device())) < 2e-6
+    if name == "two_axes":
+        assert {"mesh_dp", "mesh_tp"} <= set(run.groups.values())
+
+
+def test_a_distributed_checkpoint_is_saved_and_loaded(module, tmp_path):
+    first, checkpoint = module(programs.DDP), module(programs.CHECKPOINT, "checkpoint")
+    run = run_on_ranks(lambda: as_arrays(checkpoint.save_and_load(str(tmp_path))), 2)
+    expected = as_arrays(dict(first.model().state_dict()))
+    assert [largest(list(pair), expected) for pair in run.results] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_gradients_of_torch_s_schedules_are_those_of_one_device(name, module):
+    pipeline, (per_rank, is_v) = module(programs.PIPELINE), SCHEDULES[name]
+    run = run_on_ranks(lambda: as_arrays(pipeline.run(name, per_rank, is_v)), 4)
+    assert largest(run.results, as_arrays(pipeline.alone(4 * per_rank))) < 2e-6
+
+
+@pytest.mark.parametrize("name", programs.BROKEN)
+def test_a_broken_program_has_its_report(name, tmp_path):
+    source, parts = programs.BROKEN[name]
+    (tmp_path / "broken.py").write_text(source)
+    with pytest.raises(MinidistError) as raised:
+        run_on_ranks(load_program(str(tmp_path / "broken.py")), 3)
+    for part in parts:
+        assert part in str(raised.value)
+
+
+def test_an_exception_of_the_program_has_its_lines_only(tmp_path):
+    (tmp_path / "broken.py").write_text(programs.HEAD + "if r == 1:\n    [][3]\ndist.barrier()\n")
+    with pytest.raises(MinidistError, match="the program raised IndexError") as raised:
+        run_on_ranks(load_program(str(tmp_path / "broken.py")), 3)
+    assert 'broken.py", line 6' in str(raised.value)
+    assert "torch_ranks" not in str(raised.value)
+    assert "raised on rank 1 of 3" in str(raised.value)
+
+
+def test_every_collective_of_torch():
+    run = run_on_ranks(load_program(str(Path(__file__).with_name("every_collective.py"))), 3)
+    assert run.outputs == [f"done {rank}\n" for rank in range(3)]
+
+
+def test_random_numbers_and_the_environment_belong_to_a_rank(tmp_path):
+    (tmp_path / "own.py").write_text(
+        programs.HEAD
+        + "import random, numpy\ntorch.manual_seed(r); random.seed(r); numpy.random.seed(r)\ndist.barrier()\n"
+        + "mine = torch.rand(1).item(), random.random(), numpy.random.rand()\n"
+        + "torch.manual_seed(r); random.seed(r); numpy.random.seed(r)\n"
+        + "assert mine == (torch.rand(1).item(), random.random(), numpy.random.rand())\n"
+        + "assert os.environ['RANK'] == os.environ['LOCAL_RANK'] == str(r) == str(dist.get_rank())\nprint(mine)\n"
+    )
+    run = run_on_ranks(load_program(str(tmp_path / "own.py")), 3)
+    assert len(set(run.outputs)) == 3
+
+
+def test_a_run_leaves_torch_as_it_was(module):
+    import os
+
+    before = torch.distributed.distributed_c10d._world, dict(os.environ), sys.excepthook, sys.stdout
+    state = torch.get_rng_state()
+    run_on_ranks(module(programs.DDP).ddp, 2)
+    assert before == (torch.distributed.distributed_c10d._world, dict(os.environ), sys.excepthook, sys.stdout)
+    assert not torch.distributed.is_initialized()
+    assert torch.get_rng_state().shape == state.shape
+
+
+def test_a_wrong_rank_is_refused(tmp_path):
+    (tmp_path / "wrong.py").write_text(
+        "import torch.distributed as d\nd.init_process_group('gloo', rank=3, world_size=4)\n"
+    )
+    with pytest.raises(UsageError, match=r"init_process_group\(rank=3\) on rank 0 of 2"):
+        run_on_ranks(load_program(str(tmp_path / "wrong.py")), 2)
+
+
+def command(capsys, *words):
+    """(exit code, standard output, standard error) of `minidist torch`."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["torch", *words])
+    out = capsys.readouterr()
+    return ended.value.code or 0, out.out, out.err
+
+
+def test_the_command_compares_with_one_device(tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    path.write_text(programs.DDP)
+    code, out, _ = command(capsys, "--ranks", "2", "--compare", f"{path}:one_device", f"{path}:ddp")
+    assert code == 0
+    assert "equal: 2 ranks and one device return the same" in out
+    code, out, _ = command(
+        capsys, "--ranks", "2", "--json", "--compare", f"{path}:one_device", f"{path}:forgets_to_divide"
+    )
+    report = json.loads(out)
+    assert (code, report["compared"]["equal"]) == (1, False)
+    # Each of 4 tensors of 212 elements in all, summed around a ring of 2: every element once per rank.
+    assert [(r["operation"], r["group"], r["bytes"]) for r in report["sent"]] == [
+        ("all_reduce/ring", "default_pg", 2 * 4 * 212)
+    ]
+
+
+def test_interleavings_find_a_race(tmp_path, capsys):
+    (tmp_path / "race.py").write_text(
+        programs.HEAD + "if r:\n    dist.send(t, 0)\nelse:\n    print([dist.recv(t) for _ in range(n - 1)])\n"
+    )
+    code, out, _ = command(capsys, "--interleavings", "8", str(tmp_path / "race.py"))
+    assert code == 1
+    assert re.search(r"order \d of 8: rank 0 prints '\[.*\]' in line 1", out)
+    (tmp_path / "none.py").write_text(programs.HEAD + "dist.all_reduce(t)\nprint(t, __import__('sys').argv[1:])\n")
+    code, out, _ = command(capsys, "--interleavings", "3", str(tmp_path / "none.py"), "--lr", "3")
+    assert (code, out.count("['--lr', '3']")) == (0, 16)
+    assert "3 other orders of the ranks print and send the same" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["none.py"], "cannot be read"),
+        (["--compare", "none.py:f", "none.py"], "give FILE.py:FUNCTION"),
+        (["--ranks", "0", "none.py"], "1 to 1,024 ranks"),
+        (["--interleavings", "-1", "none.py"], "--interleavings"),
+    ],
+)
+def test_wrong_input_ends_with_2(words, part, capsys):
+    code, _, err = command(capsys, *words)
+    assert code == 2
+    assert part in err
