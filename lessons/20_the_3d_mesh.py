@@ -35,6 +35,10 @@ from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
 from minidist.lesson import check, expect, predict, solution
 from minidist.parallel.dims import ParallelDims
+from minidist.planning.architecture import named
+from minidist.planning.cluster.gpus import machine_of
+from minidist.planning.cluster.layout import Job
+from minidist.planning.cluster.search import search
 from minidist.planning.volumes import closed_form_bytes
 from minidist.report import draw, show
 from minidist.train.recipe import parallelize
@@ -229,6 +233,40 @@ check("20.place_ranks", place)
 # %%
 print(inspect.getsource(solution("20.place_ranks")))
 check("20.place_ranks", solution("20.place_ranks"))
+
+# %% [markdown]
+# `minidist plan` places ranks by this rule: tensor parallelism fastest, so that its groups lie inside
+# nodes. Take Llama 3.1 70B on 64 GPUs in nodes of 8. The best layout for each degree of tensor
+# parallelism, and the seconds of a step in which its messages are not hidden:
+
+# %%
+large = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
+for tp in (1, 2, 4, 8, 16):
+    plan = search(large, machine_of("h100"), {"tp": tp, "cp": 1}).plans[0]
+    exposed = plan.time.exposed.get("tp", 0.0)
+    print(
+        f"tp {tp:2}: {plan.time.seconds:6.1f} s, {exposed:5.1f} s of tensor parallelism's messages;"
+        f" {plan.layout}"
+    )
+
+# %% [markdown]
+# With 16 a group needs two nodes. Does your function place the ranks of the plan with tp 8 in the same
+# way? A rank sends per step, about: for the pipeline activations at a boundary, for data parallelism
+# the gradients once, for tensor parallelism activations of each layer.
+
+# %%
+layout = search(large, machine_of("h100"), {"tp": 8, "cp": 1, "pp": 4}).plans[0].layout
+model, tokens = large.model, layout.micro_batch * large.length * layout.microbatches
+traffic = [
+    2 * 2 * tokens * model.width / layout.tp,  # pp: activations and their gradients, of 2 bytes
+    2 * 4 * model.parameters / layout.pp / layout.tp / layout.dp,  # dp: a ring's share of gradients
+    4 * 2 * 2 * tokens * model.width / layout.tp * model.layers / layout.pp,  # tp: four per layer
+]
+shape = (layout.pp, layout.dp, layout.tp)
+nodes = solution("20.place_ranks")(shape, traffic, 8)
+print(f"{shape} with {[f'{nbytes / 1e9:.1f} GB' for nbytes in traffic]}")
+print("your function agrees:", list(place(shape, traffic, 8)) == nodes)
+assert nodes == [rank // 8 for rank in range(64)]  # as the planner numbers them
 
 # %% [markdown]
 # ## 8 Takeaway

@@ -13,7 +13,14 @@
 #
 # ## 1 The case
 #
-# Eight ranks of 20 GFLOP/s, joined by links of 1 GB/s with a latency of 5 µs, train a GPT with
+# Llama 3.1 with 70 billion parameters is to be trained on 64 GPUs of type H100, on 512 sequences of
+# 8,192 tokens per step. Sixteen bytes per parameter are 1.1 TB, and a GPU has 85 GB. Thousands of
+# layouts are possible: degrees of data, tensor, context and pipeline parallelism, ZeRO stages,
+# micro-batches, recomputation. Which of them fit, and which one is the fastest? Renting 64 GPUs to
+# try them is expensive; `minidist plan` counts them all in a few seconds.
+#
+# How far can such a plan be trusted? A small case can be planned and measured. Eight ranks of 20
+# GFLOP/s, joined by links of 1 GB/s with a latency of 5 µs, train a GPT with
 # eight layers of width 64 on eight samples of 32 tokens. There are ten ways to write 8 as pp x dp x
 # tp: pipeline stages, data-parallel replicas, tensor-parallel parts. Which of them takes the least
 # time for a step?
@@ -23,10 +30,13 @@
 
 # %%
 import inspect
+from dataclasses import replace
 from functools import cache
 
 from minidist.autograd import FlopCounter
+from minidist.base.errors import UsageError
 from minidist.base.trace import only_steps
+from minidist.cli import main
 from minidist.comm import LinkModel, SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
@@ -36,7 +46,15 @@ from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
+from minidist.planning.architecture import named
+from minidist.planning.cluster.gpus import machine_of
+from minidist.planning.cluster.layout import ClusterLayout, Job, check_layout
+from minidist.planning.cluster.memory import states
+from minidist.planning.cluster.ready_commands import compare_command
+from minidist.planning.cluster.search import plan_layout, search
+from minidist.planning.cluster.step_time import StepModel
 from minidist.report import draw, show
+from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
 from minidist.train.job import build
 from minidist.train.trainer import train
@@ -44,10 +62,13 @@ from minidist.train.trainer import train
 # %% [markdown]
 # ## 2 Predict
 #
-# Give the degrees of data and of tensor parallelism of the fastest mesh; then pp is what is left of
-# 8.
+# Of the large job: into how many parts does the fastest layout divide each layer (tp), and into how
+# many stages the model (pp)? Of the small one: the degrees of data and of tensor parallelism of the
+# fastest mesh; then pp is what is left of 8.
 
 # %%
+large_tp_guess = predict("tp of the fastest layout of the large job", example=8)
+large_pp_guess = predict("pp of the fastest layout of the large job", example=1)
 dp_guess = predict("dp of the fastest mesh", example=2)
 tp_guess = predict("tp of the fastest mesh", example=1)
 
@@ -58,7 +79,29 @@ tp_guess = predict("tp of the fastest mesh", example=1)
 # (FLOP/s, latency, bandwidth, the work of one device) and take the best. What it saves: trying.
 # What it costs: a model of the machine, which is as good as its four numbers.
 #
-# The same job on the same eight ranks, on three of its meshes. Red is waiting.
+# `minidist plan` does so for the large job. Memory is counted from shapes; the time of a step from
+# the FLOPs of its products, the bytes of its other operations and of its messages. What no formula
+# gives (the share of its peak that a GPU reaches, the latency of a message) are about twenty numbers,
+# fitted to published measurements. Each point is a layout that fits; on the line is the fastest one
+# for each amount of memory.
+
+# %%
+LARGE = Job(named("llama-3.1-70b"), 8192, 512, "bf16", 64)
+found = search(LARGE, machine_of("h100"), {})
+print(
+    f"{len(found.plans):,} layouts fit, {len(found.too_large):,} do not,"
+    f" {len(found.impossible):,} are impossible"
+)
+show(
+    frontier(
+        [plan.as_dict() for plan in found.plans],
+        title="Llama 3.1 70B on 64 H100",
+        command="minidist plan --model llama-3.1-70b --seq 8192 --ranks 64 --global-batch 512 -o f.svg",
+    )
+)
+
+# %% [markdown]
+# Now the small job on its eight ranks, on three of its meshes. Red is waiting.
 
 # %%
 RANKS, LAYERS, MICRO = 8, 8, 8
@@ -107,7 +150,16 @@ for layout in ((1, 8, 1), (8, 1, 1), (2, 2, 2)):
 # %% [markdown]
 # ## 4 The code
 #
-# The work of one device is counted once, by running one sample through the model with a FLOP counter:
+# A plan of the large job is two functions. What a pipeline rank holds of the model, and how long a
+# collective takes: a ring, with a latency per step, over links inside a node and adapters between
+# nodes.
+
+# %%
+print(inspect.getsource(states))
+print(inspect.getsource(StepModel.ring_seconds))
+
+# %% [markdown]
+# For the small job the same model of a step fits on half a page. The work of one device is counted once, by running one sample through the model with a FLOP counter:
 
 # %%
 job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
@@ -145,7 +197,41 @@ def predicted(pp, dp, tp):
 # %% [markdown]
 # ## 5 Check
 #
-# All ten meshes, on paper and on the virtual clock:
+# The command, with the layout that it puts first, why, and what does not fit:
+
+
+# %%
+def run(command):
+    """Print a command and what it prints."""
+    print("$", command)
+    try:
+        main(command.split()[1:])
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
+run(
+    "minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 64 --global-batch 512"
+    " --best 5"
+)
+first = found.plans[0]
+large_tp_guess.judge(first.layout.tp)
+large_pp_guess.judge(first.layout.pp)
+assert first.fits
+assert first.layout.tp <= first.machine.gpus_per_node  # its messages stay inside a node
+assert not any(
+    plan.layout.zero == 0 and plan.layout.ranks == plan.layout.dp for plan in found.plans
+)
+
+# %% [markdown]
+# Its last command trains a small copy of the layout and compares every value with one device:
+
+# %%
+run(compare_command(first.layout, first.job))
+
+# %% [markdown]
+# A plan is worth what its predictions are worth. For the small job: all ten meshes, on paper and on the virtual clock:
 
 # %%
 layouts = [
@@ -208,11 +294,28 @@ print(
 assert clock[wrong] > 1.3 * min(clock.values())
 
 # %% [markdown]
-# And a plan for 8 ranks is not a plan for 12:
+# The same of the large job. Let the GPUs of a node be joined by PCI Express, 25 GB/s in place of
+# NVLink's 450, and keep the layout that was planned for NVLink:
+
+# %%
+pcie = replace(machine_of("h100"), name="h100 without NVLink", link=25e9)
+kept = plan_layout(first.layout, first.job, pcie)
+right = search(LARGE, pcie, {}).plans[0]
+print(f"planned for NVLink: {kept.time.seconds:.0f} s, {kept.layout}")
+print(f"planned for PCIe:   {right.time.seconds:.0f} s, {right.layout}")
+assert right.time.seconds < 0.9 * kept.time.seconds
+assert right.layout.tp == 1  # its messages are those that suffer
+
+# %% [markdown]
+# And a plan for 8 ranks is not a plan for 12, nor are 8 x 16 x 16 x 4 ranks 16,384, which the first
+# version of the Llama 3 report printed:
 
 # %%
 with expect(ValueError):
     ParallelDims.of(12, pp=best[0], dp=max(best[1], 5), tp=best[2])
+printed = ClusterLayout(dp=4, tp=8, pp=16, cp=16, zero=2, microbatches=32)
+with expect(UsageError):
+    check_layout(printed, Job(named("llama-3.1-405b"), 131_072, 128, "bf16", 16_384))
 
 # %% [markdown]
 # ## 7 Exercise: layers that are not alike
@@ -240,6 +343,10 @@ check("25.min_max_split", solution("25.min_max_split"))
 # - **Count the work once, then divide**: F/(p t), plus 4 ring all-reduces per layer and micro-batch
 #   for t > 1, plus the plan's bubble for p > 1, plus one ring of Ψ/(p t) for d > 1. Ten meshes take
 #   a second to try on paper.
+# - `minidist plan` does the same for GPUs: memory from shapes decides what fits, then tensor
+#   parallelism stays inside a node, and ZeRO, stages and recomputation pay for memory with time.
+#   [docs/planner.md](../docs/planner.md) holds it against published measurements.
+# - Every prediction is a range: compare two layouts with a plan, measure the one that you choose.
 # - Where the paper is off, one can say what it left out: here the all-reduces of the split
 #   vocabulary, and the losses.
 
@@ -247,12 +354,16 @@ check("25.min_max_split", solution("25.min_max_split"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
+#
+# The layout that a plan chooses runs without data on this machine: `minidist plan` prints the
+# command, `minidist train ... --dry-run`.
 
 # %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
 # |---|---|
+# | `minidist plan` | Calculon, vTrain (simulators of a step); Hugging Face `accelerate estimate-memory`; NeMo's and DeepSpeed's auto-tuners, which run layouts |
 # | all meshes by a cost model | Alpa (inter- and intra-operator plans); Galvatron; Megatron-LM's rules of thumb ("Efficient Large-Scale Language Model Training", section 3) |
 # | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
 # | `time_plan` | Zero Bubble's simulator; DeepSpeed's autotuning measures instead |
