@@ -96,7 +96,8 @@ show(
     frontier(
         [plan.as_dict() for plan in found.plans],
         title="Llama 3.1 70B on 64 H100",
-        command="minidist plan --model llama-3.1-70b --seq 8192 --ranks 64 --global-batch 512 -o f.svg",
+        command="minidist plan --model llama-3.1-70b --seq 8192 --ranks 64 --global-batch 512"
+        " -o frontier.svg",
     )
 )
 

@@ -201,6 +201,16 @@ def test_what_people_read(capsys, tmp_path):
     assert b"<svg" in picture.read_bytes()
 
 
+def test_the_formulas_of_experts_are_explained(capsys):
+    job = ["plan", "--model", "mixtral-8x7b", "--seq", "4096", "--ranks", "16", "--global-batch", "64", "--gpu", "h100"]
+    assert run(*job, "--ep", "8", "--tp", "1", "--zero", "1", "--explain") == 0
+    text = capsys.readouterr().out
+    assert "a layer with experts permutes the 2 copies of its tokens: 8 times" in text
+    assert "an exchange over ep 8, 8 of them in a node" in text
+    assert run(*MEGATRON, "--tp", "8", "--pp", "16", "--explain") == 0
+    assert "experts" not in capsys.readouterr().out
+
+
 def test_nothing_fits(capsys):
     assert run("plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8") == 0
     assert "no layout fits: give more GPUs" in capsys.readouterr().out

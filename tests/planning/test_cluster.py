@@ -228,6 +228,10 @@ def test_a_machine_of_ones_own(tmp_path):
         (keys.replace("1e12", "-1.0"), "fp16=-1.0"),
         (keys + "gpus_per_node = 0\n", "gpus_per_node=0"),
         (keys + "family = 'tpu'\n", "family 'tpu'"),
+        (keys.replace("1e12", "'fast'"), r"mine.toml'.*: fp16='fast'; it must be a finite number above 0"),
+        (keys + "name = 3\n", r"name 3 in .*mine.toml'.* is not a text; write it in quotes"),
+        ("[gpu]\n" + keys, "key 'gpu'"),
+        ("fp16 = \n", "is not TOML"),
     ):
         path.write_text(text)
         with pytest.raises(UsageError, match=sentence):

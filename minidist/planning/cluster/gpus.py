@@ -59,22 +59,22 @@ class Machine:
                 raise UsageError(f"key {quoted(key)} in {quoted(str(path))} is unknown{nearest(key, known)}; {remedy}")
         values: dict[str, Any] = {"name": Path(path).stem, "fp8": 0.0, **content}
         for field in fields(cls):
+            what = f"{quoted(str(path))}: {field.name}"
             if field.name == "gpus_per_node":
-                values[field.name] = check_whole(field.name, values.get(field.name, 8), 1)
+                values[field.name] = check_whole(what, values.get(field.name, 8), 1)
             elif field.name == "family":
                 continue
             elif field.name not in values:
                 raise UsageError(f"{quoted(str(path))} has no key {field.name!r}; {remedy}")
             elif field.name != "name":
                 # Only fp8 may be 0, which means that the GPU has no 8-bit floats.
-                values[field.name] = check_number(
-                    field.name, values[field.name], above=None if field.name == "fp8" else 0.0
-                )
+                values[field.name] = check_number(what, values[field.name], above=None if field.name == "fp8" else 0.0)
         if values.setdefault("family", "h100") not in FAMILIES:
             raise UsageError(
                 f"family {quoted(values['family'])} in {quoted(str(path))}; it must be {', '.join(FAMILIES)}"
             )
-        values["name"] = str(values["name"])
+        if not isinstance(values["name"], str):
+            raise UsageError(f"name {quoted(values['name'])} in {quoted(str(path))} is not a text; write it in quotes")
         return cls(**values)
 
 

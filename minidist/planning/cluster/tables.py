@@ -71,10 +71,30 @@ def explanation(plan: Plan) -> str:
         f" {plan.machine.peak(job.precision) / 1e12:,.0f} TFLOP/s, attention"
         f" {c.attention_efficiency[plan.machine.family]:.0%} (fitted; docs/planner.md)",
         "an all-reduce of n bytes over r ranks takes 2 (r - 1) / r n / bandwidth, and a latency per step of the ring",
+        *_expert_lines(plan),
         f"MFU = model FLOPs / (step x {job.gpus:,} GPUs x peak) = {plan.utilization(plan.model_flops):.4f}; with what"
         f" is computed again HFU = {plan.utilization(plan.hardware_flops):.4f}",
     ]
     return "\n".join(lines)
+
+
+def _expert_lines(plan: Plan) -> list[str]:
+    """Return the formulas of a model with experts: none for another one."""
+    model, e, c = plan.job.model, plan.layout, plan.calibration
+    if not model.experts:
+        return []
+    lines = [
+        f"a layer with experts permutes the {model.top_k} copies of its tokens: {c.permutation_passes:g} times they are"
+        f" read or written; its kernels take the host {1e3 * c.sparse_launch_seconds:g} ms to launch, those of another"
+        f" layer {1e3 * c.launch_seconds:g} ms"
+    ]
+    if e.ep > 1:
+        near = max(1, min(e.ep, plan.machine.gpus_per_node // e.expert_tp))
+        lines.append(
+            f"an exchange over ep {e.ep}, {near} of them in a node: a token goes once to each other node with one of"
+            f" its experts, through the adapter of its GPU; four exchanges per layer and micro-batch"
+        )
+    return lines
 
 
 def header(job: Job, plan_count: int, machine: str) -> str:
