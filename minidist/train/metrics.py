@@ -71,6 +71,8 @@ class MetricsFile:
         }
         if state.job.plan.changes:
             record["rows"] = [sum(rows) for rows in shares.rows]
+        if config.repartition_every:
+            record["partition"] = config.partition
         if state.held_out_loss is not None:
             record["held_out_loss"] = state.held_out_loss
         if state.held_out_int8 is not None:

@@ -37,7 +37,7 @@ from minidist.checkpoint.resume import read_job_state
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.config.pipeline_plan import cut_sizes, make_plan
-from minidist.config.train_config import TrainConfig
+from minidist.config.train_config import Batches, TrainConfig
 from minidist.parallel.redistribute import NUMBER, Piece, lacking_bytes, redistribute, table_bytes
 from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.runtime import LayerProfile, LayerTimes
@@ -184,12 +184,16 @@ def sizes_of(job: Job) -> list[int]:
     return cut_sizes(job.config, job.model, make_plan(job.config, job.batches.accumulation).stages)
 
 
-def resumed_config(config: TrainConfig) -> TrainConfig:
+def resumed_config(config: TrainConfig, batches: Batches) -> TrainConfig:
     """Return the config of a job that is resumed, with the cut of its checkpoint where that has as many stages."""
     if not (config.repartition_every and config.resume and config.save):
         return config
-    sizes = read_job_state(Checkpoint(config.save, step=config.from_step)).partition
-    if sizes is None or len(sizes) != (config.chunks or 1) * config.pp:
+    state = read_job_state(Checkpoint(config.save, step=config.from_step))
+    sizes = state.partition
+    if sizes is None or len(sizes) != make_plan(config, batches.accumulation).stages:
+        return config
+    # The cut of another model does not fit; what differs is said when the job is resumed.
+    if any(state.config.get(name) != getattr(config, name) for name in ("model", "layers")):
         return config
     return config.model_copy(update={"partition": _text(sizes)})
 

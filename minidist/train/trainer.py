@@ -73,7 +73,7 @@ def train(
         storage = stack.enter_context(saving_alone(comm, config))
 
         # The model on this rank, from the seed or from a checkpoint.
-        job = build(resumed_config(config), batches, comm)
+        job = build(resumed_config(config, batches), batches, comm)
         job.keep_gradients = reads_tensors(observers)
         recut = Repartition(comm, config, layer_profile()) if config.repartition_every else None
         strategy = parallelize(job, comm) if recut is None else recut.start(job)

@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount
 from minidist.base.watchers import watchers
 from minidist.checkpoint.directory import Checkpoint
@@ -16,6 +17,7 @@ from minidist.equality.compare import Judge, compare_rank, tier_of
 from minidist.equality.expected import expected_snapshots
 from minidist.pipeline.runtime import GivenProfile, LayerProfile
 from minidist.planning.volumes import repartitioned_bytes
+from minidist.train.metrics import MetricsFile, read_metrics
 from minidist.train.repartition import exchange_volume
 from minidist.train.trainer import train
 from tests.train.test_shares import config_of
@@ -184,11 +186,24 @@ def test_a_resumed_job_begins_with_the_cut_of_its_checkpoint(zero, tmp_path):
     del measured["checkpoint"]
     assert +measured == +repartitioned_bytes(config, batches, [result.cuts for result in rest], 3)
 
+    # Another model is refused as ever.
+    with pytest.raises(UsageError, match="was made with --layers 4, this job has 5; resume with --layers 4"):
+        run({**values, **save, "resume": True, "layers": 5}, seconds)
+
     # Another number of stages, or a job that does not choose, begins with its own cut.
     other, *_ = run(
         {**values, **save, "pp": 4, "resume": True, "from_step": 3, "layers": 4, "repartition_every": None}, {}
     )
     assert other[0].losses == whole[0].losses
+
+
+def test_a_schedule_with_two_stages_per_rank_resumes_and_metrics_have_the_cut(tmp_path):
+    values = {**EIGHT, "schedule": "zb-v", "save": str(tmp_path / "a")}
+    with MetricsFile(tmp_path / "m") as metrics:
+        run({**values, "steps": 3}, EIGHTH, observers=lambda comm: [metrics])
+    partitions = [record["partition"] for record in read_metrics(tmp_path / "m")]
+    rest, *_ = run({**values, "steps": 4, "resume": True}, {})
+    assert partitions == ["uniform", "uniform", cuts(rest)[0][0]] != ["uniform", "uniform", "2,2,2,2"]
 
 
 def test_compare_and_a_resume_on_one_device(tmp_path):
