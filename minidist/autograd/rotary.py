@@ -14,7 +14,7 @@ from minidist.base import arrays as xp
 
 def rotary_angles(positions: xp.Array, head_size: int, theta: float = 10000.0) -> xp.Array:
     """Angles (T, head_size / 2), float64, of tokens at the global `positions` (T,) of their text."""
-    frequencies = theta ** (-xp.device_arange(0, head_size, 2) / head_size)
+    frequencies = xp.to_device(theta ** (-xp.arange(0, head_size, 2) / head_size))
     return xp.as_array(positions, xp.float64)[:, None] * frequencies
 
 
