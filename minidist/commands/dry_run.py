@@ -10,7 +10,6 @@ With --fold one rank of each pipeline stage runs and stands for its data-, conte
 Proved by: tests/train/test_dry_run.py, tests/train/test_folded_dry_run.py
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,8 +41,7 @@ class DryRun:
 
     seconds: the virtual time of all steps. peaks, step_peaks: for each rank, the bytes of each purpose at the peak of
     memory of the whole run, and of its steps. bubble: the share of the time in which a rank does not compute, as the
-    mean over all ranks. mfu: model FLOPs utilization. messages: those of all ranks, by purpose. uneven: the calls that
-    end at different times on folded ranks.
+    mean over all ranks. mfu: model FLOPs utilization. uneven: the calls that end at different times on folded ranks.
     """
 
     summary: Summary
@@ -53,7 +51,6 @@ class DryRun:
     step_peaks: list[Mapping[str, int]]
     bubble: float | None
     mfu: float | None
-    messages: Mapping[str, int]
     folded: bool
     uneven: Collection[str]
 
@@ -65,7 +62,6 @@ class DryRun:
             **result,
             "dry_run": True,
             "folded": self.folded,
-            "messages_by_purpose": self.messages,
             "peak_by_purpose": self.peaks,
             "step_peak_by_purpose": self.step_peaks,
             "virtual_seconds": self.seconds,
@@ -211,9 +207,6 @@ def _result(
     """Return the command's result from the results and traces of the ranks."""
     seconds = outcome.end_time or 0.0
     results: list[TrainResult] = outcome.results
-    messages: Counter[str] = Counter()
-    for one in outcome.traces:
-        messages.update(one.messages_by_purpose())
     computing = sum(one.busy * one.ranks for one in outcome.traces) / outcome.size
     run = DryRun(
         summarize(config, outcome, trace, 0.0, command),
@@ -223,7 +216,6 @@ def _result(
         [result.step_peak for result in results],
         1 - computing / seconds if seconds else None,
         _mfu(config, seconds, outcome.size, links),
-        messages,
         fold,
         outcome.uneven,
     )

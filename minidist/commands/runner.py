@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ class Summary:
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
+    messages_by_purpose: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `--json` prints; `digest` is a fingerprint of weights and optimizer state."""
@@ -69,6 +70,7 @@ class Summary:
             "losses",
             "ranks",
             "bytes_by_purpose",
+            "messages_by_purpose",
             "peak_bytes",
             "trace",
             "digest",
@@ -92,10 +94,12 @@ class Summary:
         """Format the bytes by purpose beside the closed form."""
         if not self.bytes_by_purpose:
             return ["nothing was sent: there is one rank"]
-        lines = [f"{'bytes sent, all ranks':24}{'measured':>16}{'closed form':>16}"]
+        numbers = [f"{number:,}" for volume in self.bytes_by_purpose.values() for number in volume.values()]
+        width = max(16, 2 + max(map(len, numbers)))
+        lines = [f"{'bytes sent, all ranks':24}{'measured':>{width}}{'closed form':>{width}}"]
         for name, volume in self.bytes_by_purpose.items():
             mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
-            lines.append(f"  {name:22}{volume['measured']:16,}{volume['closed_form']:16,}{mark}")
+            lines.append(f"  {name:22}{volume['measured']:{width},}{volume['closed_form']:{width},}{mark}")
         return lines
 
     def table(self) -> str:
@@ -269,10 +273,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     results: list[TrainResult] = outcome.results
     batches = resolve_batches(config, outcome.size)
     first = results[0]
-    measured: dict[str, int] = {}
+    measured: Counter[str] = Counter()
+    messages: Counter[str] = Counter()
     for trace in outcome.traces:
-        for name, volume in trace.bytes_by_purpose().items():
-            measured[name] = measured.get(name, 0) + volume
+        measured.update(trace.bytes_by_purpose())
+        messages.update(trace.messages_by_purpose())
 
     # What they must have sent, from the sizes that each rank reports.
     ran = config.model_copy(update={"steps": config.steps - first.first_step})
@@ -328,6 +333,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.int8,
         _teacher(results),
         [(run.partition, run.steps) for run in first.cuts] or None,
+        messages,
     )
 
 

@@ -21,7 +21,9 @@ from minidist.commands.options import (
     with_deepspeed,
 )
 from minidist.commands.output import Result, json_or_table, say
-from minidist.config.train_config import TrainConfig
+from minidist.config.train_config import TrainConfig, resolve_dims
+
+MAX_TRACED_RANKS = 64  # whose events are kept where no --trace is given
 
 
 @takes_config
@@ -31,7 +33,10 @@ def train(
     ranks: Ranks = None,
     timeout: Timeout = 60.0,
     trace: Annotated[
-        Path | None, typer.Option(help="where the trace goes (default: runs/train.jsonl), or none: keep no events")
+        Path | None,
+        typer.Option(
+            help="where the trace goes (default: runs/train.jsonl, of at most 64 ranks), or none: keep no events"
+        ),
     ] = None,
     eager_bytes: EagerBytes = 0,
     metrics: Annotated[
@@ -54,8 +59,14 @@ def train(
     from minidist.commands.runner import run_training
 
     config = with_deepspeed(config, deepspeed)
-    # A long run keeps no events: its memory would grow with every message.
+    # A long run keeps no events: its memory would grow with every message, and so do many ranks unless they are asked.
     path = None if trace == Path("none") else trace or Path("runs/train.jsonl")
+    if trace is None and not fold and (ranks or resolve_dims(config).ranks) > MAX_TRACED_RANKS:
+        path = None
+        say(
+            f"more than {MAX_TRACED_RANKS} ranks: bytes, messages and peaks are counted, and no events are kept;"
+            " --trace FILE keeps them all"
+        )
 
     if gpu is not None and not dry:
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")

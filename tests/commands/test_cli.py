@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -87,6 +88,16 @@ def test_train_prints_one_json_object(tmp_path):
         sum(t.bytes_by_purpose()["gradient_reduce"] for t in traces)
         == result["bytes_by_purpose"]["gradient_reduce"]["measured"]
     )
+    assert result["messages_by_purpose"] == dict(sum((Counter(t.messages_by_purpose()) for t in traces), Counter()))
+
+
+def test_many_ranks_keep_no_events_unless_they_are_asked(tmp_path):
+    job = ["train", *SMALL, "--dp", "65", "--global-batch", "65", "--steps", "1", "--json"]
+    counted = minidist(*job, cwd=tmp_path)
+    assert "more than 64 ranks: bytes, messages and peaks are counted" in counted.stderr
+    assert json.loads(counted.stdout)["trace"] is None
+    assert json.loads(counted.stdout)["messages_by_purpose"]["gradient_reduce"] % (65 * 128) == 0
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 @pytest.mark.parametrize(
