@@ -20,6 +20,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.random.bit_generator import ISeedSequence
 
 from minidist.base import arrays as xp
 from minidist.base.device import creating
@@ -116,8 +117,20 @@ def replay_calls(calls: dict[str, int] | None) -> Iterator[None]:
         _coordinates.reset(token)
 
 
+class _Seed(ISeedSequence):
+    """Gives Philox its key. `Philox(key=...)` does, too, but asks the operating system for entropy first."""
+
+    def __init__(self, key: Key) -> None:
+        self.words = key.words()
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> np.ndarray:
+        """Return the 128 bits of the key, which is all that Philox asks for."""
+        return self.words
+
+
 def _generator(key: Key, skip: int) -> np.random.Generator:
-    bits = np.random.Philox(key=key.words())
+    seed: Any = _Seed(key)  # NumPy takes it, and its annotation does not name it
+    bits = np.random.Philox(seed)
     bits.advance(skip // 4)
     generator = np.random.Generator(bits)
     generator.random(skip % 4)

@@ -20,6 +20,11 @@ from minidist.base.random import (
 KEY = Key(1, "test", 2, "layer", 3)
 
 
+def test_the_stream_is_philox_with_the_128_bits_of_the_key():
+    expected = np.random.Generator(np.random.Philox(key=KEY.words())).standard_normal((5, 7))
+    np.testing.assert_array_equal(normal(KEY, (5, 7)), expected)
+
+
 @settings(max_examples=40, deadline=None)
 @given(start=st.integers(0, 40), count=st.integers(0, 20))
 def test_skipping_equals_drawing(start, count):
