@@ -31,6 +31,7 @@ from minidist.commands.demo import demo
 from minidist.commands.doctor import doctor
 from minidist.commands.explain import explain
 from minidist.commands.generate import generate
+from minidist.commands.grade import grade
 from minidist.commands.hang import hang
 from minidist.commands.memory import memory
 from minidist.commands.museum import museum
@@ -86,6 +87,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "tiles": tiles,
     "generate": generate,
     "museum": museum,
+    "grade": grade,
     "staleness": staleness,
     "schedule": schedule,
     "plan": plan,

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
 from multiprocessing import Pipe
@@ -23,12 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted
-from minidist.base.trace import Trace
 from minidist.lesson import mpi_leg
-from minidist.lesson.exercise import Failure, find
+from minidist.lesson.exercise import find
 from minidist.lesson.judge import Request, Verdict
 from minidist.lesson.runner import Limits
-from minidist.lesson.transport import dumps
+from minidist.lesson.transport import Packed, dumps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,19 +34,8 @@ if TYPE_CHECKING:
 SEED = "MINIDIST_LESSON_SEED"  # the environment variable that replaces today's date
 
 
-@dataclass
-class Result:
-    """What a check found: whether it passed, the text that `check` prints, and what the picture is drawn from."""
-
-    name: str
-    passed: bool
-    text: str
-    hint: str = ""
-    failure: Failure | None = None
-    par: dict[str, float] = field(default_factory=dict)
-    yours: dict[str, float] = field(default_factory=dict)
-    traces: list[Trace] = field(default_factory=list)
-    printed: str = ""
+class Result(Verdict):
+    """A verdict with its picture; true when the answer passed."""
 
     def __bool__(self) -> bool:
         return self.passed
@@ -96,7 +83,7 @@ def examine(
 
     # The function goes to another process by value, like the ranks of the leg under mpiexec get it.
     try:
-        packed = dumps(function)
+        packed = Packed(dumps(function))
     except Exception as error:  # what pickling the user's objects raises
         problem = f"the function cannot be sent to the process that judges it: {type(error).__name__}: {error}"
         hint = "make what it uses (a file, a lock, a world) inside the function, or pass it as an argument"

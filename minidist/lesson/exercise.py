@@ -39,7 +39,8 @@ class Case:
 class Failure:
     """What went wrong, for the text, the picture and the choice of a hint.
 
-    kind: "raised", "wrong", "limit" (correct but above par) or "mpi" (correct in the simulated world only).
+    kind: "raised", "wrong", "limit" (correct but above par), "mpi" (correct in the simulated world only) or "shared"
+    (correct only where ranks share memory).
     """
 
     kind: str
@@ -117,6 +118,8 @@ class Exercise:
     - forbidden: methods of comm that the exercise does without.
     - written_by_hand: functions of minidist, or modules of them, that the answer must not call.
     - par: the case on which par is printed.
+    - functions: their names in a submission, where they are not those that it passes to `check`. adapter: the function,
+      "module:name", that makes of a submission's names the one that is judged.
     - communicates: False for one rank alone.
     """
 
@@ -137,6 +140,8 @@ class Exercise:
     unit: str = "element"
     label: Callable[[Case], str] | None = None  # a case in words, where its size is not a number of units
     tolerance: float = 1e-9
+    functions: tuple[str, ...] = ()
+    adapter: str = ""
 
     def drawn(self, seed: int) -> list[Case]:
         """Return the cases that a seed draws, the smallest first."""
@@ -210,9 +215,9 @@ def short(array: np.ndarray) -> str:
 
 
 @cache
-def exercises() -> dict[str, Exercise]:
-    """Return name -> exercise, from all files of exercises/."""
-    package = importlib.import_module("minidist.lesson.exercises")
+def exercises(folder: str = "exercises") -> dict[str, Exercise]:
+    """Return name -> exercise, from all files of exercises/, or of assignments/: what courses ask for."""
+    package = importlib.import_module(f"minidist.lesson.{folder}")
     table = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
         for exercise in importlib.import_module(f"{package.__name__}.{info.name}").EXERCISES:
@@ -227,7 +232,7 @@ def names() -> list[str]:
 
 def find(name: str) -> Exercise:
     """Return the exercise. Raises UsageError, with the names that exist, when there is none."""
-    table = exercises()
+    table = {**exercises(), **exercises("assignments")}
     if name not in table:
         raise UsageError(f"there is no exercise {name!r}{nearest(name, table)}; there are {', '.join(table)}")
     return table[name]

@@ -54,7 +54,7 @@ LAST = (
         "follow the circle in the report: which of these ranks could receive first, or do both at once?",
     ),
     Hint(
-        lambda f: f.kind == "mpi",
+        lambda f: f.kind in ("mpi", "shared"),
         "ranks share nothing but messages; a list, a global or a default argument that every rank sees exists only "
         "where all ranks live in one process",
     ),

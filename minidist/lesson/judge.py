@@ -10,41 +10,45 @@ Proved by: tests/lesson/test_judge.py, tests/lesson/test_checker.py, tests/lesso
 """
 
 import os
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from typing import Any
 
 from minidist.base.trace import Trace
-from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, exercises
+from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, exercises, find
 from minidist.lesson.hints import hint_for
 from minidist.lesson.mpi_leg import run_under_mpi
-from minidist.lesson.runner import Limits, Outcome, Runner, run
-from minidist.lesson.transport import loads
+from minidist.lesson.runner import Answer, Limits, Outcome, Runner, run
 
 
 @dataclass(frozen=True)
 class Request:
     """What is to be judged.
 
-    function: of `transport.dumps`. path: the places where modules are found (sys.path). launcher: the mpiexec of the
-    leg in processes; None leaves it out, and `without_mpi` says why.
+    function: loads it in the process that runs it. path: the places where modules are found (sys.path). launcher: the
+    mpiexec of the leg in processes; None leaves it out, and `without_mpi` says why. share_nothing: run one case in
+    which each rank has the function's globals for itself. needs_par: a metric above par fails the exercise, where it
+    has a limit.
     """
 
     name: str
-    function: bytes
+    function: Answer
     seed: int
     path: tuple[str, ...] = ()
     launcher: str | None = None
     without_mpi: str = ""
     limits: Limits = field(default_factory=Limits)
+    share_nothing: bool = False
+    needs_par: bool = True
 
 
 @dataclass
 class Verdict:
-    """What the judge found: whether the answer is right, why, and in what it differs from par."""
+    """What the judge found: whether the answer is right, why, and in what it differs from par.
+
+    above: for each metric that was above par on some case, a sentence about the first one.
+    """
 
     name: str
     passed: bool
@@ -55,6 +59,7 @@ class Verdict:
     yours: dict[str, float] = field(default_factory=dict)
     traces: list[Trace] = field(default_factory=list)
     printed: str = ""
+    above: dict[str, str] = field(default_factory=dict)
 
 
 def judge(request: Request) -> Verdict:
@@ -62,23 +67,33 @@ def judge(request: Request) -> Verdict:
 
     The first failure ends it, so the first failure is the smallest counterexample.
     """
-    exercise = exercises()[request.name]
+    exercise = find(request.name)
     fixed, drawn = exercise.cases(), exercise.drawn(request.seed)
-
-    def load() -> Callable[..., Any]:
-        sys.path[:] = [*request.path, *(place for place in sys.path if place not in request.path)]
-        return loads(request.function)
-
-    with Runner(exercise, load, request.limits) as runner:
+    above: dict[str, str] = {}
+    with Runner(exercise, request.function, request.path, request.limits) as runner:
         for case in (*fixed, *drawn):
             ours = par_of(request.name, case)
             for buffered in (False, True) if exercise.communicates else (False,):
                 outcome = runner.run(case, buffered, ours.messages)
-                failure = find_failure(exercise, case, outcome, buffered, ours)
+                failure = find_failure(exercise, case, outcome, buffered, ours, request.needs_par)
+                if not buffered and outcome.error is None:
+                    for metric in (*METRICS, "memory"):
+                        if outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
+                            text = f"{exercise.describe(case)}: {compare(ours.metrics, outcome.metrics, metric)}"
+                            above.setdefault(metric, text)
                 if failure is not None:
                     failure.traces = runner.traces()
                     seed = request.seed if case in drawn and case not in fixed else None
                     return failed(exercise, failure, outcome.printed, seed)
+
+        # What works because simulated ranks share memory is not distributed.
+        if request.share_nothing and exercise.communicates:
+            case = max((case for case in fixed if case.ranks <= 3), key=lambda case: (case.ranks, case.size))
+            ours = par_of(request.name, case)
+            outcome = runner.run_apart(case, ours.messages)
+            failure = find_failure(exercise, case, outcome, False, ours, False)
+            if failure is not None:
+                return failed(exercise, shared_memory(failure, outcome), outcome.printed)
 
         # Right. How it compares with par, on one case.
         par = par_of(request.name, exercise.par)
@@ -102,8 +117,23 @@ def judge(request: Request) -> Verdict:
         if note:
             lines.append(f"  mpiexec: {note}")
     return Verdict(
-        exercise.name, True, "\n".join(lines), par=par.metrics, yours=outcome.metrics, printed=outcome.printed
+        exercise.name,
+        True,
+        "\n".join(lines),
+        par=par.metrics,
+        yours=outcome.metrics,
+        printed=outcome.printed,
+        above=above,
     )
+
+
+def shared_memory(failure: Failure, outcome: Outcome) -> Failure:
+    """Return the failure of an answer whose ranks communicate through what they share in one process."""
+    names = " and ".join(repr(name) for name in outcome.changed) or "state of the function"
+    message = (
+        f"ranks communicate through {names}, which they share in one process only: with globals of its own for each"
+    )
+    return replace(failure, kind="shared", message=f"{message} rank, {failure.message}")
 
 
 @dataclass(frozen=True)
@@ -118,21 +148,23 @@ class Par:
 @cache
 def par_of(name: str, case: Case) -> Par:
     """Run our solution on a case."""
-    exercise = exercises()[name]
+    exercise = find(name)
     outcome = run(exercise, exercise.solution, case)
     assert outcome.error is None, (name, case, outcome.message)
     return Par(outcome.metrics, sum(len(trace.messages) for trace in outcome.traces), outcome.answers)
 
 
-def find_failure(exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, ours: Par) -> Failure | None:
-    """Return what is wrong with a run: an error, a wrong answer, or a metric above par; None when it is right."""
+def find_failure(
+    exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, ours: Par, needs_par: bool = True
+) -> Failure | None:
+    """Return what is wrong with a run: an error, a wrong answer, or (with needs_par) a metric above par; else None."""
     if outcome.error is not None:
         return Failure("raised", outcome.message, case, buffered, outcome.error)
     message = exercise.problem(case, outcome.answers, ours.answers)
     if message:
         expected = exercise.expected(case) if exercise.check_answers is None else ()
         return Failure("wrong", message, case, buffered, answers=outcome.answers, expected=expected)
-    for metric in exercise.limits:
+    for metric in exercise.limits if needs_par else ():
         if not buffered and outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
             message = f"correct, but above par in {_label(metric)}: {compare(ours.metrics, outcome.metrics, metric)}"
             return Failure("limit", message, case, buffered, answers=outcome.answers, metric=metric)
@@ -142,7 +174,9 @@ def find_failure(exercise: Exercise, case: Case, outcome: Outcome, buffered: boo
 def failed(exercise: Exercise, failure: Failure, printed: str, seed: int | None = None) -> Verdict:
     """Return the verdict of a failure: the text and the hint that fits best. seed: that drew the case, if one did."""
     hint = hint_for(exercise, failure)
-    if failure.kind == "mpi":
+    if failure.kind == "shared":
+        where = f"{exercise.describe(failure.case)}, each with globals of its own"
+    elif failure.kind == "mpi":
         where = "under mpiexec, on 3 ranks"
     else:
         sends = f", {'buffered' if failure.buffered else 'synchronous'} sends" if exercise.communicates else ""

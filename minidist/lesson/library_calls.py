@@ -19,8 +19,8 @@ class LibraryCallError(UsageError):
 
 
 def refuse_library_calls(exercise: Exercise) -> Callable[[Any], Any]:
-    """Replace the functions by ones that raise LibraryCallError, under every name that a module of minidist has for
-    them.
+    """Replace the functions and classes by functions that raise LibraryCallError, under every name that a module of
+    minidist has for them.
 
     Which functions: the exercise's `written_by_hand`, its solution, and those that find solutions. The process must be
     one that runs answers and nothing else. Returns a function that undoes it for a single value: the solution itself
@@ -30,7 +30,7 @@ def refuse_library_calls(exercise: Exercise) -> Callable[[Any], Any]:
     refused: dict[int, Any] = {}  # by the id of the original
     for module in _modules("minidist"):
         for name, value in list(vars(module).items()):
-            if id(value) not in refused and _is_function(value) and _is_refused(exercise, value):
+            if id(value) not in refused and _is_callable(value) and _is_refused(exercise, value):
                 refused[id(value)] = stub = _refusal(value)
                 originals[id(stub)] = (stub, value)
             if id(value) in refused:
@@ -38,8 +38,10 @@ def refuse_library_calls(exercise: Exercise) -> Callable[[Any], Any]:
     return lambda value: originals.get(id(value), (None, value))[1]
 
 
-def _is_function(value: Any) -> bool:
-    """Return whether a value is a function of Python, or one that `functools.cache` wraps."""
+def _is_callable(value: Any) -> bool:
+    """Return whether a value is a function of Python, one that `functools.cache` wraps, or a class."""
+    if isinstance(value, type):
+        return not issubclass(value, BaseException)
     return isinstance(getattr(value, "__wrapped__", value), FunctionType)
 
 

@@ -22,7 +22,7 @@ from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, find
 from minidist.lesson.one_rank import one_rank
 from minidist.lesson.plain import plain
-from minidist.lesson.transport import loads
+from minidist.lesson.runner import Answer
 
 RANKS = 3
 TIMEOUT = 5.0  # seconds until the watchdog reports ranks that wait
@@ -37,13 +37,16 @@ def mpiexec() -> str | None:
 
 
 def run_under_mpi(
-    exercise: Exercise, packed: bytes, cases: list[Case], launcher: str, places: Sequence[str]
+    exercise: Exercise, answer: Answer, cases: list[Case], launcher: str, places: Sequence[str]
 ) -> tuple[str, str]:
-    """Return (problem, note), one of them empty. packed: the function. places: where modules are found (sys.path)."""
+    """Return (problem, note), one of them empty.
+
+    answer: loads the function. places: where modules are found (sys.path).
+    """
     # Job and answers are files, so that the parent needs no MPI itself.
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        (directory / "job").write_bytes(pickle.dumps((exercise.name, packed, cases, tuple(places))))
+        (directory / "job").write_bytes(pickle.dumps((exercise.name, answer, cases, tuple(places))))
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
@@ -94,9 +97,9 @@ def main(directory: str) -> None:
     """Run all cases of the job in `directory` as one rank."""
     from minidist.comm.launch import execute
 
-    name, packed, cases, places = pickle.loads((Path(directory) / "job").read_bytes())
+    name, answer, cases, places = pickle.loads((Path(directory) / "job").read_bytes())
     sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
-    exercise, function = find(name), loads(packed)
+    exercise, function = find(name), answer.load()
 
     def program(comm: Comm) -> list[Any]:
         answers = []

@@ -12,11 +12,15 @@ import contextlib
 import io
 import pickle
 import resource
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from types import CodeType, FunctionType
+from typing import Any, Protocol
+
+import numpy as np
 
 from minidist.base.errors import DeadlockError, MinidistError, UsageError, text_of
 from minidist.base.trace import Trace
@@ -47,6 +51,13 @@ class Limits:
     messages: int = 100
 
 
+class Answer(Protocol):
+    """Loads the function that is judged, in the process that runs it: `transport.Packed`, `submission.Source`."""
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function, with globals of its own."""
+
+
 class EndlessError(MinidistError):
     """A program sends messages without end."""
 
@@ -57,7 +68,10 @@ class ProcessEndedError(MinidistError):
 
 @dataclass
 class Outcome:
-    """What one run returned, raised, recorded, needed and printed. `message` is what the error says."""
+    """What one run returned, raised, recorded, needed and printed.
+
+    message: what the error says. changed: the globals of the function that the run has changed.
+    """
 
     answers: list[Any]
     error: BaseException | None = None
@@ -65,22 +79,24 @@ class Outcome:
     traces: list[Trace] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     printed: str = ""
+    changed: list[str] = field(default_factory=list)
 
 
 def run(
     exercise: Exercise,
-    function: Callable[..., Any],
+    function: Callable[..., Any] | Sequence[Callable[..., Any]],
     case: Case,
     *,
     buffered: bool = False,
     messages: int = 1000,
     limits: Limits | None = None,
 ) -> Outcome:
-    """Run the function on all ranks of a case, in this process."""
+    """Run the function on all ranks of a case, in this process. Of several functions each rank runs its own."""
     limits = limits or Limits()
 
     def main(comm: Comm) -> Any:
-        return one_rank(exercise, function, case, comm)
+        own = function[comm.rank] if isinstance(function, Sequence) else function
+        return one_rank(exercise, own, case, comm)
 
     world = LimitedWorld(
         case.ranks, limits.messages * (messages + 10), eager_bytes=BUFFERED if buffered else 0, timeout=limits.compute_s
@@ -125,11 +141,11 @@ def _portable(error: BaseException) -> BaseException:
 class Runner:
     """The process that runs one answer, as the judge sees it. A context manager; it ends with the block."""
 
-    def __init__(self, exercise: Exercise, load: Callable[[], Callable[..., Any]], limits: Limits) -> None:
+    def __init__(self, exercise: Exercise, answer: Answer, path: Sequence[str], limits: Limits) -> None:
         self.limits = limits
         context = get_context("fork")
         self.connection, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there, exercise, load, limits), daemon=True)
+        self.process = context.Process(target=_serve, args=(there, exercise, answer, path, limits), daemon=True)
         self.process.start()
         there.close()
 
@@ -143,7 +159,14 @@ class Runner:
 
     def run(self, case: Case, buffered: bool, messages: int) -> Outcome:
         """Return the outcome of a run, without its traces."""
-        return self._ask((case, buffered, messages))
+        return self._ask((case, buffered, messages, False))
+
+    def run_apart(self, case: Case, messages: int) -> Outcome:
+        """Return the outcome of a run in which each rank has the function's globals for itself, as a process would.
+
+        Its `changed` are the globals that the usual run of the case changes.
+        """
+        return self._ask((case, False, messages, True))
 
     def traces(self) -> list[Trace]:
         """Return the traces of the last run; none when the process has ended."""
@@ -162,7 +185,7 @@ class Runner:
         return Outcome([], ProcessEndedError(why), why)
 
 
-def _serve(connection: Connection, exercise: Exercise, load: Callable[[], Callable[..., Any]], limits: Limits) -> None:
+def _serve(connection: Connection, exercise: Exercise, answer: Answer, path: Sequence[str], limits: Limits) -> None:
     """Answer the judge's questions until it closes the connection."""
     problem, function = None, None
     original = refuse_library_calls(exercise)
@@ -171,8 +194,9 @@ def _serve(connection: Connection, exercise: Exercise, load: Callable[[], Callab
     if limits.memory is not None:
         bound = _address_space() + limits.memory
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
+    sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
     try:
-        function = original(load())
+        function = original(answer.load())
     except BaseException as error:
         text = f"the function cannot be loaded in the process that runs it: {type(error).__name__}: {text_of(error)}"
         problem = Outcome([], UsageError(text), text)
@@ -186,10 +210,48 @@ def _serve(connection: Connection, exercise: Exercise, load: Callable[[], Callab
             elif problem is not None or function is None:
                 connection.send(problem)
             else:
-                case, buffered, messages = question
+                case, buffered, messages, apart = question
+                before = global_values(function) if apart else {}
                 outcome = run(seen, function, case, buffered=buffered, messages=messages, limits=limits)
+                if apart:
+                    changed = [name for name, value in global_values(function).items() if value != before.get(name)]
+                    copies = [original(answer.load()) for _ in range(case.ranks)]
+                    outcome = run(seen, copies, case, messages=messages, limits=limits)
+                    outcome.changed = changed
                 traces = outcome.traces
                 connection.send(replace(outcome, traces=[]))
+
+
+def global_values(function: Callable[..., Any]) -> dict[str, bytes]:
+    """Return the values of what calls of a function could share: containers among its globals, defaults and closure."""
+    function = getattr(function, "__func__", getattr(function, "func", function))
+    if not isinstance(function, FunctionType):
+        return {}
+    values: dict[str, Any] = {}
+    todo, seen = [function], set()
+    while todo:
+        one = todo.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        named = {name: one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__}
+        closure = dict(
+            zip(one.__code__.co_freevars, (cell.cell_contents for cell in one.__closure__ or ()), strict=True)
+        )
+        for name, value in {**named, **closure}.items():
+            if isinstance(value, FunctionType) and not value.__module__.startswith("minidist"):
+                todo.append(value)
+            elif isinstance(value, list | dict | set | bytearray | np.ndarray | int | float):
+                values[name] = value
+        for number, value in enumerate(one.__defaults__ or ()):
+            values[f"default argument {number + 1} of {one.__name__}"] = value
+    return {name: repr(plain(value)).encode() for name, value in values.items()}
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names that the code, or code inside it, may look up as globals."""
+    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return set(code.co_names).union(*inner)
 
 
 def _withheld(*arguments: Any) -> Any:

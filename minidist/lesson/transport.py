@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -27,6 +28,17 @@ def dumps(function: Callable[..., Any]) -> bytes:
     with _own_modules_by_value():
         data: bytes = cloudpickle.dumps(function)
     return data
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A function as bytes, which another process loads."""
+
+    data: bytes
+
+    def load(self) -> Callable[..., Any]:
+        """Return the function."""
+        return loads(self.data)
 
 
 def loads(data: bytes) -> Callable[..., Any]:

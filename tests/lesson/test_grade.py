@@ -1,0 +1,193 @@
+"""`minidist grade`: points, limits, shared memory named, Gradescope's file, exit codes, a leaderboard."""
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.lesson import solution
+from minidist.lesson.exercise import find
+from minidist.lesson.grade import exercises_of, grade
+from minidist.lesson.runner import Limits
+from minidist.lesson.submission import read, source_of
+
+RING = """
+import numpy as np
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.comm import Comm
+
+""" + "\n\n".join(inspect.getsource(solution(f"04.{name}")) for name in ("ring_all_reduce", "ordered_reduce_scatter"))
+
+# Right, but rank 0 receives everything.
+BOSS = """
+def ring_all_reduce(comm, array):
+    if comm.rank > 0:
+        comm.send(array, 0)
+        comm.recv(array, 0)
+        return
+    for other in range(1, comm.size):
+        part = np.empty_like(array)
+        comm.recv(part, other)
+        array += part
+    for other in range(1, comm.size):
+        comm.send(array, other)
+"""
+
+# Communicates through a list.
+CHEAT = """
+board = []
+calls = 0
+
+def ring_all_reduce(comm, array):
+    global calls
+    calls += 0
+    comm.barrier()
+    board.append(array.copy())
+    comm.barrier()
+    parts = board[-comm.size :]
+    comm.barrier()
+    array[...] = np.sum(parts, axis=0)
+"""
+
+
+def written(tmp_path, text, name="answer.py"):
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def items(result):
+    return {item.name: (item.score, item.most) for item in result.items}
+
+
+def test_our_solution_gets_every_point(tmp_path):
+    result = grade(written(tmp_path, RING), "04", 5)
+    assert result.score == result.most == 20
+    assert items(result)["04.ring_all_reduce: virtual time within par"] == (2, 2)
+    assert "20 of 20 points (04, seed 5)" in result.text()
+
+
+def test_a_right_answer_above_par_loses_the_points_of_par(tmp_path):
+    result = grade(written(tmp_path, RING + BOSS), "04.ring_all_reduce", 5)
+    assert items(result) == {
+        "04.ring_all_reduce: right": (6, 6),
+        "04.ring_all_reduce: bytes within par": (0, 2),
+        "04.ring_all_reduce: virtual time within par": (0, 2),
+    }
+    assert "most bytes from a rank: par" in result.text()
+
+
+def test_a_global_list_that_communicates_is_named(tmp_path):
+    result = grade(written(tmp_path, RING + CHEAT), "04.ring_all_reduce", 5)
+    assert result.score == 0
+    assert "ranks communicate through 'board', which they share in one process only" in result.text()
+    assert "share nothing but messages" in result.text()
+
+
+def test_an_exercise_without_messages_has_its_points_in_one_line(tmp_path):
+    result = grade(written(tmp_path, inspect.getsource(solution("16.gpipe"))), "16.gpipe", 5)
+    assert items(result) == {"16.gpipe: right": (10, 10)}
+
+
+def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
+    cells = [
+        "%matplotlib inline\nimport sys",
+        "START = 0\nNAMES = {}\nNAMES['F'] = 'F'\nunused = 1 / 0",
+        "def forward(i):\n    return NAMES['F'] + str(i + START)",
+        "sys.exit('this cell is not needed')\n!ls",
+        "def first_try(p, m):\n    return []",
+        "check('16.gpipe', first_try)",
+        "def mine(p, m):\n"
+        "    return [[forward(i) for i in range(m)] + [f'B{i}' for i in reversed(range(m))] for _ in range(p)]",
+        "check('16.gpipe', mine)\nraise SystemExit",
+    ]
+    notebook = {"cells": [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]}
+    path = written(tmp_path, json.dumps(notebook), "answer.ipynb")
+    assert grade(path, "16.gpipe", 5).score == 10
+    text = source_of(find("16.gpipe"), path, read(path)).text
+    assert "NAMES['F'] = 'F'" in text
+    assert "unused" not in text
+    assert "first_try" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def gpipe(p, m):\n    while True: pass", "computed for more than"),
+        ("import time\ndef gpipe(p, m):\n    x = bytearray(1 << 30)\n    return x", "MemoryError"),
+        ("import os\ndef gpipe(p, m):\n    os._exit(0)", "ended, with exit code 0"),
+        ("x = 1 / 0\ndef gpipe(p, m):\n    return x", "cannot be loaded"),
+        ("def pipeline(p, m):\n    return []", "defines no gpipe()"),
+    ],
+)
+def test_limits_and_errors_are_zero_points_and_a_sentence(tmp_path, text, message):
+    result = grade(written(tmp_path, text), "16.gpipe", 5, Limits(compute_s=0.3, run_s=5.0, memory=1 << 28))
+    assert result.score == 0
+    assert message in result.text()
+
+
+def test_messages_are_limited(tmp_path):
+    text = """
+def ring_all_reduce(comm, array):
+    while comm.size > 1:
+        comm.sendrecv(array.copy(), (comm.rank + 1) % comm.size, array, (comm.rank - 1) % comm.size)
+"""
+    result = grade(written(tmp_path, text), "04.ring_all_reduce", 5, Limits(messages=2))
+    assert "EndlessError: stopped after" in result.text()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", "must be a .py or .ipynb file"),
+        ("a.ipynb", "{}", "is not a notebook"),
+        ("a.py", "def f(:", "a.py, line 1 of its code"),
+    ],
+)
+def test_what_is_no_submission_is_refused(tmp_path, name, text, message):
+    with pytest.raises(UsageError, match=message):
+        grade(written(tmp_path, text, name), "16.gpipe", 5)
+
+
+def test_an_unknown_assignment_names_those_there_are():
+    with pytest.raises(UsageError, match=r"no assignment 'cs337' \(did you mean 'cs336'\?\); there are 00, 01.*cse234"):
+        exercises_of("cs337")
+    assert [exercise.name for exercise in exercises_of("04")] == ["04.ring_all_reduce", "04.ordered_reduce_scatter"]
+
+
+def program(tmp_path, *arguments):
+    command = [sys.executable, "-m", "minidist", "grade", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+
+
+def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
+    good, slow = written(tmp_path, RING, "good.py"), written(tmp_path, RING + BOSS, "slow.py")
+    common = ("--assignment", "04.ring_all_reduce", "--seed", 7, "--json")
+    done = program(tmp_path, good, *common, "good.json")
+    assert done.returncode == 0, done.stderr
+    assert "10 of 10 points" in done.stdout
+    assert program(tmp_path, slow, *common, "slow.json").returncode == 1
+    results = json.loads((tmp_path / "slow.json").read_text())
+    assert results["score"] == sum(test["score"] for test in results["tests"]) == 6
+    assert [test["status"] for test in results["tests"]] == ["passed", "failed", "failed"]
+    assert {"name", "score", "max_score", "output"} <= set(results["tests"][0])
+
+    table = program(tmp_path, "--leaderboard", "slow.json", "good.json", "--json", "all.json").stdout
+    assert table.index("good.py") < table.index("slow.py")
+    assert json.loads((tmp_path / "all.json").read_text())[0]["submission"] == "good.py"
+
+    (tmp_path / "other.json").write_text(json.dumps({**results, "extra_data": {**results["extra_data"], "seed": 8}}))
+    for arguments, message in (
+        ((good,), "--assignment is missing"),
+        ((good, slow, "--assignment", "04"), "2 submissions"),
+        (("missing.py", "--assignment", "04"), "missing.py"),
+        (("--leaderboard", good), "is not a results.json"),
+        (("--leaderboard", "slow.json", "other.json"), "with seed 8"),
+    ):
+        failed = program(tmp_path, *arguments)
+        assert failed.returncode == 2, arguments
+        assert message in failed.stderr
+        assert "Traceback" not in failed.stderr
