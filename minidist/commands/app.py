@@ -33,6 +33,7 @@ from minidist.commands.explain import explain
 from minidist.commands.generate import generate
 from minidist.commands.grade import grade
 from minidist.commands.hang import hang
+from minidist.commands.lesson import lesson
 from minidist.commands.memory import memory
 from minidist.commands.museum import museum
 from minidist.commands.order import order
@@ -94,7 +95,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "partition": partition,
     "profile": profile,
 }
-GROUPS = {"bench": bench}
+GROUPS = {"bench": bench, "lesson": lesson}
 # The flags that `run` does not know belong to the script, and those after the script of `torch`.
 OF_THE_SCRIPT = {
     "run": {"allow_extra_args": True, "ignore_unknown_options": True},

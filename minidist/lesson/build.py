@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError
+from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.lesson.checker import SEED
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -46,7 +46,8 @@ def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
     missing = [number for number in numbers if not any(path.name.startswith(f"{number}_") for path in found)]
     if missing:
         raise UsageError(
-            f"no lesson {', '.join(missing)} in {folder}; there are {', '.join(path.stem for path in found)}"
+            f"no lesson {quoted(', '.join(missing), marks=False)} in {quoted(str(folder), marks=False)}; there are"
+            f" {', '.join(path.stem for path in found) or 'none'}"
         )
     return [path for path in found if not numbers or path.name[:2] in numbers]
 
@@ -168,6 +169,11 @@ def _nbformat() -> Any:
     return importlib.import_module("nbformat")
 
 
+def write(notebook: Any, path: Path) -> None:
+    """Write a notebook to a file."""
+    _nbformat().write(notebook, path)
+
+
 def unchanged(source: Path) -> bool:
     """Return whether the committed notebook's seal fits: then running the lesson would print the same."""
     path = source.with_suffix(".ipynb")
@@ -219,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     code = 1
             else:
-                _nbformat().write(make(source), source.with_suffix(".ipynb"))
+                write(make(source), source.with_suffix(".ipynb"))
     except MinidistError as error:
         print(f"minidist: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

@@ -22,8 +22,9 @@ def commands():
     """(words, function) of every command."""
     for name, function in program.COMMANDS.items():
         yield [name], function
-    for command in program.bench.registered_commands:
-        yield ["bench", command.name or command.callback.__name__.replace("_", "-")], command.callback
+    for name, group in program.GROUPS.items():
+        for command in group.registered_commands:
+            yield [name, command.name or command.callback.__name__.replace("_", "-")], command.callback
 
 
 def options(function):
@@ -178,6 +179,8 @@ NEEDED = {
     "partition": ["none.json", "--machines", "2"],
     "schedule": ["1f1b", "--stages", "2", "--microbatches", "2"],
     "report": ["none.jsonl"],
+    "lesson build": ["99"],
+    "lesson quiz": ["--output", "none.txt"],
     "bench collectives": ["--simulated", "--ranks", "2", "--sizes", "4"],
 }
 

@@ -1,0 +1,74 @@
+"""`minidist lesson`: notebooks for students, and a quiz bank.
+
+Proved by: tests/lesson/test_student.py, tests/lesson/test_quiz.py
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.files import writing
+from minidist.commands.output import say
+
+lesson = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Build lessons and quizzes for a course.")
+
+
+@lesson.command("build")
+def lesson_build(
+    numbers: Annotated[list[str] | None, typer.Argument(help="numbers of lessons, such as 04; default all")] = None,
+    student: Annotated[bool, typer.Option("--student", help="without solutions, not run")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="with --student: where the notebooks go")
+    ] = None,
+    solutions: Annotated[Path | None, typer.Option(help="with --student: where the solutions go")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="with --student: draws the cases of the checks; default: the date")
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+) -> None:
+    """Build notebooks: with --student those for a class, else lessons/*.ipynb with their outputs."""
+    from minidist.lesson import build
+
+    if not student:
+        for flag, value in (("--output", output), ("--solutions", solutions), ("--seed", seed)):
+            if value is not None:
+                raise UsageError(f"{flag} is for notebooks of students; add --student")
+        code = build.main([*(numbers or ()), "--folder", str(folder)])
+        if code:
+            raise typer.Exit(code)
+        return
+    if output is None:
+        raise UsageError("--output is missing: where do the students' notebooks go?")
+    if output.resolve() == folder.resolve():
+        raise UsageError(f"--output {quoted(str(output))} is the folder of the lessons; choose another one")
+    from minidist.lesson.student import solutions_of, student_notebook
+
+    for source in build.sources(folder, numbers or ()):
+        with writing("the notebooks", output, "choose another --output"):
+            output.mkdir(parents=True, exist_ok=True)
+            build.write(student_notebook(source, seed), output / f"{source.stem}.ipynb")
+        if solutions is not None:
+            with writing("the solutions", solutions, "choose another --solutions"):
+                solutions.mkdir(parents=True, exist_ok=True)
+                (solutions / f"{source.stem}.py").write_text(solutions_of(source), encoding="utf-8")
+        say(f"written: {output / source.stem}.ipynb")
+
+
+@lesson.command("quiz")
+def lesson_quiz(
+    output: Annotated[Path, typer.Option("--output", "-o", help="a .csv file, or .xml for QTI 1.2")],
+    questions: Annotated[int, typer.Option(min=1, max=100, help="how many")] = 27,
+    seed: Annotated[int, typer.Option(min=0, help="draws the numbers")] = 0,
+) -> None:
+    """Write a quiz bank whose answers are measured in traces and timings."""
+    from minidist.lesson.quiz import as_csv, as_qti, bank
+
+    if output.suffix not in (".csv", ".xml"):
+        raise UsageError(f"{quoted(str(output))} must end in .csv or .xml (QTI)")
+    made = bank(questions, seed)
+    text = as_csv(made) if output.suffix == ".csv" else as_qti(made, f"minidist, seed {seed}")
+    with writing("the quiz", output, "choose another --output"):
+        output.write_text(text, encoding="utf-8")
+    say(f"written: {output}, {len(made)} questions")

@@ -1,0 +1,260 @@
+"""A quiz bank whose answers are measured: each question runs a program, and its trace or its timing is the answer.
+
+Wrong choices are typical mistakes, computed from the same numbers. A seed draws the numbers, so every class, or every
+student, has its own bank. It is written as CSV, or as QTI 1.2, which learning platforms import.
+
+Proved by: tests/lesson/test_quiz.py
+"""
+
+import csv
+import io
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as xml
+
+import numpy as np
+
+from minidist.collectives import all_gather, all_reduce, all_to_all, gather, reduce_scatter
+from minidist.comm import Comm, SimWorld
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.timing import time_plan
+
+CHOICES = 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """One multiple-choice question: `right` is measured, `wrong` are typical mistakes, `because` explains it."""
+
+    name: str
+    text: str
+    right: str
+    wrong: tuple[str, ...]
+    because: str
+
+    def choices(self) -> list[str]:
+        """Return the choices in an order that depends on the text only."""
+        draw = np.random.default_rng(zlib.crc32(self.text.encode()))
+        every = [self.right, *self.wrong]
+        return [every[i] for i in draw.permutation(len(every))]
+
+
+def question(name: str, text: str, right: float, wrong: Sequence[float], unit: str, because: str) -> Question:
+    """Return a question with CHOICES different choices; where mistakes coincide, multiples of the answer fill up."""
+    shown = {_number(right, unit)}
+    others: list[str] = []
+    for value in (*wrong, 2 * right, right / 2, 3 * right, right + 1):
+        label = _number(value, unit)
+        if label not in shown and len(others) < CHOICES - 1:
+            shown.add(label)
+            others.append(label)
+    return Question(name, text, _number(right, unit), tuple(others), because)
+
+
+def _number(value: float, unit: str) -> str:
+    return f"{value:,.0f}{unit}" if unit != " %" else f"{100 * value:.1f} %"
+
+
+def sent(ranks: int, program: Callable[[Comm], object], what: str = "bytes") -> int:
+    """Run a program and return the most bytes, or messages, that one rank sends."""
+    world = SimWorld(ranks)
+    world.run(program)
+    if what == "messages":
+        return max(len(trace.sent()) for trace in world.traces)
+    return max(sum(message.nbytes for message in trace.sent()) for trace in world.traces)
+
+
+def ring_bytes(draw: np.random.Generator) -> Question:
+    n, size = int(draw.integers(3, 9)), 8 * 840 * int(draw.integers(1, 9))
+    measured = sent(n, lambda comm: all_reduce(comm, np.zeros(size // 8)))
+    return question(
+        "ring all-reduce, bytes",
+        f"{n} ranks all-reduce an array of {size:,} bytes round a ring. How many bytes does each rank send?",
+        measured,
+        (size, 2 * size, (n - 1) * size / n, (n - 1) * size),
+        " B",
+        f"2 (n-1)/n of the array: (n-1)/n in the reduce-scatter, as much in the all-gather; n = {n}",
+    )
+
+
+def ring_messages(draw: np.random.Generator) -> Question:
+    n = int(draw.integers(3, 13))
+    measured = sent(n, lambda comm: all_reduce(comm, np.zeros(40)), "messages")
+    return question(
+        "ring all-reduce, messages",
+        f"How many messages does each of {n} ranks send in a ring all-reduce?",
+        measured,
+        (n - 1, n, 2 * n, n * (n - 1)),
+        "",
+        f"n-1 in each of the two halves: 2 ({n}-1)",
+    )
+
+
+def doubling_messages(draw: np.random.Generator) -> Question:
+    n = 2 ** int(draw.integers(2, 6))
+    measured = sent(n, lambda comm: all_reduce(comm, np.zeros(4), algorithm="recursive_doubling"), "messages")
+    return question(
+        "recursive doubling, messages",
+        f"How many messages does each of {n} ranks send in an all-reduce by recursive doubling?",
+        measured,
+        (2 * np.log2(n), n - 1, n / 2, n),
+        "",
+        f"log2 n rounds, one message each: log2 {n}",
+    )
+
+
+def all_gather_bytes(draw: np.random.Generator) -> Question:
+    n, size = int(draw.integers(3, 9)), 80 * int(draw.integers(1, 9))
+    measured = sent(n, lambda comm: all_gather(comm, np.zeros(size // 8)))
+    return question(
+        "all-gather, bytes",
+        f"{n} ranks hold {size:,} bytes each and all-gather them round a ring. How many bytes does each rank send?",
+        measured,
+        (size, n * size, 2 * (n - 1) * size, (n - 1) * size / n),
+        " B",
+        f"n-1 steps, in each a part of {size} bytes",
+    )
+
+
+def reduce_scatter_bytes(draw: np.random.Generator) -> Question:
+    n = int(draw.integers(3, 9))
+    size = 8 * n * int(draw.integers(10, 90))
+    measured = sent(n, lambda comm: reduce_scatter(comm, np.zeros(size // 8)))
+    return question(
+        "reduce-scatter, bytes",
+        f"{n} ranks reduce-scatter an array of {size:,} bytes round a ring. How many bytes does each rank send?",
+        measured,
+        (size, 2 * (n - 1) * size / n, (n - 1) * size, size / n),
+        " B",
+        "n-1 steps, in each a chunk of 1/n of the array",
+    )
+
+
+def gather_messages(draw: np.random.Generator) -> Question:
+    n = int(draw.integers(4, 17))
+    world = SimWorld(n)
+    world.run(lambda comm: gather(comm, np.zeros(3), algorithm="naive"))
+    measured = sum(message.kind == "receive" for message in world.traces[0].messages)
+    return question(
+        "gather, messages",
+        f"Rank 0 gathers an array from each of {n} ranks, without a tree. How many messages does it receive?",
+        measured,
+        (n, 2 * (n - 1), n * (n - 1), n // 2),
+        "",
+        "one from every rank but itself",
+    )
+
+
+def exchange_bytes(draw: np.random.Generator) -> Question:
+    n = int(draw.integers(3, 9))
+    size = 8 * n * int(draw.integers(10, 60))
+    measured = sent(n, lambda comm: all_to_all(comm, np.zeros(size // 8)))
+    return question(
+        "all-to-all, bytes",
+        f"Each of {n} ranks has {size:,} bytes, the same number for each rank, and they exchange them in an all-to-all."
+        " How many bytes does each rank send?",
+        measured,
+        (size, n * size, (n - 1) * size, size / n),
+        " B",
+        "all but its own piece: (n-1)/n",
+    )
+
+
+def bubble(draw: np.random.Generator) -> Question:
+    p, m = int(draw.integers(2, 9)), int(draw.integers(2, 25))
+    measured = time_plan(get_schedule("gpipe").plan(p, m)).bubble_of_total
+    return question(
+        "GPipe, bubble",
+        f"GPipe runs {m} micro-batches through {p} stages that take equally long. Which part of its time does a stage"
+        " wait?",
+        measured,
+        ((p - 1) / m, 1 / m, p / (m + p), (p - 1) / (2 * m + p)),
+        " %",
+        f"(p-1)/(m+p-1) with p = {p} and m = {m}",
+    )
+
+
+def alive(draw: np.random.Generator) -> Question:
+    p = int(draw.integers(3, 9))
+    m, stage = p + int(draw.integers(1, 9)), int(draw.integers(0, p))
+    measured = time_plan(get_schedule("1f1b").plan(p, m)).peak[stage]
+    return question(
+        "1F1B, activations",
+        f"1F1B runs {m} micro-batches through {p} stages. Of how many are activations alive at once on stage"
+        f" {stage}, at most? Stages are numbered from 0.",
+        measured,
+        (m, p, stage + 1, p - stage - 1),
+        "",
+        f"p - s: {p} - {stage}",
+    )
+
+
+QUESTIONS = (
+    ring_bytes,
+    ring_messages,
+    doubling_messages,
+    all_gather_bytes,
+    reduce_scatter_bytes,
+    gather_messages,
+    exchange_bytes,
+    bubble,
+    alive,
+)
+
+
+def bank(count: int, seed: int) -> list[Question]:
+    """Return `count` different questions that a seed draws, the kinds in turn."""
+    draw, found = np.random.default_rng(seed), dict[str, Question]()
+    tries = 0
+    while len(found) < count and tries < 50 * count:
+        made = QUESTIONS[tries % len(QUESTIONS)](draw)
+        found.setdefault(made.text, made)
+        tries += 1
+    return list(found.values())
+
+
+def as_csv(questions: Sequence[Question]) -> str:
+    """Return a bank as CSV: name, question, the choices, the number of the right one (from 1), the explanation."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["name", "question", *(f"choice {i + 1}" for i in range(CHOICES)), "right", "explanation"])
+    for item in questions:
+        choices = item.choices()
+        writer.writerow([item.name, item.text, *choices, choices.index(item.right) + 1, item.because])
+    return text.getvalue()
+
+
+def as_qti(questions: Sequence[Question], title: str) -> str:
+    """Return a bank as QTI 1.2: one assessment of multiple-choice items, with the explanation as feedback."""
+    root = xml.Element("questestinterop", xmlns="http://www.imsglobal.org/xsd/ims_qtiasiv1p2")
+    assessment = xml.SubElement(root, "assessment", ident="minidist", title=title)
+    section = xml.SubElement(assessment, "section", ident="root_section")
+    for number, item in enumerate(questions, 1):
+        node = xml.SubElement(section, "item", ident=f"q{number}", title=item.name)
+        presentation = xml.SubElement(node, "presentation")
+        _material(presentation, item.text)
+        response = xml.SubElement(presentation, "response_lid", ident="response", rcardinality="Single")
+        render = xml.SubElement(response, "render_choice")
+        for index, choice in enumerate(item.choices()):
+            _material(xml.SubElement(render, "response_label", ident=f"c{index}"), choice)
+
+        # The right choice has 100 points, and every answer shows the explanation.
+        processing = xml.SubElement(node, "resprocessing")
+        outcomes = xml.SubElement(processing, "outcomes")
+        xml.SubElement(outcomes, "decvar", varname="SCORE", vartype="Decimal", minvalue="0", maxvalue="100")
+        condition = xml.SubElement(processing, "respcondition", {"continue": "Yes"})
+        xml.SubElement(xml.SubElement(condition, "conditionvar"), "other")
+        xml.SubElement(condition, "displayfeedback", feedbacktype="Response", linkrefid="general_fb")
+        condition = xml.SubElement(processing, "respcondition", {"continue": "No"})
+        equal = xml.SubElement(xml.SubElement(condition, "conditionvar"), "varequal", respident="response")
+        equal.text = f"c{item.choices().index(item.right)}"
+        xml.SubElement(condition, "setvar", action="Set", varname="SCORE").text = "100"
+        feedback = xml.SubElement(node, "itemfeedback", ident="general_fb")
+        _material(xml.SubElement(feedback, "flow_mat"), item.because)
+    xml.indent(root)
+    return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _material(parent: xml.Element, text: str) -> None:
+    xml.SubElement(xml.SubElement(parent, "material"), "mattext", texttype="text/plain").text = text

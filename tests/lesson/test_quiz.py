@@ -1,0 +1,76 @@
+"""The quiz bank: answers are those of closed forms, choices differ, and both formats say the same."""
+
+import csv
+import io
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.commands.lesson import lesson_quiz
+from minidist.lesson.quiz import CHOICES, as_csv, as_qti, bank
+
+BANK = bank(45, 3)
+
+
+def numbers(text):
+    return [int(number.replace(",", "")) for number in re.findall(r"\d[\d,]*", text)]
+
+
+# Independent of the programs that are run: what the literature says.
+FORMS = {
+    "ring all-reduce, bytes": lambda n, size: 2 * (n - 1) * size // n,
+    "ring all-reduce, messages": lambda n: 2 * (n - 1),
+    "recursive doubling, messages": lambda n: n.bit_length() - 1,
+    "all-gather, bytes": lambda n, size: (n - 1) * size,
+    "reduce-scatter, bytes": lambda n, size: (n - 1) * size // n,
+    "gather, messages": lambda _, n: n - 1,
+    "all-to-all, bytes": lambda n, size: (n - 1) * size // n,
+    "GPipe, bubble": lambda m, p: f"{100 * (p - 1) / (m + p - 1):.1f} %",
+    "1F1B, activations": lambda _, b, m, p, stage, zero: p - stage,
+}
+
+
+@pytest.mark.parametrize("name", sorted(FORMS))
+def test_what_is_measured_is_the_closed_form(name):
+    asked = [item for item in BANK if item.name == name]
+    assert len(asked) >= 3
+    for item in asked:
+        wanted = FORMS[name](*numbers(item.text))
+        assert item.right == wanted if isinstance(wanted, str) else numbers(item.right) == [wanted], item
+
+
+def test_choices_differ_and_one_is_right():
+    for item in BANK:
+        assert len(set(item.choices())) == CHOICES
+        assert item.choices().count(item.right) == 1
+    assert len({item.choices().index(item.right) for item in BANK}) == CHOICES
+
+
+def test_a_seed_draws_one_bank():
+    assert bank(18, 3) == bank(18, 3)
+    assert {item.text for item in bank(18, 3)} != {item.text for item in bank(18, 4)}
+    assert len(bank(18, 3)) == len({item.text for item in bank(18, 3)}) == 18
+
+
+def test_both_formats_have_the_right_choice():
+    rows = list(csv.DictReader(io.StringIO(as_csv(BANK))))
+    name = "{http://www.imsglobal.org/xsd/ims_qtiasiv1p2}"
+    items = list(ElementTree.fromstring(as_qti(BANK, "a title")).iter(f"{name}item"))
+    assert len(rows) == len(items) == len(BANK)
+    for question, row, item in zip(BANK, rows, items, strict=True):
+        assert row[f"choice {row['right']}"] == question.right
+        labels = {
+            label.get("ident"): label.find(f".//{name}mattext").text for label in item.iter(f"{name}response_label")
+        }
+        assert labels[item.find(f".//{name}varequal").text] == question.right
+        assert list(labels.values()) == question.choices()
+
+
+def test_the_command_writes_the_format_of_the_suffix(tmp_path):
+    for name, begin in (("quiz.csv", "name,question"), ("quiz.xml", "<?xml")):
+        lesson_quiz(tmp_path / name, questions=9, seed=1)
+        assert (tmp_path / name).read_text().startswith(begin)
+    with pytest.raises(UsageError, match=r"must end in \.csv or \.xml"):
+        lesson_quiz(tmp_path / "quiz.txt")

@@ -1,0 +1,74 @@
+"""Notebooks for students have the stubs and not the solutions, and their checks draw their own cases."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.commands.lesson import lesson_build
+from minidist.lesson import solution
+from minidist.lesson.build import sources
+from minidist.lesson.student import solutions_of, student_notebook, without_solutions
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = sources(ROOT / "lessons")
+
+
+def test_statements_that_call_solution_go_and_others_stay():
+    code = """from minidist.lesson import check, solution
+
+print("before")  # stays
+check("16.gpipe", solution("16.gpipe"))
+for name in ("a", "b"):
+    check(name, solution(name))
+check("16.gpipe", mine)"""
+    assert without_solutions(code) == (
+        'from minidist.lesson import check\n\nprint("before")  # stays\ncheck("16.gpipe", mine)'
+    )
+    assert without_solutions("from minidist.lesson import solution") == ""
+    assert without_solutions("solved = solution\nx = 1") == "solved = solution\nx = 1"
+
+
+@pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+def test_a_lesson_for_students_has_its_stub_and_no_solution(source):
+    notebook = student_notebook(source, 7)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any("solution(" in cell for cell in code)
+    assert any("check(" in cell for cell in code)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    assert sum("MINIDIST_LESSON_SEED" in cell for cell in code) == 1
+    for cell in code:
+        compile(cell, source.name, "exec")
+    text = solutions_of(source)
+    compile(text, source.name, "exec")
+    assert f"# {source.name[:2]}." in text
+
+
+def test_the_command_writes_notebooks_and_solutions(tmp_path):
+    command = [sys.executable, "-m", "minidist", "lesson", "build", "16", "--student", "--seed", "7"]
+    command += ["--output", str(tmp_path / "class"), "--solutions", str(tmp_path / "kept")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    (notebook,) = (tmp_path / "class").iterdir()
+    nbformat.validate(nbformat.read(notebook, as_version=4))
+    (kept,) = (tmp_path / "kept").iterdir()
+    scope = {}
+    exec(kept.read_text(), scope)
+    assert scope["gpipe"](2, 3) == solution("16.gpipe")(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"seed": 3}, "--seed is for notebooks of students"),
+        ({"output": Path("x")}, "--output is for notebooks of students"),
+        ({"student": True}, "--output is missing"),
+        ({"student": True, "output": ROOT / "lessons"}, "choose another one"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(flags, message):
+    with pytest.raises(UsageError, match=message):
+        lesson_build(folder=ROOT / "lessons", **flags)
