@@ -1598,6 +1598,91 @@ def gathers_all_elements(comm, sizes, weights, update):
     )
 
 
+def batch_by(ranks, train, micro, steps):
+    if train is None and micro is None:
+        return None
+    steps = steps or (train // micro // ranks if train and micro else 1)
+    micro = micro or train // ranks // steps
+    train = train or micro * steps * ranks
+    return (train, micro, steps) if min(train, micro, steps) > 0 and train == micro * steps * ranks else None
+
+
+def forgets_the_ranks(ranks, train, micro, steps):
+    return batch_by(1, train, micro, steps)
+
+
+def accumulates_never(ranks, train, micro, steps):
+    answer = batch_by(ranks, train, micro, steps)
+    return answer and (answer[0], answer[0] // ranks, 1)
+
+
+def checks_nothing(ranks, train, micro, steps):
+    steps = steps or (train // micro // ranks if train and micro else 1)
+    micro = micro or (train or 0) // ranks // steps
+    return train or micro * steps * ranks, micro, steps
+
+
+def in_the_order_of_ranks(nodes):
+    return list(range(len(nodes)))
+
+
+def from_node_to_node(nodes):
+    seen = {}
+    turn = [seen.setdefault(node, []).append(rank) or len(seen[node]) for rank, node in enumerate(nodes)]
+    return sorted(range(len(nodes)), key=lambda rank: (turn[rank], nodes[rank]))
+
+
+def one_rank_per_node(nodes):
+    return list({node: rank for rank, node in enumerate(nodes)}.values())
+
+
+def keeps_the_sum(comm, servers, gradient):
+    chunks = np.array_split(gradient, servers)
+    if comm.rank >= servers:
+        for server in range(servers):
+            comm.send(chunks[server], server)
+        return np.zeros_like(gradient)
+    total, part = np.zeros_like(chunks[comm.rank]), np.empty_like(chunks[comm.rank])
+    for worker in range(servers, comm.size):
+        comm.recv(part, worker)
+        total += part
+    return total
+
+
+def the_mean_of_the_workers(comm, servers, gradient):
+    chunks, workers = np.array_split(gradient, servers), range(servers, comm.size)
+    if comm.rank >= servers:
+        for server in range(servers):
+            comm.send(chunks[server], server)
+        for server in range(servers):
+            comm.recv(chunks[server], server)
+        return gradient
+    total, part = np.zeros_like(chunks[comm.rank]), np.empty_like(chunks[comm.rank])
+    for worker in workers:
+        comm.recv(part, worker)
+        total += part / len(workers)
+    for worker in workers:
+        comm.send(total, worker)
+    return total
+
+
+def everything_to_every_server(comm, servers, gradient):
+    workers = range(servers, comm.size)
+    if comm.rank >= servers:
+        for server in range(servers):
+            comm.send(gradient, server)
+        total = np.empty_like(gradient)
+        comm.recv(total, 0)
+        return total
+    total, part = np.zeros_like(gradient), np.empty_like(gradient)
+    for worker in workers:
+        comm.recv(part, worker)
+        total += part
+    for worker in workers if comm.rank == 0 else ():
+        comm.send(total, worker)
+    return np.array_split(total, servers)[comm.rank]
+
+
 WRONG = [
     ("00.in_rank_order", no_rank_waits, "no rank waits"),
     ("00.in_rank_order", token_before_the_sentence, "speak first"),
@@ -1827,4 +1912,13 @@ WRONG = [
     ("26.load", reads_everything, "compare the ranges first"),
     ("26.load", equal_chunks, "some ranks one more"),
     ("26.load", in_the_order_of_the_files, "in any order"),
+    ("33.batch_sizes", forgets_the_ranks, "the ranks are in it"),
+    ("33.batch_sizes", accumulates_never, "what is left of train"),
+    ("33.batch_sizes", checks_nothing, "return None where"),
+    ("34.ring_order", in_the_order_of_ranks, "say nothing about their nodes"),
+    ("34.ring_order", from_node_to_node, "before the next node"),
+    ("34.ring_order", one_rank_per_node, "every rank once"),
+    ("35.through_servers", keeps_the_sum, "must be sent back"),
+    ("35.through_servers", the_mean_of_the_workers, "the sum was asked for"),
+    ("35.through_servers", everything_to_every_server, "the one server that owns it"),
 ]
