@@ -225,6 +225,7 @@ check("00.in_rank_order", too_early)
 # `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` virtual ranks:
 #
 #     mpiexec -n 4 python mpi_examples/hello.py
+#     python mpi_examples/first_steps.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -237,4 +238,4 @@ check("00.in_rank_order", too_early)
 # | `gather` | MPI `Gather`; PyTorch `dist.gather` |
 #
 # Next: [01 Autograd in an hour](01_autograd_in_an_hour.ipynb), or [03 Send, receive,
-# deadlock](03_send_receive_deadlock.ipynb).
+# deadlock](03_send_receive_deadlock.ipynb). All of them are in the [index](README.md).

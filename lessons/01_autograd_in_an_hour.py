@@ -286,5 +286,5 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # | "second backward" error | PyTorch "Trying to backward through the graph a second time"; there `retain_graph=True` |
 # | input and weight gradient apart | Megatron-LM `--delay-wgrad-compute`; zero-bubble pipelines' B and W |
 #
-# Next: [02 What a step costs](02_what_a_step_costs.ipynb), and [06 Data parallel is one big
-# batch](06_data_parallel_is_one_big_batch.ipynb).
+# Next: [02 What a step costs](02_what_a_step_costs.ipynb), or [06 Data parallel is one big
+# batch](06_data_parallel_is_one_big_batch.ipynb). All of them are in the [index](README.md).

@@ -317,5 +317,5 @@ check("02.free_in_order", solution("02.free_in_order"))
 # | dropping gradients | PyTorch `optimizer.zero_grad(set_to_none=True)` |
 # | `no_grad()` | PyTorch `torch.no_grad`, `torch.inference_mode` |
 #
-# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb), or [10 Accumulate and
-# recompute](10_accumulate_and_recompute.ipynb).
+# Next: [03 Send, receive, deadlock](03_send_receive_deadlock.ipynb). All of them are in the
+# [index](README.md).

@@ -257,4 +257,5 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # | `sendrecv` | MPI `Sendrecv`; PyTorch `dist.batch_isend_irecv`; NCCL `ncclGroupStart` ... `ncclGroupEnd` |
 # | the watchdog | PyTorch `TORCH_NCCL_ASYNC_ERROR_HANDLING`, `init_process_group(timeout=...)` |
 #
-# Next: [04 All-reduce without a boss](04_all_reduce_without_a_boss.ipynb).
+# Next: [04 All-reduce without a boss](04_all_reduce_without_a_boss.ipynb). All of them are in the
+# [index](README.md).

@@ -334,6 +334,7 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/ring_all_reduce.py
+#     mpiexec -n 4 python mpi_examples/order_of_additions.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -346,5 +347,5 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # | `all_reduce` | PyTorch `dist.all_reduce`; JAX `jax.lax.psum`; Horovod `hvd.allreduce` |
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #
-# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb) and [06 Data parallel is one big
-# batch](06_data_parallel_is_one_big_batch.ipynb).
+# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb), or [06 Data parallel is one big
+# batch](06_data_parallel_is_one_big_batch.ipynb). All of them are in the [index](README.md).

@@ -308,4 +308,5 @@ check("05.choose", by_bytes_alone)
 # | `ring`, `segmented_ring` | NCCL `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` and `5` |
 # | `two_level` | MPICH's SMP-aware all-reduce; Horovod `HOROVOD_HIERARCHICAL_ALLREDUCE` |
 #
-# Next: [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb).
+# Next: [06 Data parallel is one big batch](06_data_parallel_is_one_big_batch.ipynb). All of them
+# are in the [index](README.md).

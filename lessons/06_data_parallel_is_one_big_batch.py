@@ -286,6 +286,7 @@ check("06.weighted_average", solution("06.weighted_average"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
+#     mpiexec -n 3 python mpi_examples/library_in_200_lines.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -298,4 +299,5 @@ check("06.weighted_average", solution("06.weighted_average"))
 # | `bucket_cap_mb` | PyTorch `bucket_cap_mb`; DeepSpeed `reduce_bucket_size`; Megatron-LM `--ddp-bucket-size` |
 # | shards of the data | PyTorch `DistributedSampler`, `set_epoch` |
 #
-# Next: [07 Buckets and overlap](07_buckets_and_overlap.ipynb).
+# Next: [07 Buckets and overlap](07_buckets_and_overlap.ipynb). All of them are in the
+# [index](README.md).

@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 07 Buckets and overlap
 #
-# *35 minutes. Before it: 05 or 04, and 06.*
+# *35 minutes. Before it: 04 and 06.*
 #
 # ## 1 The case
 #
@@ -279,4 +279,4 @@ check("07.bucketed_reducer", solution("07.bucketed_reducer"))
 # | a stream | a separate CUDA stream; NCCL's communicator stream |
 #
 # Next: [08 Parameter server](08_parameter_server.ipynb), or [10 Accumulate and
-# recompute](10_accumulate_and_recompute.ipynb).
+# recompute](10_accumulate_and_recompute.ipynb). All of them are in the [index](README.md).

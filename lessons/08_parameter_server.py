@@ -37,7 +37,6 @@ from minidist.comm.sim.choosers import explore, seeded
 from minidist.lesson import check, expect, predict, solution
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
-from minidist.parallel.parameter_server.server import Server
 from minidist.report import draw, show
 from minidist.report.staleness import staleness
 
@@ -102,16 +101,40 @@ for consistency in ("bsp", "asp"):
 # %% [markdown]
 # ## 4 The code
 #
-# The server's loop: receive a push from *any* worker, apply it, then reply to every worker that may
-# continue. `ANY` is the wildcard: the program does not decide which message it gets.
+# A server that waits for no one, with every message. It receives a push from *any* worker, applies it,
+# and replies to that worker at once. `ANY` is the wildcard: the program does not decide which
+# message it gets.
+
 
 # %%
-for function in (Server.serve, Server._apply, Server._send_weights):
-    print(inspect.getsource(function))
+def toy(comm, pushes, seconds):
+    """Rank 0 is the server; returns who pushed, in order.
+
+    A worker: the weights that it pulled last.
+    """
+    weights, gradient, order = np.zeros(1), np.empty(1), []
+    if comm.rank == 0:
+        for _ in range(pushes * (comm.size - 1)):
+            worker = comm.recv(gradient, ANY)  # push
+            weights = weights - 0.1 * gradient
+            order.append(worker)
+            comm.send(weights, worker)  # pull
+        return order
+    for _ in range(pushes):
+        comm.compute(seconds=seconds[comm.rank - 1], name="gradient")
+        gradient[:] = weights - comm.rank
+        comm.send(gradient, 0)
+        comm.recv(weights, 0)
+    return weights[0]
+
+
+print(SimWorld(4).run(toy, 3, [1.0, 1.1, 3.0]))
 
 # %% [markdown]
-# `bound` is the only number in which bsp, ssp and asp differ there: 0, s, and infinity. (In bsp
-# `aggregate` also makes *one* update of a clock's gradients, added in the order of the workers.)
+# The library's server is in [server.py](../minidist/parallel/parameter_server/server.py): it
+# replies to every worker that may continue. `bound` is the only number in which bsp, ssp and asp
+# differ there: 0, s, and infinity. (In bsp it also makes *one* update of a clock's gradients, added
+# in the order of the workers.)
 
 # %% [markdown]
 # ## 5 Check
@@ -331,5 +354,4 @@ check("08.ssp", solution("08.ssp"))
 # | `delay:T` | bounded delay `τ` of Li et al. 2014, the consistency graph of ps-lite's tasks |
 # | `sparse=` keys | MXNet `row_sparse_pull`; embedding servers of Monolith, HugeCTR, TorchRec |
 #
-# Next: [09 Mixed precision](09_mixed_precision.ipynb), or [10 Accumulate and
-# recompute](10_accumulate_and_recompute.ipynb).
+# Next: [09 Mixed precision](09_mixed_precision.ipynb). All of them are in the [index](README.md).

@@ -109,18 +109,14 @@ for rule, names in RULES.items():
 
 # %% [markdown]
 # **The loss scale** is found by trial: an infinite or NaN gradient halves it and the step is skipped; after 2,000
-# good steps it doubles. `update` is all of it:
-
-# %%
-print(inspect.getsource(DynamicLossScaler.update))
-
-# %% [markdown]
+# good steps it doubles ([loss_scale.py](../minidist/optim/loss_scale.py)).
+#
 # **The end of a step** has an order: unscale, overflow agreed on, clip, step. The gradients stay as
 # they are, in 16 bits; the optimizer multiplies by 1/scale while it upcasts them, and steps the
-# float32 masters.
+# float32 masters ([overflow.py](../minidist/parallel/overflow.py)). An overflow on one rank must be one on
+# all of them, and a maximum of one byte says so:
 
 # %%
-print(inspect.getsource(scaled_step))
 print(inspect.getsource(agree_on_overflow))
 
 # %% [markdown]
@@ -326,4 +322,5 @@ check("09.scaled_training", solution("09.scaled_training"))
 # | the table of rules | PyTorch `torch.autocast`: lists of operations that run in float16, in float32, in the widest input type |
 # | `agree_on_overflow` | Megatron-LM: `found_inf`, an all-reduce (max) over the model-parallel group; DeepSpeed `has_overflow`; PyTorch `ShardedGradScaler` |
 #
-# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb).
+# Next: [10 Accumulate and recompute](10_accumulate_and_recompute.ipynb). All of them are in the
+# [index](README.md).

@@ -25,7 +25,6 @@
 # forward?
 
 # %%
-import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -119,11 +118,37 @@ for title, plan in plans.items():
 # %% [markdown]
 # ## 4 The code
 #
-# `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs `fn` again, now
-# recording, and runs backward through what it has just recorded:
+# `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs
+# `fn` again, now recording, and runs backward through what it has just recorded
+# ([checkpoint.py](../minidist/autograd/checkpoint.py)). By hand, for layers tanh(x W):
+
 
 # %%
-print(inspect.getsource(checkpoint))
+def through(layers, x):
+    """The inputs of all layers, and the output."""
+    inputs = [x]
+    for w in layers:
+        inputs.append(np.tanh(inputs[-1] @ w))
+    return inputs
+
+
+def backward(layers, kept, g):
+    """kept: the input of a segment. Forward again, then back through what it has just made."""
+    inputs, gradients = through(layers, kept), []
+    for w, x, y in zip(layers[::-1], inputs[-2::-1], inputs[:0:-1], strict=True):
+        g = g * (1 - y * y)
+        gradients.append(x.T @ g)
+        g = g @ w.T
+    return g, gradients[::-1]
+
+
+layers, x = [rng.normal(size=(3, 3)) for _ in range(4)], rng.normal(size=(5, 3))
+_, whole = backward(layers, x, np.ones((5, 3)))
+middle = through(layers[:2], x)[-1]  # all that is kept besides x
+g, second = backward(layers[2:], middle, np.ones((5, 3)))
+_, first = backward(layers[:2], x, g)
+same = all(np.array_equal(a, b) for a, b in zip(whole, first + second, strict=True))
+print("two segments have the gradients of one, bit for bit:", same)
 
 # %% [markdown]
 # Accumulation needs no code at all: gradients are *added* (lesson 01). It needs the right divisor:
@@ -338,6 +363,7 @@ for name in ("10.pick_segments", "10.recompute"):
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute sqrt --layers 9
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:2000000
+#     mpiexec -n 2 python mpi_examples/recompute.py
 #
 # `peak_bytes` differs; the losses agree but for the last digit of float32.
 
@@ -352,4 +378,4 @@ for name in ("10.pick_segments", "10.recompute"):
 # | `--accumulation`, `--micro-batch` | DeepSpeed `gradient_accumulation_steps`, `train_micro_batch_size_per_gpu`; Megatron-LM `--micro-batch-size`, `--global-batch-size` |
 # | `no_sync()` | PyTorch `model.no_sync()`; Accelerate `accelerator.accumulate(model)` |
 #
-# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb).
+# Next: [11 ZeRO 1 and 2](11_zero_1_and_2.ipynb). All of them are in the [index](README.md).

@@ -37,7 +37,7 @@ from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.zero import ShardReducer, ZeroOptimizer
+from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning.memory_estimator import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
@@ -130,10 +130,10 @@ show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": co
 #
 # The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to
 # where a parameter ends. A bucket of gradients goes to the owners of its elements; afterwards the
-# shards are gathered. Where data parallelism calls `all_reduce`, these two do half of it each:
+# shards are gathered. Where data parallelism calls `all_reduce`, a reduce-scatter of the buckets
+# and this gather do half of it each ([zero.py](../minidist/parallel/zero.py)):
 
 # %%
-print(inspect.getsource(ShardReducer._reduce_scatter))
 print(inspect.getsource(ZeroOptimizer.step))
 print(inspect.getsource(ZeroOptimizer.gather))
 
@@ -271,6 +271,7 @@ check("11.zero_step", solution("11.zero_step"))
 #
 #     mpiexec -n 4 minidist train --dp 4 --zero 1 --steps 5
 #     mpiexec -n 4 minidist compare --dp 4 --zero 2 --steps 3
+#     mpiexec -n 4 python mpi_examples/zero.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -283,4 +284,4 @@ check("11.zero_step", solution("11.zero_step"))
 # | padding of the flat array | PyTorch `FlatParameter`; DeepSpeed aligns its flat buffers too |
 # | `clip_grad_norm_` over shards | PyTorch FSDP `model.clip_grad_norm_`; DeepSpeed `gradient_clipping` |
 #
-# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb).
+# Next: [12 ZeRO 3 / FSDP](12_zero_3_fsdp.ipynb). All of them are in the [index](README.md).

@@ -319,6 +319,8 @@ check("12.prefetch", solution("12.prefetch"))
 #     mpiexec -n 4 minidist compare --dp 4 --zero 3 --steps 3 --dp-replicate 2
 #     minidist train --dp 4 --zero 3 --steps 3 --trace runs/fsdp.jsonl
 #     minidist report runs/fsdp.jsonl --picture memory -o runs/saw-tooth.svg
+#     mpiexec -n 4 python mpi_examples/fully_shard.py
+#     mpiexec -n 4 python mpi_examples/hybrid_sharding.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -331,4 +333,5 @@ check("12.prefetch", solution("12.prefetch"))
 # | `persistence_threshold` | DeepSpeed `stage3_param_persistence_threshold` |
 # | a mesh (replicate, shard), `--dp-replicate` | FSDP `HYBRID_SHARD`; DeepSpeed `zero_hpz_partition_size` (secondary shards) |
 #
-# Next: [13 Offload](13_offload.ipynb), or [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).
+# Next: [13 Offload](13_offload.ipynb), or [16 Naive pipeline and
+# GPipe](16_naive_pipeline_and_gpipe.ipynb). All of them are in the [index](README.md).

@@ -116,11 +116,10 @@ show(
 # ## 4 The code
 #
 # A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the
-# program begins it and waits where it needs the result:
+# program begins it and waits where it needs the result ([offload.py](../minidist/parallel/offload.py)):
 
 # %%
 print(inspect.getsource(HostPool.start_store))
-print(inspect.getsource(OffloadedOptimizer.step))
 print(inspect.getsource(OffloadedOptimizer.gradient_of))
 
 # %% [markdown]
@@ -277,6 +276,7 @@ check("13.offloaded_step", solution("13.offloaded_step"))
 #     mpiexec -n 2 minidist compare --dp 2 --zero 3 --offload parameters --steps 3
 #     mpiexec -n 2 minidist train --dp 2 --recompute sqrt --offload activations --steps 5
 #     mpiexec -n 2 minidist compare --dp 2 --offload activations --reduction ordered --steps 3
+#     mpiexec -n 2 python mpi_examples/offload.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -289,4 +289,4 @@ check("13.offloaded_step", solution("13.offloaded_step"))
 # | `--offload activations` without it, `SavedOnHost` | PyTorch `torch.autograd.graph.save_on_cpu` |
 # | pieces on their way while others step | DeepSpeed `"pin_memory"`, `"pipeline_read"`, `"pipeline_write"` |
 #
-# Next: [14 Tensor parallel](14_tensor_parallel.ipynb).
+# Next: [14 Tensor parallel](14_tensor_parallel.ipynb). All of them are in the [index](README.md).

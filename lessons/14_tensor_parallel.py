@@ -296,4 +296,5 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # | `--tp 2` | Megatron-LM `--tensor-model-parallel-size 2`; DeepSpeed `tensor_parallel.tp_size`; vLLM `--tensor-parallel-size` |
 # | `Layout` of a parameter | PyTorch `DTensor` placements `[Shard(0)]`, `[Replicate()]` |
 #
-# Next: [15 Sequence and vocabulary parallel](15_sequence_and_vocabulary.ipynb).
+# Next: [15 Sequence and vocabulary parallel](15_sequence_and_vocabulary.ipynb). All of them are in
+# the [index](README.md).

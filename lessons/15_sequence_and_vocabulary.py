@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 15 Sequence and vocabulary parallel
 #
-# *40 minutes. Before it: 14 (and 10 for activations).*
+# *40 minutes. Before it: 10 and 14.*
 #
 # ## 1 The case
 #
@@ -144,13 +144,8 @@ print(inspect.getsource(sequence_parallel.SequenceParallelLayerNorm))
 # computes those of its own words, and the loss of a token needs three numbers of all words:
 #
 #     loss = log(sum of exp(logit - largest)) - (logit of the target - largest)
-
-# %%
-print(
-    inspect.getsource(vocab_parallel_cross_entropy)
-    .split('comm.advance_clock("tensor_forward")\n')[1]
-    .split("    flops")[0]
-)
+#
+# They are the largest logit, the sum, and the target's logit; which rank sends which of them is your exercise.
 
 # %% [markdown]
 # ## 5 Check
@@ -305,4 +300,5 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 #
 # Careful with the word: in DeepSpeed "sequence parallelism" is Ulysses, which is lesson 22.
 #
-# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb).
+# Next: [16 Naive pipeline and GPipe](16_naive_pipeline_and_gpipe.ipynb). All of them are in the
+# [index](README.md).

@@ -277,6 +277,7 @@ check("16.gpipe", solution("16.gpipe"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
+#     mpiexec -n 3 python mpi_examples/naive_model_parallel.py
 #
 # `mpi_examples/gpipe.py` is the same as a program of one page. Look at any plan with your own p and m: `minidist
 # schedule gpipe --stages 8 --microbatches 32`.
@@ -291,4 +292,4 @@ check("16.gpipe", solution("16.gpipe"))
 # | `--microbatches` | PyTorch `n_microbatches`; DeepSpeed `gradient_accumulation_steps`; Megatron-LM `--micro-batch-size` |
 # | `--pp` | Megatron-LM `--pipeline-model-parallel-size` |
 #
-# Next: [17 1F1B](17_1f1b.ipynb).
+# Next: [17 1F1B](17_1f1b.ipynb). All of them are in the [index](README.md).

@@ -281,5 +281,6 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # | the plan's `warm-up` | Megatron-LM `num_warmup_microbatches` |
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
 #
-# Next: [18 PipeDream and weight stashing](18_pipedream_and_weight_stashing.ipynb), or
-# [19 Interleaved and zero bubble](19_interleaved_and_zero_bubble.ipynb).
+# Next: [18 PipeDream and weight stashing](18_pipedream_and_weight_stashing.ipynb), or [19
+# Interleaved and zero bubble](19_interleaved_and_zero_bubble.ipynb). All of them are in the
+# [index](README.md).

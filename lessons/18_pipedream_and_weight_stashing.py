@@ -344,6 +344,7 @@ check("18.two_versions", solution("18.two_versions"))
 #
 #     minidist partition runs/profile.json --machines 3 --bandwidth 1e9 --json > runs/stages.json
 #     mpiexec -n 3 minidist train --pp 3 --layers 4 --schedule pipedream --partition runs/stages.json --steps 40
+#     mpiexec -n 3 python mpi_examples/asynchronous.py --weights 2bw
 
 # %% [markdown]
 # ## 10 What others call it
@@ -356,4 +357,5 @@ check("18.two_versions", solution("18.two_versions"))
 # | NOAM | "number of active minibatches", PipeDream |
 # | delayed gradients | asynchronous SGD; "staleness" (lesson 08) |
 #
-# Next: [19 Interleaved and zero bubble](19_interleaved_and_zero_bubble.ipynb), which has no delay either.
+# Next: [19 Interleaved and zero bubble](19_interleaved_and_zero_bubble.ipynb). All of them are in
+# the [index](README.md).

@@ -407,6 +407,7 @@ check("19.building_block", solution("19.building_block"))
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule zb-h1 --microbatches 8 --steps 5
 #     mpiexec -n 4 python mpi_examples/zero_bubble.py
+#     mpiexec -n 2 python mpi_examples/schedules.py --schedule interleaved
 
 # %% [markdown]
 # ## 10 What others call it
@@ -420,4 +421,4 @@ check("19.building_block", solution("19.building_block"))
 # | post-validation | the same, Zero Bubble paper, section 4 |
 # | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
 #
-# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb).
+# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). All of them are in the [index](README.md).

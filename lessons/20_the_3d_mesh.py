@@ -281,6 +281,7 @@ assert nodes == [rank // 8 for rank in range(64)]  # as the planner numbers them
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 20
+#     mpiexec -n 8 python mpi_examples/three_axes.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -291,4 +292,5 @@ assert nodes == [rank // 8 for rank in range(64)]  # as the planner numbers them
 # | `--pp --dp --tp` | Megatron-LM `--pipeline-model-parallel-size`, `--tensor-model-parallel-size` (dp is what is left); DeepSpeed `PipeModelDataParallelTopology` |
 # | last axis fastest | Megatron-LM `--use-tp-pp-dp-mapping` and its rank order "tp-cp-ep-dp-pp" |
 #
-# Next: [25 Plan it](25_plan_it.ipynb).
+# Next: [21 Experts](21_experts.ipynb), or [25 Plan it](25_plan_it.ipynb). All of them are in the
+# [index](README.md).

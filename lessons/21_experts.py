@@ -104,10 +104,10 @@ show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "comman
 #
 # The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device
 # nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes before and
-# after: each rank sends the slots of expert e to the rank that has e, and gets them back computed.
+# after: each rank sends the slots of expert e to the rank that has e, and gets them back computed
+# ([experts.py](../minidist/nn/experts.py), [dispatch.py](../minidist/parallel/expert/dispatch.py)).
 
 # %%
-print(inspect.getsource(MixtureOfExperts.forward))
 print(inspect.getsource(dispatch.exchange))
 
 # %% [markdown]
@@ -310,4 +310,4 @@ check("21.dispatch", solution("21.dispatch"))
 # | `aux_loss_weight` | Megatron-LM `--moe-aux-loss-coeff`; Switch alpha = 0.01 |
 # | `ExpertTensorParallel` | Megatron-LM `--expert-tensor-parallel-size`; DeepSpeed-MoE expert slicing |
 #
-# Next: [22 Long context](22_long_context.ipynb).
+# Next: [22 Long context](22_long_context.ipynb). All of them are in the [index](README.md).

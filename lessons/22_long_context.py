@@ -393,4 +393,4 @@ check("22.visible", solution("22.visible"))
 # | `positions=` of a model | `position_ids` in Transformers |
 # | `gradient_axes(mesh)` | Megatron-LM `get_data_parallel_group(with_context_parallel=True)` |
 #
-# Next: [23 Fewer bytes](23_fewer_bytes.ipynb).
+# Next: [23 Fewer bytes](23_fewer_bytes.ipynb). All of them are in the [index](README.md).

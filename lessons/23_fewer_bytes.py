@@ -436,8 +436,7 @@ check("23.merge", solution("23.merge"))
 #     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
-#     mpiexec -n 4 minidist compare --dp 4 --steps 8 --local-steps 4 --outer-optimizer nesterov \
-#         --outer-fragments 2 --outer-delay 1
+#     mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
 
 # %% [markdown]
 # ## 10 What others call it
@@ -453,4 +452,4 @@ check("23.merge", solution("23.merge"))
 # | `StreamingOuterOptimizer`, `--outer-fragments` | Streaming DiLoCo (Douillard et al. 2025); torchft `DiLoCo(fragment_sync_delay, fragment_update_alpha)` |
 # | `OuterOptimizer`, `--outer-optimizer nesterov` | DiLoCo (Douillard et al. 2023); torchft `DiLoCo`; with one rank, Lookahead |
 #
-# Next: [24 Smaller models](24_smaller_models.ipynb).
+# Next: [24 Smaller models](24_smaller_models.ipynb). All of them are in the [index](README.md).

@@ -141,19 +141,15 @@ print(inspect.getsource(fake_quantize))
 # %% [markdown]
 # The range of a weight is known. The range of a layer's inputs is observed, and at the end of a
 # step the ranks agree on it: two numbers per layer, and a maximum, which has no order of additions
-# to care for.
-
-# %%
-print(inspect.getsource(update_ranges))
+# to care for ([quantization.py](../minidist/parallel/quantization.py)).
 
 # %% [markdown]
 # **Prune.** After step t the smallest weights become zero, as many as the schedule says (Zhu and
 # Gupta 2017, equation 1). Equal weights give equal masks, so no mask is sent; and where all ranks
-# know what is zero, an all-reduce can leave it out.
+# know what is zero, an all-reduce can leave it out ([sparsity.py](../minidist/parallel/sparsity.py)).
 
 # %%
 print(inspect.getsource(SparsitySchedule.at))
-print(inspect.getsource(KeptEntries.reduce))
 
 # %% [markdown]
 # ## 5 Check
@@ -417,4 +413,4 @@ check("24.distil", solution("24.distil"))
 # | `--distill-from`, `--temperature`, `--distill-weight` | Hugging Face's `DistillationTrainer` examples: `alpha`, `temperature`; TRL `GKDTrainer` |
 # | `--sparsity-pattern 2:4` | PyTorch `torch.sparse.to_sparse_semi_structured`; NVIDIA ASP (Apex) |
 #
-# Next: [25 Plan it](25_plan_it.ipynb).
+# Next: [25 Plan it](25_plan_it.ipynb). All of them are in the [index](README.md).

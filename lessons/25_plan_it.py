@@ -355,9 +355,9 @@ check("25.min_max_split", solution("25.min_max_split"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
-#
-# The layout that a plan chooses runs without data on this machine: `minidist plan` prints the
-# command, `minidist train ... --dry-run`.
+#     mpiexec -n 2 python mpi_examples/profile_and_partition.py
+#     mpiexec -n 2 python mpi_examples/repartition.py
+#     minidist train --config mpi_examples/job.toml
 
 # %% [markdown]
 # ## 10 What others call it
@@ -369,4 +369,4 @@ check("25.min_max_split", solution("25.min_max_split"))
 # | `minidist partition`, min-max cuts | GPipe's and PipeDream's partitioners; torchgpipe `balance_by_time` |
 # | `time_plan` | Zero Bubble's simulator; DeepSpeed's autotuning measures instead |
 #
-# Next: [27 For real](27_for_real.ipynb).
+# Next: [26 It will fail](26_it_will_fail.ipynb). All of them are in the [index](README.md).

@@ -324,4 +324,4 @@ for exercise in ("26.save", "26.load"):
 # | `--every` | torchtitan `checkpoint.interval`; Megatron-LM `--save-interval` |
 # | state of a rank, by a rule | error-feedback residuals: lesson 23 |
 #
-# Next: [27 For real](27_for_real.ipynb).
+# Next: [27 For real](27_for_real.ipynb). All of them are in the [index](README.md).

@@ -304,6 +304,8 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 #
 #     mpiexec -n 2 minidist train --dp 2 --layers 2 --width 64 --steps 12
 #     minidist bench collectives --ranks 2
+#     mpiexec -n 2 python mpi_examples/device.py            # --device cuda: with CuPy and a GPU
+#     mpiexec -n 2 python mpi_examples/ping_pong.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -314,4 +316,4 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 # | alpha, beta, overhead | Hockney's model; LogP's and LogGP's L, o, g and G |
 # | the counter's FLOPs over the time | model FLOPs utilization (PaLM, appendix B); Megatron-LM's "TFLOP/s per GPU" |
 #
-# Next: [28 The museum of bugs](28_the_museum.ipynb).
+# Next: [28 The museum of bugs](28_the_museum.ipynb). All of them are in the [index](README.md).

@@ -201,4 +201,5 @@ check("28.first_difference", solution("28.first_difference"))
 # | compare with one device | Megatron-LM's and torchtitan's "loss parity" runs (curves); PyTorch `TORCH_DISTRIBUTED_DEBUG=DETAIL` (consistency of collectives) |
 # | `--check-replicas` | Megatron-LM `--check-weight-hash-across-dp-replicas-interval` |
 #
-# Next: [29 Optimizers: trust ratios and Muon](29_trust_ratios.ipynb).
+# Next: [29 Optimizers: trust ratios and Muon](29_trust_ratios.ipynb). All of them are in the
+# [index](README.md).

@@ -312,4 +312,4 @@ check("29.owners_compute", solution("29.owners_compute"))
 # | `WholeMatrices` | Moonlight's Distributed Muon (everywhere), K. Jordan's and Dion's owner-computes |
 # | `--nesterov` | PyTorch `SGD(nesterov=True)` |
 #
-# Back to the [index](README.md).
+# Next: [30 Data: caching and loading](30_loading.ipynb). All of them are in the [index](README.md).

@@ -111,10 +111,7 @@ print(inspect.getsource(KeyValueCache.extend))
 # %% [markdown]
 # **Loading ahead.** The rows that a rank needs are known for the whole job. Worker i mod N makes
 # request i, and the results are taken in the order of the requests, so the speed of a worker
-# changes nothing.
-
-# %%
-print(inspect.getsource(WorkerSampler.batch))
+# changes nothing ([workers.py](../minidist/data/workers.py)).
 
 # %% [markdown]
 # ## 5 Check
@@ -298,4 +295,5 @@ check("30.in_order", solution("30.in_order"))
 # | `--loader-workers N --prefetch-batches P` | PyTorch `DataLoader(num_workers=N, prefetch_factor=P / N, multiprocessing_context="spawn", in_order=True)` |
 # | `--teacher-cache` | offline distillation; stored soft labels (Shen and Xing, FKD, 2022) |
 #
-# Next: [31 Batch size and noise, uneven ranks](31_batch_size_and_noise.ipynb).
+# Next: [31 Batch size and noise, uneven ranks](31_batch_size_and_noise.ipynb). All of them are in
+# the [index](README.md).

@@ -31,8 +31,6 @@ from minidist.equality.compare import compare_rank
 from minidist.lesson import check, predict, solution
 from minidist.parallel.noise_scale import estimate, estimate_of_shares
 from minidist.report import draw, show
-from minidist.train.batch_plan import BatchPlan
-from minidist.train.repartition import choose_sizes
 from minidist.train.trainer import train
 
 # %% [markdown]
@@ -93,17 +91,15 @@ show(
 
 # %%
 print(inspect.getsource(weighted_shards))
-print(inspect.getsource(BatchPlan.measured))
 
 # %% [markdown]
 # The gradient of B rows is the true one, G, plus noise: E|g|^2 = |G|^2 + tr(Sigma)/B. Two batch
 # sizes give both numbers, and data parallelism has two at hand: a rank's share and the whole batch.
 # tr(Sigma)/|G|^2 is the batch at which noise and gradient are equally long. With it the batch
-# grows, by more micro-batches.
+# grows, by more micro-batches ([batch_plan.py](../minidist/train/batch_plan.py)).
 
 # %%
 print(inspect.getsource(estimate_of_shares))
-print(inspect.getsource(BatchPlan.next))
 
 # %% [markdown]
 # ## 5 Check
@@ -310,4 +306,5 @@ check("31.stages_by_time", solution("31.stages_by_time"))
 # | `--adaptive-batch` | "batch size warm-up" of GPT-3 and Megatron-LM (`--rampup-batch-size`), there by a fixed plan |
 # | `--lr-scaling linear:STEPS` | linear scaling rule with gradual warm-up, Goyal et al. 2017 |
 #
-# Next: [32 Batch norm and micro-batches](32_batch_norm.ipynb).
+# Next: [32 Batch norm and micro-batches](32_batch_norm.ipynb). All of them are in the
+# [index](README.md).

@@ -248,4 +248,5 @@ check("32.sync_batch_norm", solution("32.sync_batch_norm"))
 # | statistics of micro-batches in training | "ghost batch normalization" (Hoffer et al. 2017) |
 # | `RunningStatistics.combine` | PyTorch DDP's `broadcast_buffers` sends rank 0's instead, and forgets those of the others |
 #
-# Back to the [index](README.md).
+# Next: [33 A DeepSpeed file, line by line](33_a_deepspeed_file.ipynb). All of them are in the
+# [index](README.md).

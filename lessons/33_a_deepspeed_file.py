@@ -244,4 +244,5 @@ check("33.batch_sizes", solution("33.batch_sizes"))
 # | `--warmup`, `--warmup-curve deepspeed-linear` | DeepSpeed `WarmupLR`; PyTorch `LinearLR` (which does not begin at 0) |
 # | `minidist explain FILE` | DeepSpeed prints its configuration at the start (`dump_state`) |
 #
-# Next: [34 Two levels and topology](34_two_levels.ipynb).
+# Next: [34 Two levels and topology](34_two_levels.ipynb). All of them are in the
+# [index](README.md).

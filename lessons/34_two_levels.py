@@ -223,4 +223,4 @@ check("34.ring_order", solution("34.ring_order"))
 # | `comm.split(colour)` | MPI `MPI_Comm_split`, `MPI_Comm_split_type(MPI_COMM_TYPE_SHARED)`; PyTorch `dist.new_group`, `init_device_mesh` |
 # | the order of ranks | MPI `--map-by`, `--rankfile`; NCCL finds rings from the topology of the machine; `MPI_Cart_create(reorder=1)` |
 #
-# Next: [35 Server or ring](35_server_or_ring.ipynb).
+# Next: [35 Server or ring](35_server_or_ring.ipynb). All of them are in the [index](README.md).

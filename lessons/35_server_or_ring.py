@@ -287,4 +287,4 @@ check("35.through_servers", solution("35.through_servers"))
 # | a ring of workers | Horovod, PyTorch DDP, NCCL; TensorFlow `MultiWorkerMirroredStrategy` |
 # | servers on the workers' machines | BytePS's colocated mode; ZeRO's owners of shards |
 #
-# Back to the [index](README.md).
+# This was the last one. All of them are in the [index](README.md).

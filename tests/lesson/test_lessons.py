@@ -237,3 +237,110 @@ def test_what_is_compared():
     assert printed("96 B") != printed("97 B")
     assert printed("63 messages") != printed("64 messages")
     assert printed("ok\n  mpiexec: also correct on 3 ranks\n") == printed("ok\n  mpiexec: not run\n") == "ok\n"
+
+
+# --- the index, the glossary and the links ---
+
+README = (ROOT / "lessons" / "README.md").read_text()
+NUMBERS = [source.name[:2] for source in LESSONS]
+
+
+def head(source):
+    """Return the minutes of a lesson and the lessons before it, as its first paragraph says them."""
+    text = source.read_text().replace("\n# ", " ")
+    minutes, before = re.search(r"\*(\d+) minutes\. Before it: ([^.;*]*)", text).groups()
+    return int(minutes), re.findall(r"\b\d\d\b", before)
+
+
+def test_the_index_has_every_lesson_with_its_minutes_and_what_is_needed_before_it():
+    rows = re.findall(r"^\| (\d\d) \| \[(.*?)\]\((.*?)\) \| (\d+) \| (.*?) \| .+ \| .+ \|$", README, re.M)
+    assert [row[0] for row in rows] == NUMBERS
+    for source, (_, title, link, minutes, before) in zip(LESSONS, rows, strict=True):
+        assert f"# # {source.name[:2]} {title}\n" in source.read_text()
+        assert link == f"{source.stem}.ipynb"
+        assert (int(minutes), re.findall(r"\d\d", before)) == head(source)
+
+
+def test_the_graph_of_the_index_is_what_the_lessons_say():
+    edges = re.findall(r"^    (\d\d) --> (\d\d)$", README, re.M)
+    assert edges == [(before, source.name[:2]) for source in LESSONS for before in head(source)[1]]
+
+
+def test_the_paths_respect_what_is_needed_and_their_time():
+    needed = {source.name[:2]: head(source) for source in LESSONS}
+    paths = re.findall(r"^- \*\*(.*?)\*\* \((\d+) minutes\): ((?:\d\d ?)+):", README, re.M)
+    assert [name for name, _, _ in paths] == ["An hour", "A weekend", "A term"]
+    for (_, minutes, text), most in zip(paths, (60, 12 * 60, 10**6), strict=True):
+        path = text.split()
+        for i, number in enumerate(path):
+            assert set(needed[number][1]) <= set(path[:i]), number
+        assert int(minutes) == sum(needed[number][0] for number in path) <= most
+    assert paths[-1][2].split() == NUMBERS
+
+
+def test_next_visits_every_lesson():
+    following = [re.search(r"^# Next: \[(\d\d) ", source.read_text(), re.M) for source in LESSONS]
+    assert [found[1] for found in following[:-1]] == NUMBERS[1:]
+    assert following[-1] is None
+    for source in LESSONS:
+        for link in re.findall(r"\]\(([\w./]+)\)", source.read_text().replace("\n# ", "")):
+            assert (ROOT / "lessons" / link).exists(), (source.name, link)
+
+
+def test_every_example_is_named_in_a_lesson():
+    texts = "".join(source.read_text() for source in LESSONS)
+    missing = [path.name for path in (ROOT / "mpi_examples").glob("*.*") if f"mpi_examples/{path.name}" not in texts]
+    assert missing == []
+
+
+# Words in italics that are emphasised, and not defined.
+EMPHASISED = re.compile(
+    r"(added|all|and|another|any|are|always|between ranks|columns|elements|global|group|half|hangs|inside|its columns"
+    r"|its rows|nothing|nothing else|one|only|own window|parameters|probabilities|rarely|relative|rows|shard|sign|stage"
+    r"|weights|whole|with these delays|yours?)"
+)
+
+
+def words_of_the_glossary():
+    rows = re.findall(
+        r"^\| (.+?) \| .+ \| \[(\d\d)\]\((.+?)\) \|$", (ROOT / "lessons" / "glossary.md").read_text(), re.M
+    )
+    assert len(rows) > 60
+    assert all((ROOT / "lessons" / link).exists() and link.startswith(number) for _, number, link in rows)
+    return {word.strip().lower() for words, _, _ in rows for word in words.split(",")}
+
+
+def singular(word):
+    return re.sub(r"(?<=[a-z]{3})s$", "", re.sub(r"'s$|(?<=ch)es$", "", word.lower()))
+
+
+@each_lesson
+def test_every_word_that_a_lesson_defines_is_in_the_glossary(source):
+    prose = re.sub(r"\n# ?", " ", "\n".join(re.findall(r"^#(?! \||     | %%).*", source.read_text(), re.M)))
+    prose = " ".join(re.sub(r"\*\*.+?\*\*|`[^`]*`", "", prose).split())
+    defined = {
+        word for word in re.findall(r"(?<![\w*])\*([^*\s][^*]{0,30}?)\*(?!\*)", prose) if "Before it" not in word
+    }
+    glossary = {singular(word) for word in words_of_the_glossary()}
+    aliases = {"virtual": "virtual time", "hang": "deadlock", "batch norm": "batch norm"}
+    unknown = {
+        word
+        for word in defined
+        if not EMPHASISED.fullmatch(word)
+        and singular(word) not in glossary
+        and aliases.get(singular(word)) not in glossary
+    }
+    assert not unknown
+
+
+@each_lesson
+def test_part_4_prints_little_of_the_library(source):
+    cells = cells_of(source)
+    begins, ends = (next(i for i, cell in enumerate(cells) if f"## {part} " in cell.source) for part in (4, 5))
+    printed = [
+        output.text
+        for cell in cells[begins:ends]
+        for output in cell.get("outputs", ())
+        if "getsource" in cell.source and output.output_type == "stream"
+    ]
+    assert sum(text.count("\n") for text in printed) < 50
