@@ -313,7 +313,8 @@ for fragments in (1, 3):
     verdict = world.run(compare_rank, config)[0]
     sent = [m.nbytes for m in world.traces[0].sent("parameter_gather")]
     print(
-        f"{fragments} fragments: {sum(sent):,} B from rank 0, at most {max(sent):,} B in a message; "
+        f"{fragments} fragments: {sum(sent):,} B from rank 0, at most {max(sent):,} B in a "
+        "message; "
         f"loss {verdict.losses[-1]:.3f}; equal to its replay on one device: {verdict.equal}"
     )
     assert verdict.equal

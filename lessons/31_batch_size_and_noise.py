@@ -31,6 +31,7 @@ from minidist.equality.compare import compare_rank
 from minidist.lesson import check, predict, solution
 from minidist.parallel.noise_scale import estimate, estimate_of_shares
 from minidist.report import draw, show
+from minidist.train.repartition import choose_sizes
 from minidist.train.trainer import train
 
 # %% [markdown]
