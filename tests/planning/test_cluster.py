@@ -118,13 +118,13 @@ def test_a_layer_with_experts_moves_the_copies_of_its_tokens():
 
 
 def test_the_slowest_rank_may_be_in_the_middle_of_the_pipeline():
-    # Two layers per rank; those of the first have no experts, and the last one's projection is small.
+    # The first rank's two layers have no experts; the last rank has one layer, and its projection is small.
     layout = ClusterLayout(pp=4, microbatches=8)
-    wide = replace(EXPERTS, vocabulary=8, width=4096, heads=32, inner=4096, expert_inner=8192)
+    wide = replace(EXPERTS, layers=7, vocabulary=8, width=4096, heads=32, inner=4096, expert_inner=8192)
     step = StepModel(layout, job(layout, wide), A100)
     stages = stage_layers(layout, wide.layers)
     seconds = [step.stage_pass(rank, layers).seconds for rank, layers in enumerate(stages)]
-    assert seconds[1] > seconds[0]
+    assert seconds[1] > max(seconds[0], seconds[3])
     middle = step.stage_pass(1, stages[1])
     assert step.step().compute >= 8 * (middle.forward + middle.backward)
 
