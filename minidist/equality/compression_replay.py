@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.half import is_half
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.random import Key, normal, uniform
@@ -53,7 +54,7 @@ class CompressionReplay:
                 for index, bucket in enumerate(buckets):
                     # Each replica's gradients of the bucket, one after the other.
                     flats = [
-                        np.concatenate([flat_or_zeros(part, p, self.dtype) for p, part in zip(bucket, replica)])  # noqa: B905
+                        xp.concatenate([flat_or_zeros(part, p, self.dtype) for p, part in zip(bucket, replica)])  # noqa: B905
                         for replica in zip(*(parts[p.name][reduction] for p in bucket), strict=True)
                     ]
                     total = self.reduce(f"group {group}", index, bucket, flats)
@@ -74,7 +75,7 @@ class CompressionReplay:
 
         # With error feedback: what is left over joins the next gradient.
         place = f"{group} bucket {index}"
-        residuals = self.residuals.get(place, [np.zeros(1, wide)] * len(gradients))
+        residuals = self.residuals.get(place, [xp.zeros(1, wide, gradient) for gradient in gradients])
         corrected = [gradient.astype(wide) + residual for gradient, residual in zip(gradients, residuals, strict=True)]
         if self.method == "powersgd":
             total, self.residuals[place] = self.factored(bucket, corrected)
@@ -87,20 +88,20 @@ class CompressionReplay:
         """Return what QSGD sends: x at random levels, with numbers of this replica's own."""
         levels = int(self.number or 0)
         draws = uniform(Key(self.seed, "qsgd", self.reductions, f"bucket {index}", rank), 0, x.size)
-        level, norm = quantize(x, levels, draws)
+        level, norm = quantize(x, levels, xp.to_device(draws))
         return dequantize(level, norm[0], levels)
 
     def largest(self, x: np.ndarray) -> np.ndarray:
         """Return what top-k sends: the largest elements, rounded to the dtype of the gradients, and zeros."""
         share = self.number or 0
-        kept = np.argsort(-np.abs(x), kind="stable")[: ceil(share * x.size) if share < 1 else int(share)]
-        result = np.zeros_like(x)
+        kept = xp.argsort(-xp.absolute(x), kind="stable")[: ceil(share * x.size) if share < 1 else int(share)]
+        result = xp.zeros_like(x)
         result[kept] = x[kept].astype(self.dtype)
         return result
 
     def factored(self, bucket: Sequence[Parameter], corrected: Arrays) -> tuple[np.ndarray, Arrays]:
         """Return PowerSGD's sum, and what it leaves of each replica's own gradient."""
-        total, residuals = np.zeros_like(corrected[0]), [np.zeros_like(x) for x in corrected]
+        total, residuals = xp.zeros_like(corrected[0]), [xp.zeros_like(x) for x in corrected]
         matrices, vectors = [], []
         # From the last one, as backward gets to them: where a ring cuts them follows from this order.
         for parameter, (start, stop) in reversed(list(zip(bucket, places(bucket), strict=True))):
@@ -113,13 +114,14 @@ class CompressionReplay:
 
         # Vectors travel whole, all matrices' P in one message and all Q in another: the chunks of the ring go by those.
         if vectors:
-            whole = ring_sum([np.concatenate([x[at] for at in vectors]) for x in corrected])
+            whole = ring_sum([xp.concatenate([x[at] for at in vectors]) for x in corrected])
             for at, values in zip(vectors, split(whole, [at.stop - at.start for at in vectors]), strict=True):
                 total[at] = values
         if matrices:
             for name, _, _, k, r in matrices:
                 if name not in self.queries:
-                    self.queries[name] = normal(Key(self.seed, "powersgd", name=name), (k, r)).astype(total.dtype)
+                    draws = normal(Key(self.seed, "powersgd", name=name), (k, r))
+                    self.queries[name] = xp.to_device(draws.astype(total.dtype))
             queries = [self.queries[name] for name, *_ in matrices]
             of_rank = [[x[at].reshape(m, k) for _, at, m, k, _ in matrices] for x in corrected]
             left = ring_sums([[a @ q for a, q in zip(own, queries, strict=True)] for own in of_rank])
@@ -168,19 +170,19 @@ def places(bucket: Sequence[Parameter]) -> list[tuple[int, int]]:
 
 def flat_or_zeros(part: np.ndarray | None, parameter: Parameter, dtype: np.dtype) -> np.ndarray:
     """Return a replica's gradient of a parameter, 1-D; zeros where it has none."""
-    return np.zeros(parameter.size, dtype) if part is None else part.reshape(-1)
+    return xp.zeros(parameter.size, dtype, parameter.data) if part is None else part.reshape(-1)
 
 
 def signs(x: np.ndarray) -> np.ndarray:
     """Return what SignSGD sends: one magnitude with the sign of each element."""
-    scale = np.abs(x).sum() / x.dtype.type(x.size)
-    result: np.ndarray = np.where(x >= 0, scale, -scale)
+    scale = xp.absolute(x).sum() / x.dtype.type(x.size)
+    result: np.ndarray = xp.where(x >= 0, scale, -scale)
     return result
 
 
 def added(parts: Arrays) -> np.ndarray:
     """Return the sum in rank order."""
-    total = np.zeros_like(parts[0])
+    total = xp.zeros_like(parts[0])
     for part in parts:
         total = total + part
     return total
@@ -200,7 +202,7 @@ def ring_sum(parts: Arrays) -> np.ndarray:
 
 def ring_sums(of_rank: Sequence[Arrays]) -> Arrays:
     """Return the sums over the ranks of several arrays that travel as one."""
-    total = ring_sum([np.concatenate([array.reshape(-1) for array in arrays]) for arrays in of_rank])
+    total = ring_sum([xp.concatenate([array.reshape(-1) for array in arrays]) for arrays in of_rank])
     pieces = split(total, [array.size for array in of_rank[0]])
     return [piece.reshape(array.shape) for piece, array in zip(pieces, of_rank[0], strict=True)]
 

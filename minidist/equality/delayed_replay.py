@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.config.pipeline_plan import cut_stages, make_plan, replicas_of, stream_end
 from minidist.config.train_config import Batches, TrainConfig, updates_of
@@ -148,7 +149,7 @@ class DelayedDevice(Strategy):
         for stage in range(len(self.modules)):
             place = stage, t % self.replicas[stage]
             for unit in self._of_stage(stage):
-                parts, gradient = self.parts[unit], np.array(unit.flat.grad)
+                parts, gradient = self.parts[unit], xp.array(unit.flat.grad)
                 parts[place] = parts[place] + gradient if place in parts else gradient
                 unit.flat.zero_grad()
         return loss.item()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.layout import GradientOrder
 from minidist.config.train_config import Batches, TrainConfig
 from minidist.equality.gradient_order import add_in_order
@@ -92,7 +93,7 @@ def _mean(arrays: Sequence[np.ndarray], shares: Sequence[float] | None) -> np.nd
     """Return the mean, added in rank order as the ranks' all-reduce adds."""
     kind = arrays[0].dtype.type
     parts = arrays if shares is None else [array * kind(share) for array, share in zip(arrays, shares, strict=True)]
-    total = np.array(parts[0])
+    total = xp.array(parts[0])
     for part in parts[1:]:
         total = total + part
     mean: np.ndarray = total / kind(len(parts)) if shares is None else total

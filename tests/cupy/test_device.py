@@ -30,6 +30,11 @@ AXES = [
     (2, {"dp": 2, "ep": 2, "experts": 4, "precision": "fp64"}),
     (2, {"pp": 2, "microbatches": 4, "schedule": "zb-h1", "reduction": "ordered"}),
     (4, {"pp": 2, "dp": 2, "microbatches": 2, "reduction": "ordered"}),
+    (2, {"dp": 2, "compression": "topk:0.1"}),
+    (2, {"dp": 2, "compression": "qsgd:4"}),
+    (2, {"dp": 2, "compression": "powersgd:2"}),
+    (2, {"dp": 2, "reduction": "ordered", "local_steps": 2, "optimizer": "sgd"}),
+    (2, {"pp": 2, "reduction": "ordered", "schedule": "pipedream"}),
 ]
 
 

@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from minidist.base import arrays as xp
 from minidist.base.errors import (
     BufferReuseError,
     MismatchError,
@@ -341,7 +342,7 @@ class MPIWorld:
             # The header is asked for now; the payload when the header has come and fits.
             if self.checks and guarded and array.nbytes and request.buffer is array:
                 request.checksum = checksum(array)  # the program must not write into it before the wait
-                request.buffer = np.empty_like(array)
+                request.buffer = xp.empty_like(array)
             if self.checks:
                 request.header = bytearray(HEADER_BYTES)
                 request.header_request = handle.Irecv([request.header, self.MPI.BYTE], place, tag + HEADER_TAG)
