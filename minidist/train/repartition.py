@@ -103,10 +103,10 @@ class Repartition:
         with purpose("repartition"):
             numbers = all_gather(self.comm, times.numbers()).reshape(self.comm.size, -1)
         sizes = choose_sizes(job, [LayerTimes.of(row) for row in numbers])
-        return (job, strategy) if sizes == sizes_of(job) else self._move(job, strategy, sizes)
+        return (job, strategy) if sizes == sizes_of(job) else self._move(job, strategy, sizes, done)
 
-    def _move(self, job: Job, strategy: MeshStrategy, sizes: Sequence[int]) -> tuple[Job, MeshStrategy]:
-        """Return the job with another cut, in the same state."""
+    def _move(self, job: Job, strategy: MeshStrategy, sizes: Sequence[int], done: int) -> tuple[Job, MeshStrategy]:
+        """Return the job with another cut, in the same state, that of `done` steps."""
         # [1] A new model, with its part on this rank. What does not belong to the model stays: data, scaler, teacher.
         config = job.config.model_copy(update={"partition": _text(sizes)})
         fresh = build(config, job.batches, self.comm, job.plan)
@@ -117,7 +117,7 @@ class Repartition:
 
         # [2] The state, from the ranks that had it to those that have it now.
         state = _OptimizerState(there, strategy.step_count)
-        masks = [[_empty(shard, bool) for shard in axis.masked(strategy.step_count)] for axis in there.data_axes]
+        masks = [[_empty(shard, bool) for shard in axis.masked(done)] for axis in there.data_axes]
         buffers = [(name, xp.empty(array.shape, array.dtype)) for name, array, _ in there.buffers()]
         have = _pieces(strategy, [axis.masks() for axis in strategy.data_axes], strategy.buffers())
         have += _state_pieces(strategy)
