@@ -6,30 +6,33 @@ import signal
 
 pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
-# By the clock; the first waits for timeouts most of the time.
+# By the clock of a quiet machine; the first waits for timeouts most of the time, the second for lessons that changed.
 LONGEST = (
     "comm/mpi/test_failures",
     "lesson/test_lessons",
+    "test_readme",
+    "comm/mpi/test_watchdog",
+    "test_mpi_runner",
+    "pipeline/test_plans",
     "pipeline/test_runtime",
     "train/test_memory_over_steps",
     "comm/mpi/test_start",
-    "comm/mpi/test_watchdog",
     "test_mpi_examples",
-    "test_readme",
-    "pipeline/test_plans",
-    "equality/test_layout_sweep",
-    "test_mpi_runner",
-    "chaos/test_chaos",
-    "commands/test_cli",
     "train/test_axes",
-    "parallel/test_zero",
-    "parallel/test_tensor",
+    "museum/test_museum",
+    "collectives/test_auto",
+    "equality/test_layout_sweep",
     "parallel/test_fully_shard",
     "parallel/test_mixed_precision",
-    "pipeline/test_pipedream",
-    "museum/test_museum",
-    "comm/test_conformance",
     "lesson/test_exercises",
+    "parallel/test_tensor",
+    "comm/test_conformance",
+    "collectives/test_closed_form",
+    "parallel/test_zero",
+    "chaos/test_chaos",
+    "commands/test_cli",
+    "train/test_precision",
+    "collectives/test_collectives",
 )
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
