@@ -9,6 +9,7 @@ resume.py             a training job in a checkpoint and back
 saved_model.py        the model of a checkpoint
 initial_weights.py    the weights of a checkpoint in a new job
 storage.py            the file operations of a save
+dry_storage.py        the files of a dry run, which are counted
 """
 
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save

@@ -123,7 +123,7 @@ def save(
         comm.barrier()
 
         # [3] All files are on disk: the metadata, the folder's final name, and `latest`, each in one step.
-        if comm.rank == 0:
+        if comm.rank == 0 and storage.has_files:
             _complete(comm.size, saving, step, state, storage)
             storage.rename(saving, root / name)
             pointer = saving.with_suffix(".latest")
@@ -155,8 +155,6 @@ def _unused(root: Path, step: int) -> int:
 
 def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], storage: Storage) -> None:
     """Write this rank's file of tensors, and a list of its content for rank 0."""
-    from safetensors.numpy import save as pack
-
     mine, listed = {}, []
     for number, shard in enumerate(shards):
         # One of the ranks with the same values writes them; the name decides which, so that they share the work.
@@ -179,10 +177,8 @@ def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], st
             mine[key] = array
         listed.append({**what, **shard.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
     # A rank whose values are all written by others writes an empty list only.
-    content = pack(mine) if mine else b""
-    if mine:
-        storage.write(folder / f"rank-{rank:04d}.safetensors", content)
-    record = {"save": folder.name, "pieces": listed, "bytes": len(content)}
+    nbytes = storage.write_tensors(folder / f"rank-{rank:04d}.safetensors", mine)
+    record = {"save": folder.name, "pieces": listed, "bytes": nbytes}
     storage.write(folder / f"rank-{rank:04d}.json", json.dumps(record).encode())
 
 

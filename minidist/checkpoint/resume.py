@@ -23,7 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
+from minidist.base.device import creating
 from minidist.base.errors import UsageError, quoted
+from minidist.base.meta import NoDevice
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
     Checkpoint,
@@ -34,6 +36,7 @@ from minidist.checkpoint.directory import (
     order_of,
     save,
 )
+from minidist.checkpoint.dry_storage import DryStorage
 from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.checkpoint.storage import Storage
@@ -199,7 +202,7 @@ def saving_alone(comm: Comm, config: TrainConfig) -> Iterator[Storage]:
 
     Yields what `save_job` takes as its storage.
     """
-    storage = Storage()
+    storage = DryStorage() if isinstance(creating.get(), NoDevice) else Storage()
     with ExitStack() as stack:
         if config.save is not None and comm.rank == 0:
             stack.enter_context(storage.locked(Path(config.save)))

@@ -34,9 +34,14 @@ _HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)  # any other error: a fi
 
 
 class Storage:
-    """Files of the local or a shared file system. patience: seconds that `locked` waits for a job that is ending."""
+    """Files of the local or a shared file system. patience: seconds that `locked` waits for a job that is ending.
+
+    tensor_bytes: of the last file of tensors.
+    """
 
     patience = 1.0
+    has_files = True
+    tensor_bytes = 0
     _inside: Path | None = None  # the directory of the `locked` block that is running
     _alone = False  # no other job saves there, and the system guarantees it
 
@@ -108,6 +113,16 @@ class Storage:
             with suppress(OSError):
                 path.unlink()
             raise
+
+    def write_tensors(self, path: Path, tensors: dict[str, Any]) -> int:
+        """Write a file of tensors, or none where there are no tensors; return its bytes."""
+        from safetensors.numpy import save as pack
+
+        content = pack(tensors) if tensors else b""
+        if tensors:
+            self.write(path, content)
+        self.tensor_bytes = len(content)
+        return self.tensor_bytes
 
     def sync(self, descriptor: int) -> None:
         """Wait until the file or directory is on disk."""

@@ -42,6 +42,7 @@ class DryRun:
     seconds: the virtual time of all steps. peaks, step_peaks: for each rank, the bytes of each purpose at the peak of
     memory of the whole run, and of its steps. bubble: the share of the time in which a rank does not compute, as the
     mean over all ranks. mfu: model FLOPs utilization. uneven: the calls that end at different times on folded ranks.
+    checkpoint_bytes: of each rank's tensors in a checkpoint.
     """
 
     summary: Summary
@@ -53,6 +54,7 @@ class DryRun:
     mfu: float | None
     folded: bool
     uneven: Collection[str]
+    checkpoint_bytes: list[int]
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json prints: the keys of `train` but losses and digest, and those that only a dry run has."""
@@ -68,6 +70,7 @@ class DryRun:
             "step_seconds": self.seconds / self.steps,
             "bubble": self.bubble,
             "mfu": self.mfu,
+            **({"checkpoint_bytes": self.checkpoint_bytes} if any(self.checkpoint_bytes) else {}),
             "upper_bound_because_of": sorted(self.uneven),
         }
 
@@ -91,6 +94,9 @@ class DryRun:
         for purpose, nbytes in sorted(self.step_peaks[fullest].items(), key=lambda pair: -pair[1]):
             if nbytes:
                 lines.append(f"  {purpose:22}{nbytes:20,}")
+        if any(self.checkpoint_bytes):
+            most, total = max(self.checkpoint_bytes), sum(self.checkpoint_bytes)
+            lines.append(f"tensors of a checkpoint: {total:,} B, of which a rank writes {most:,} B at most")
         if self.summary.peak_bytes[fullest] > totals[fullest]:
             lines.append(f"before the first step, with the whole model: {self.summary.peak_bytes[fullest]:,}")
         return "\n".join(lines)
@@ -99,7 +105,7 @@ class DryRun:
 def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that meta arrays cannot run, by flag: what they store, read or decide by has values."""
     needs = {
-        "--save": config.save,
+        "--resume": config.resume or None,
         "--init-from": config.init_from,
         "--teacher-cache": config.teacher_cache,
         "--sparsity": config.prunes or None,
@@ -129,6 +135,7 @@ def check_fold(config: TrainConfig, size: int) -> None:
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",
         f"the shards of layers (--optimizer {config.optimizer} with --zero {config.zero})": config.zero
         and config.optimizer in ("lars", "lamb"),
+        "the tensors that ranks write with --save": config.save is not None,
         "the tables of --check-replicas": config.check_replicas,
         f"parts of --context {config.context} tokens": config.context % sequences,
     }
@@ -218,6 +225,7 @@ def _result(
         _mfu(config, seconds, outcome.size, links),
         fold,
         outcome.uneven,
+        [result.checkpoint_bytes or 0 for result in results],
     )
     return Result(run.as_dict(), partial(_show, run))
 

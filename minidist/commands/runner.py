@@ -187,7 +187,8 @@ def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = T
     batches = resolve_batches(config, result)
     # Simulated ranks share the memory of this process; processes of mpiexec have their own.
     check_rules(config, batches, (1 if launched_size() else result) if has_values else 0)
-    check_saving(config)
+    if has_values:
+        check_saving(config)
     initial_checkpoint(config)
     teacher_checkpoint(config, load_dataset(config.data))
     return result

@@ -157,6 +157,7 @@ def train(
             peak_bytes=peak_bytes,
             peak_by_purpose=dict(peak_by_purpose),
             step_peak=dict(training[1]),
+            checkpoint_bytes=storage.tensor_bytes if config.save else None,
             sizes=strategy.sizes(),
             digest=digest(strategy),
             first_step=done,

@@ -1,6 +1,7 @@
 """A dry run sends the bytes of the real run, holds its memory at every moment, and takes its virtual time, exactly."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import groupby
 
@@ -9,6 +10,7 @@ import pytest
 
 from minidist.base.memory import MemoryAccount
 from minidist.base.meta import creating_meta
+from minidist.checkpoint.dry_storage import DTYPES, file_bytes
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
@@ -105,6 +107,48 @@ def test_a_teacher_on_a_rank_of_its_own(tmp_path, monkeypatch):
     assert dry == real
 
 
+@pytest.mark.parametrize(
+    ("ranks", "settings"),
+    [
+        (1, {}),
+        (2, {"dp": 2, "zero": 1, "precision": "bf16"}),
+        (2, {"dp": 2, "zero": 3, "optimizer": "sgd"}),
+        (4, {"pp": 2, "tp": 2, "microbatches": 2}),
+        (2, {"dp": 2, "experts": 4, "ep": 2}),
+        (2, {"dp": 2, "compression": "topk:0.1"}),
+    ],
+)
+def test_a_checkpoint_has_the_bytes_of_the_real_one_and_no_file(ranks, settings, tmp_path):
+    def sizes(folder, meta):
+        config = TrainConfig.make(**{**SMALL, **settings, "save": str(folder)})
+
+        def program(comm):
+            with creating_meta() if meta else nullcontext():
+                return train(comm, config)
+
+        world = SimWorld(ranks, checks=False)
+        written = [result.checkpoint_bytes for result in world.run(program)]
+        return written, [trace.bytes_by_purpose() for trace in world.traces], world.end_time
+
+    real, dry = sizes(tmp_path / "real", False), sizes(tmp_path / "dry", True)
+    assert dry == real
+    files = [path.stat().st_size for path in sorted((tmp_path / "real").glob("step-*/*.safetensors"))]
+    assert files == [nbytes for nbytes in real[0] if nbytes]
+    assert not (tmp_path / "dry").exists()
+
+
+def test_the_size_of_a_file_of_tensors():
+    from safetensors.numpy import save
+
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        dtypes = rng.choice([name for name in DTYPES if name != "bfloat16"], size=rng.integers(1, 14))
+        tensors = {
+            f"{i}": np.zeros(tuple(rng.integers(0, 5, rng.integers(0, 4))), name) for i, name in enumerate(dtypes)
+        }
+        assert file_bytes(tensors) == len(save(tensors))
+
+
 def command(*arguments):
     """Return the exit code of `minidist train`."""
     with pytest.raises(SystemExit) as ended:
@@ -150,7 +194,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--save", "runs/x"], "--save 'runs/x' needs values"),
+        (["--save", "runs/x", "--resume"], "--resume 'True' needs values"),
         (["--adaptive-batch", "64"], "--adaptive-batch '64' needs values"),
         (["--distill-from", "x", "--teacher-cache", "y"], "--teacher-cache 'y' needs values"),
         (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),

@@ -110,6 +110,7 @@ def test_two_thousand_ranks(capsys):
         (["--dp", "3", "--global-batch", "32"], "replicas with unlike numbers of rows differ; leave out --fold"),
         (["--dp", "2", "--optimizer", "muon", "--momentum", "0.9"], "orthogonalise other matrices (muon) differ"),
         (["--dp", "2", "--optimizer", "lamb", "--zero", "1"], "(--optimizer lamb with --zero 1) differ"),
+        (["--dp", "2", "--save", "x"], "the tensors that ranks write with --save differ"),
         (["--dp", "2", "--check-replicas"], "the tables of --check-replicas differ"),
         (["--pp", "2", "--schedule", "pipedream"], "the replicas of --schedule pipedream differ"),
         (["--strategy", "ps", "--ranks", "3"], "a parameter server's ranks differ"),
