@@ -38,6 +38,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import only_steps
 from minidist.cli import main
 from minidist.comm import LinkModel, SimWorld
+from minidist.commands.memory_budget import fit_micro_batch
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
@@ -117,7 +118,7 @@ JOB = {
     "reduction": "ring",
     "optimizer": "sgd",
 }
-# So fast a memory that only FLOPs count.
+# The memory is so fast that only FLOPs count.
 LINKS = LinkModel(alpha=5e-6, beta=1e-9, flops=2e10, memory_bandwidth=1e18)
 
 
@@ -279,6 +280,22 @@ print(f"max |w_parallel - w_single| = {verdict.max_difference['weights']:.1e}")
 assert verdict.equal
 
 # %% [markdown]
+# The largest micro-batch can be chosen by memory alone. `--micro-batch auto` tries the sizes from the
+# largest to the smallest, on arrays without data, and takes the first one with which every rank fits
+# `--memory-budget`:
+
+# %%
+SMALL = {"layers": 2, "width": 32, "context": 32, "data": "markov", "global_batch": 32, "steps": 2}
+auto = TrainConfig.make(**SMALL, dp=2, micro_batch="auto", memory_budget=1.5e6)
+fitted, line = fit_micro_batch(auto, ranks=2)
+print(line)
+for micro, fits in ((fitted.micro_batch, True), (2 * fitted.micro_batch, False)):
+    results = SimWorld(2).run(train, TrainConfig.make(**SMALL, dp=2, micro_batch=micro))
+    peak = max(result.peak_bytes for result in results)
+    print(f"--micro-batch {micro}: {peak:,} B in use at the same time")
+    assert (peak <= auto.memory_budget) == fits
+
+# %% [markdown]
 # ## 6 Break it
 #
 # A model of the machine is only as good as its numbers. Take messages as free, and another mesh seems best:
@@ -346,7 +363,7 @@ check("25.min_max_split", solution("25.min_max_split"))
 #   a second to try on paper.
 # - `minidist plan` does the same for GPUs: memory from shapes decides what fits, then tensor
 #   parallelism stays inside a node, and ZeRO, stages and recomputation pay for memory with time.
-#   [docs/planner.md](../docs/planner.md) holds it against published measurements.
+#   [docs/planner.md](../docs/planner.md) compares it with published measurements.
 # - Every prediction is a range: compare two layouts with a plan, measure the one that you choose.
 # - Where the paper is off, one can say what it left out: here the all-reduces of the split
 #   vocabulary, and the losses.
@@ -358,6 +375,7 @@ check("25.min_max_split", solution("25.min_max_split"))
 #     mpiexec -n 2 python mpi_examples/profile_and_partition.py
 #     mpiexec -n 2 python mpi_examples/repartition.py
 #     minidist train --config mpi_examples/job.toml
+#     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
 
 # %% [markdown]
 # ## 10 What others call it
