@@ -38,7 +38,7 @@ class CallSite(NamedTuple):
         # Relative to where the program was started, as compilers print it.
         path = Path(self.filename)
         if path.parent.name.startswith("ipykernel_"):
-            return f"{_cell(self.filename)}, line {self.line}"
+            return f"{cell_name(self.filename)}, line {self.line}"
         try:
             return f"{path.relative_to(Path.cwd())}:{self.line}"
         except (ValueError, OSError):  # elsewhere, or the working directory was removed
@@ -129,8 +129,13 @@ def _classify(filename: str) -> int:
     return _OTHER if filename.startswith(_OTHERS) else _USER
 
 
-def _cell(filename: str) -> str:
+cells: dict[str, str] = {}  # by the name of its temporary file, the name of a cell whose notebook is another process
+
+
+def cell_name(filename: str) -> str:
     """Return the name by which a reader knows a notebook's cell, In[3], instead of its temporary file's."""
+    if filename in cells:
+        return cells[filename]
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     found: tuple[str, str] | None = shell.compile.format_code_name(filename) if shell else None
     return " ".join(found or ("a notebook's", "cell"))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.comm import call_site
 from minidist.lesson import mpi_leg
 from minidist.lesson.exercise import find
 from minidist.lesson.judge import Request, Verdict
@@ -93,7 +94,10 @@ def examine(
     without = "not run, there is no MPI here (pip install 'minidist[mpi]')" if mpi else ""
     seed = seed_of_the_day() if seed is None else seed
     path = tuple(place or os.getcwd() for place in sys.path)
-    verdict = _session().judge(Request(name, packed, seed, path, launcher, without, limits or Limits()))
+    code = getattr(function, "__code__", None)
+    cells = ((code.co_filename, call_site.cell_name(code.co_filename)),) if code is not None else ()
+    request = Request(name, packed, seed, path, launcher, without, limits or Limits(), cells)
+    verdict = _session().judge(request)
     return Result(**vars(verdict))
 
 

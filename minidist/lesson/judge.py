@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from minidist.base.trace import Trace
+from minidist.comm import call_site
 from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, exercises, find
 from minidist.lesson.hints import hint_for
 from minidist.lesson.mpi_leg import run_under_mpi
@@ -27,9 +28,9 @@ class Request:
     """What is to be judged.
 
     function: loads it in the process that runs it. path: the places where modules are found (sys.path). launcher: the
-    mpiexec of the leg in processes; None leaves it out, and `without_mpi` says why. share_nothing: run one case in
-    which each rank has the function's globals for itself. needs_par: a metric above par fails the exercise, where it
-    has a limit.
+    mpiexec of the leg in processes; None leaves it out, and `without_mpi` says why. cells: the file of
+    a notebook's cell and the cell's name. share_nothing: run one case in which each rank has the function's globals for
+    itself. needs_par: a metric above par fails the exercise, where it has a limit.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Request:
     launcher: str | None = None
     without_mpi: str = ""
     limits: Limits = field(default_factory=Limits)
+    cells: tuple[tuple[str, str], ...] = ()
     share_nothing: bool = False
     needs_par: bool = True
 
@@ -70,6 +72,7 @@ def judge(request: Request) -> Verdict:
     exercise = find(request.name)
     fixed, drawn = exercise.cases(), exercise.drawn(request.seed)
     above: dict[str, str] = {}
+    call_site.cells.update(request.cells)  # the runner, a fork of this process, names them
     with Runner(exercise, request.function, request.path, request.limits) as runner:
         for case in (*fixed, *drawn):
             ours = par_of(request.name, case)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import DeadlockError, MismatchError, UsageError
+from minidist.comm import call_site
 from minidist.lesson import check, examine, expect, solution
 from minidist.lesson.exercise import Case, find
 from minidist.lesson.mpi_leg import mpiexec
@@ -136,6 +137,14 @@ def test_the_seed_draws_cases_and_is_printed(monkeypatch):
     result = examine("03.by_sendrecv", wrong_on_a_drawn_case, mpi=False, seed=7)
     assert not result
     assert "(drawn by seed 7)" in result.text
+
+
+def test_a_report_names_the_cell_of_the_notebook(monkeypatch):
+    source = "def waits(comm, outgoing):\n    comm.recv(outgoing, comm.rank)"
+    scope = {}
+    exec(compile(source, "/tmp/ipykernel_9/7.py", "exec"), scope)
+    monkeypatch.setitem(call_site.cells, "/tmp/ipykernel_9/7.py", "Cell In[4]")
+    assert "at Cell In[4], line 2" in examine("03.by_order", scope["waits"], mpi=False).text
 
 
 def test_what_is_no_function_is_refused():
