@@ -133,10 +133,10 @@ def test_an_answer_that_takes_too_much_memory_is_refused():
 SOME = (-1, [3, "x"], [[[0.5]]])
 
 
-@pytest.mark.parametrize("name", names())
-def test_any_returned_value_gets_a_verdict(name):
-    for value in SOME:
-        assert examine(name, lambda *arguments, value=value: value, mpi=False).text
+@pytest.mark.parametrize(("number", "name"), enumerate(names()))
+def test_any_returned_value_gets_a_verdict(number, name):
+    value = SOME[number % len(SOME)]
+    assert examine(name, lambda *arguments: value, mpi=False).text
 
 
 @pytest.mark.exhaustive
