@@ -59,8 +59,8 @@ wrong = predict("time of the ring for 8 B over that of the best", example=2)
 # instead of one, and each has to work for every number of ranks.
 #
 # Every all-reduce that there is here, on those 16 ranks. A rank is busy for a quarter of alpha with
-# each message that it sends or receives, its *overhead* (lesson 00), so that a boss has no free
-# lunch. Both axes are logarithmic. On the left latency decides: a line's height is its number of
+# each message that it sends or receives, its *overhead* (lesson 00), so that a root pays for every
+# message. Both axes are logarithmic. On the left latency decides: a line's height is its number of
 # rounds. On the right the bytes decide.
 
 # %%

@@ -161,7 +161,8 @@ print(inspect.getsource(states))
 print(inspect.getsource(StepModel.ring_seconds))
 
 # %% [markdown]
-# For the small job the same model of a step fits on half a page. The work of one device is counted once, by running one sample through the model with a FLOP counter:
+# For the small job the same model of a step fits on half a page. The work of one device is counted
+# once, by running one sample through the model with a FLOP counter:
 
 # %%
 job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
@@ -233,7 +234,8 @@ assert not any(
 run(compare_command(first.layout, first.job))
 
 # %% [markdown]
-# A plan is worth what its predictions are worth. For the small job: all ten meshes, on paper and on the virtual clock:
+# A plan is worth what its predictions are worth. For the small job: all ten meshes, on paper and on
+# the virtual clock:
 
 # %%
 layouts = [

@@ -13,7 +13,8 @@
 #
 # ## 1 The case
 #
-# Eleven rows are one training step on three ranks, which get 4, 4 and 3 of them. Each rank takes
+# Eleven rows are one training step on three ranks, which get as nearly
+# equal parts of them as possible. Each rank takes
 # the mean of the gradient over its own rows, and the ranks' gradients are averaged. The authors had
 # tested it with 12 rows: there it is right.
 #

@@ -176,18 +176,19 @@ assert verdict.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# A default that nobody has written down. Leave `warmup_max_lr` out of the scheduler: DeepSpeed's
-# default for it is 0.001, and it takes the place of the optimizer's 0.003 without a word.
+# Defaults that nobody has written down. Leave the two lines out that say how the scheduler warms up:
+# DeepSpeed's warm-up is then logarithmic, and takes 1,000 steps.
 
 # %%
 content = json.loads(FILE.read_text())
-del content["scheduler"]["params"]["warmup_max_lr"]
-quiet = translate(content)
+for key in ("warmup_type", "warmup_num_steps"):
+    del content["scheduler"]["params"][key]
+for key, value, flags in translate(content).applied:
+    if key.endswith("(default)"):
+        print(f"{key:45} {value!s:6} {flags}")
+slow = DeepSpeedWarmup(1000, curve="log")
 print(
-    "learning rate of the file:",
-    said.settings["lr"],
-    "  without warmup_max_lr:",
-    {**quiet.defaults, **quiet.settings}["lr"],
+    "part of the full rate in steps 3, 30 and 300:", [round(slow(step), 2) for step in (3, 30, 300)]
 )
 
 # %% [markdown]
