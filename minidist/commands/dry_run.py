@@ -120,7 +120,8 @@ def check_dry_run(config: TrainConfig, metrics: Path | None) -> None:
         raise UsageError("--dry-run simulates its ranks in one process; run it without mpiexec")
     needs = settings_that_need_values(config) | ({} if metrics is None else {"--metrics": metrics})
     for flag, value in needs.items():
-        raise UsageError(f"{flag} {quoted(str(value))} needs values, and a dry run has none; leave it out")
+        given = flag if value is True else f"{flag} {quoted(str(value))}"
+        raise UsageError(f"{given} needs values, and a dry run has none; leave it out")
 
 
 def check_fold(config: TrainConfig, size: int) -> None:

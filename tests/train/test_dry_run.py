@@ -4,6 +4,7 @@ import json
 from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -170,10 +171,15 @@ def test_a_model_that_fits_no_laptop(capsys):
     assert "losses" not in result
 
 
-def test_an_evaluation_has_bytes_and_no_loss(capsys):
-    job = ["--tp", "2", "--steps", "2", "--evaluate-every", "1", "--data", "markov", "--trace", "none"]
+def test_an_evaluation_has_bytes_and_no_loss(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = ["--tp", "2", "--steps", "2", "--evaluate-every", "1", "--data", "markov", "--trace", "none", "--save", "new"]
+    assert command(*job, "--dry-run") == 0
+    assert "tensors of a checkpoint: " in capsys.readouterr().out
     assert command(*job, "--dry-run", "--json") == 0
     result = json.loads(capsys.readouterr().out)
+    assert len(result["checkpoint_bytes"]) == 2
+    assert not Path("new").exists()
     volume = result["bytes_by_purpose"]["evaluation"]
     assert volume["measured"] == volume["closed_form"] > 0
     assert not result.get("held_out")
@@ -194,7 +200,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--save", "runs/x", "--resume"], "--resume 'True' needs values"),
+        (["--save", "runs/x", "--resume"], "--resume needs values"),
         (["--adaptive-batch", "64"], "--adaptive-batch '64' needs values"),
         (["--distill-from", "x", "--teacher-cache", "y"], "--teacher-cache 'y' needs values"),
         (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),
