@@ -6,6 +6,7 @@ other: a name of NumPy's that is not listed, or NumPy itself where an array may 
 
 import ast
 import inspect
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +94,7 @@ METHOD_CALLS = {
 # Of whole numbers, and of one element.
 SELF = {"__and__": V, "__or__": V, "__rshift__": V, "__mod__": V + 1, "__floordiv__": V + 1, "__invert__": V}
 SELF |= dict.fromkeys(("item", "__float__", "__int__", "__bool__"), np.ones((1, 1)).reshape(()))
-METHOD_CALLS |= {name: ((V,) if name.strip("_") in BINARY else (), {}) for name in SELF}
+METHOD_CALLS |= {name: ((V + 1,) if name.strip("_") in BINARY else (), {}) for name in SELF}
 
 
 def to_numpy(value):
@@ -263,10 +264,11 @@ def host_only(name):
     return isinstance(value, (type, float)) or name in ("finfo", "iinfo")
 
 
+@cache
 def sources():
-    for folder in FOLDERS:
-        for path in sorted((PACKAGE / folder).rglob("*.py")):
-            yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))
+    """(name, syntax tree) of every file of the folders."""
+    paths = [path for folder in FOLDERS for path in sorted((PACKAGE / folder).rglob("*.py"))]
+    return [(path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 def around(name, tree):

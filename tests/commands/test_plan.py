@@ -1,10 +1,12 @@
 """`minidist plan`: its JSON object, its tables, and one sentence for whatever is wrong."""
 
 import json
+import re
 
 import pytest
 
 from minidist.cli import main
+from minidist.planning.architecture import Architecture
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
 SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
@@ -209,6 +211,14 @@ def test_the_formulas_of_experts_are_explained(capsys):
     assert "an exchange over ep 8, 8 of them in a node" in text
     assert run(*MEGATRON, "--tp", "8", "--pp", "16", "--explain") == 0
     assert "experts" not in capsys.readouterr().out
+
+
+def test_a_small_model_is_printed_with_its_digits(capsys):
+    assert run("plan", *SMALL) == 0
+    text = capsys.readouterr().out
+    sizes = Architecture(2, 64, 4, 51_200, 2048, 256)
+    assert text.startswith(f"{sizes.parameters:,} parameters on 1 x h100")
+    assert re.search(r"\b\d\.\d\d to +\d", text)
 
 
 def test_nothing_fits(capsys):

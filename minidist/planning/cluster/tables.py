@@ -18,10 +18,15 @@ def layouts_table(plans: Sequence[Plan]) -> str:
         short, long = (share * plan.time.seconds for share in plan.time_range)
         low, high = (share * plan.fullest.peak / 1e9 for share in plan.calibration.memory_range)
         lines.append(
-            f"{short:8.3g} to {long:8.3g} s  {low:4.0f} to {high:4.0f} GB  {plan.tokens_per_second:10,.0f}"
-            f"  {100 * plan.utilization(plan.model_flops):4.1f}%  {plan.layout}"
+            f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB "
+            f" {plan.tokens_per_second:10,.0f}  {100 * plan.utilization(plan.model_flops):4.1f}%  {plan.layout}"
         )
     return "\n".join(lines)
+
+
+def _gigabytes(number: float) -> str:
+    """Format GB in four columns, with digits behind the point where there are few."""
+    return f"{number:4.0f}" if number >= 10 else f"{number:4.2f}"
 
 
 def best_table(plan: Plan) -> str:
@@ -99,7 +104,9 @@ def _expert_lines(plan: Plan) -> list[str]:
 
 def header(job: Job, plan_count: int, machine: str) -> str:
     """Return the first line."""
+    count = job.model.parameters
+    parameters = f"{count / 1e9:,.2f}e9" if count >= 10_000_000 else f"{count:,}"
     return (
-        f"{job.model.parameters / 1e9:,.2f}e9 parameters on {job.gpus:,} x {machine}, {job.global_batch:,} sequences of"
+        f"{parameters} parameters on {job.gpus:,} x {machine}, {job.global_batch:,} sequences of"
         f" {job.length:,} tokens, {job.precision}: {plan_count:,} layouts fit"
     )
