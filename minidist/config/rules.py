@@ -23,7 +23,6 @@ from minidist.config.models import make_model
 from minidist.config.pipeline_plan import check_stages
 from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag, pruning_of
-from minidist.data import measured_every
 from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import lr_scaling
@@ -604,9 +603,10 @@ PARAMETER_SERVER = (
 # Ranks with different numbers of rows do different things where they exchange parts of equal size.
 UNEVEN_ROWS = (
     Rule(
-        "uneven-rows-with-ep",
-        lambda j: j.dims.ep > 1 and not j.batches.shares.is_even,
-        "--ep {ep} exchanges equally many slots with every rank, and {rows} give ranks different numbers of tokens",
+        "uneven-rows-of-experts-in-a-pipeline",
+        lambda j: j.pp > 1 and j.dims.ep > 1 and len({len(set(replica)) for replica in j.batches.shares.rows}) > 1,
+        "--ep {ep} exchanges slots when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
+        " have different numbers of shapes",
         "use --global-batch {near}",
         {
             "rows": lambda j: uneven_rows(j),
@@ -657,13 +657,6 @@ CHANGING_BATCHES = (
         lambda j: j.changes_batches and j.teacher_ranks,
         "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose rows {changes_batches} has not"
         " chosen yet",
-        "leave it out",
-    ),
-    Rule(
-        "measured-weights-with-ep",
-        lambda j: measured_every(j.weights) and j.dims.ep > 1,
-        "--ep {ep} exchanges equally many slots with every rank, and --weights {weights} gives ranks different numbers"
-        " of tokens",
         "leave it out",
     ),
     Rule(

@@ -497,6 +497,11 @@ class Batches(BaseModel):
         return self.dp * self.accumulation
 
 
+def has_ragged_shares(config: TrainConfig, batches: Batches) -> bool:
+    """Return whether ranks have, or may get, different numbers of rows in a micro-batch."""
+    return not batches.shares.is_even or measured_every(config.weights) > 0
+
+
 def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     """Return the degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
 

@@ -26,10 +26,13 @@ from minidist.parallel.tensor import gpt_plan, llama_plan, mlp_plan, parallelize
 from minidist.parallel.tensor.parallelize import Plan, weights_checksum
 
 
-def apply_expert_parallel(model: Module, comm: Comm) -> Module:
-    """Shard a model's experts over `comm`: an all-to-all brings each token to the rank of its expert, and back."""
+def apply_expert_parallel(model: Module, comm: Comm, ragged: bool = False) -> Module:
+    """Shard a model's experts over `comm`: an all-to-all brings each token to the rank of its expert, and back.
+
+    ragged: see `ExpertParallel`.
+    """
     place = "model.layers.*.mlp" if isinstance(model, Llama) else "transformer.h.*.mlp"
-    return parallelize_module(model, comm, {place: ExpertParallel()}, axis="ep")
+    return parallelize_module(model, comm, {place: ExpertParallel(ragged)}, axis="ep")
 
 
 def apply_tensor_parallel(model: Module, comm: Comm, sequence_parallel: bool = False) -> Module:

@@ -19,8 +19,9 @@ Proved by: tests/planning/test_volumes.py
 
 from collections import Counter
 
+from minidist.config.models import ITEMSIZE
 from minidist.config.pipeline_plan import blocks_of_stages, make_plan
-from minidist.config.train_config import Batches, TrainConfig
+from minidist.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.data import load_dataset
 from minidist.nn.experts import expert_capacity
 from minidist.parallel.context import part_order, sequence_positions
@@ -28,7 +29,7 @@ from minidist.parallel.context.all_gather_attention import all_gather_attention_
 from minidist.parallel.context.ring_attention import ring_attention_volume
 from minidist.parallel.context.ulysses import ulysses_volume
 from minidist.parallel.context.ulysses_ring import ulysses_ring_volume
-from minidist.parallel.expert.dispatch import dispatch_volume
+from minidist.parallel.expert.dispatch import capacities_volume, dispatch_volume
 from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
 from minidist.parallel.tensor.distillation import distillation_volume
 from minidist.parallel.tensor.layers import (
@@ -111,7 +112,8 @@ class Layers:
     """
 
     def __init__(self, config: TrainConfig, batches: Batches, rows: int, teacher: bool = False) -> None:
-        self.config, self.dims, self.rows, self.teacher = config, batches.dims, rows, teacher
+        self.config, self.batches, self.rows, self.teacher = config, batches, rows, teacher
+        self.dims = batches.dims
         self.activation = self.rows * config.context * config.width  # of all context-parallel ranks together
         kv_heads = config.kv_heads or config.heads
         self.key_width = kv_heads * (config.width // config.heads)  # of the keys, and of the values
@@ -123,7 +125,7 @@ class Layers:
         return Counter(
             {
                 FORWARD: self._tensor(blocks, first, last).forward + self._attention().forward * len(blocks),
-                DISPATCH: self._dispatch().forward * len(blocks),
+                DISPATCH: (self._dispatch().forward + self._capacities()) * len(blocks),
             }
         )
 
@@ -218,6 +220,12 @@ class Layers:
     def _dispatch(self) -> Volume:
         """Return the volume of one block's all-to-alls, on all tensor-parallel ranks."""
         return dispatch_volume(self._slots() * self.dims.tp, self.dims.ep)
+
+    def _capacities(self) -> int:
+        """Return the elements of a replica's capacities, one number from each of its ranks, where they differ."""
+        if not self.config.experts or not has_ragged_shares(self.config, self.batches):
+            return 0
+        return self.dims.tp * self.dims.cp * capacities_volume(self.dims.ep) // ITEMSIZE[self.config.precision]
 
     def _slots(self) -> int:
         """Return the elements in all experts' slots for one micro-batch, of all context-parallel ranks."""

@@ -24,7 +24,7 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.config.models import activation_shape
-from minidist.config.train_config import updates_of
+from minidist.config.train_config import has_ragged_shares, updates_of
 from minidist.nn import Module
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
@@ -57,7 +57,7 @@ def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> Me
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.
     if axes.ep.size > 1:
-        job.model = apply_expert_parallel(job.model, axes.ep)
+        job.model = apply_expert_parallel(job.model, axes.ep, has_ragged_shares(config, job.batches))
 
     # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
     if axes.tp.size > 1:

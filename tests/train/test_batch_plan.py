@@ -34,6 +34,7 @@ def world(ranks):
         {**MEASURED, "dp": 2, "accumulation": 2, "zero": 3, "precision": "bf16", "steps": 4},
         {**GROWS, "lr_scaling": "linear"},
         {**BOTH, "dropout": 0.1, "evaluate_every": 2},
+        {**MEASURED, "dp": 2, "ep": 2, "experts": 2, "precision": "fp64", "reduction": "ring"},
         {**GROWS, "tp": 2, "steps": 3, "precision": "fp64", "reduction": "ring"},
     ],
 )
