@@ -73,15 +73,17 @@ def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
 
 
 def _checked(name: str, tree: ast.Module) -> str:
-    """Return the function that the last `check(name, function)` names, or ""."""
-    found = ""
-    for node in ast.walk(tree):
+    """Return the function that the first `check(name, function)` names, or "".
+
+    The first, because a lesson checks the reader's function first and typical mistakes after it.
+    """
+    for node in (node for statement in tree.body for node in ast.walk(statement)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "check"):
             continue
         match node.args:
             case [ast.Constant(value=value), ast.Name(id=function), *_] if value == name:
-                found = function
-    return found
+                return function
+    return ""
 
 
 def _needed(tree: ast.Module, wanted: Iterable[str]) -> str:

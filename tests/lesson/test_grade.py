@@ -4,6 +4,7 @@ import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from minidist.lesson.grade import exercises_of, grade
 from minidist.lesson.runner import Limits
 from minidist.lesson.submission import read, source_of
 
+ROOT = Path(__file__).resolve().parents[2]
 RING = """
 import numpy as np
 from minidist.base.layout import chunk_sizes, offsets
@@ -98,11 +100,11 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
         "START = 0\nNAMES = {}\nNAMES['F'] = 'F'\nunused = 1 / 0",
         "def forward(i):\n    return NAMES['F'] + str(i + START)",
         "sys.exit('this cell is not needed')\n!ls",
-        "def first_try(p, m):\n    return []",
-        "check('16.gpipe', first_try)",
         "def mine(p, m):\n"
         "    return [[forward(i) for i in range(m)] + [f'B{i}' for i in reversed(range(m))] for _ in range(p)]",
         "check('16.gpipe', mine)\nraise SystemExit",
+        "def a_mistake(p, m):\n    return []",
+        "check('16.gpipe', a_mistake)",
     ]
     notebook = {"cells": [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]}
     path = written(tmp_path, json.dumps(notebook), "answer.ipynb")
@@ -110,7 +112,7 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
     text = source_of(find("16.gpipe"), path, read(path)).text
     assert "NAMES['F'] = 'F'" in text
     assert "unused" not in text
-    assert "first_try" not in text
+    assert "a_mistake" not in text
 
 
 @pytest.mark.parametrize(
@@ -191,3 +193,8 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
         assert failed.returncode == 2, arguments
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_of_a_lesson_the_readers_function_is_graded_and_not_the_mistake_that_it_shows():
+    path = ROOT / "lessons" / "04_all_reduce_without_a_boss.py"
+    assert source_of(find("04.ring_all_reduce"), path, read(path)).functions == ("ring_all_reduce",)
