@@ -39,7 +39,10 @@ def write_dumps(world: SimWorld, folder: str | Path, form: str = "pickle") -> li
     for trace in world.traces:
         dump = {
             "version": VERSION,
-            "pg_config": {str(number): config for number, config in enumerate(groups_of(world).values())},
+            "pg_config": {
+                group["name"]: {"name": group["name"], "desc": group["desc"], "ranks": json.dumps(group["members"])}
+                for group in groups_of(world).values()
+            },
             "pg_status": {},
             "comm_lib_version": "",
             "entries": list(entries_of(world, trace.rank)),
@@ -51,17 +54,13 @@ def write_dumps(world: SimWorld, folder: str | Path, form: str = "pickle") -> li
     return files
 
 
-def groups_of(world: SimWorld) -> dict[str, dict[str, str]]:
-    """Return the process groups: communicator -> {name, desc, ranks}."""
+def groups_of(world: SimWorld) -> dict[str, dict[str, Any]]:
+    """Return the process groups: communicator -> {"name": its number, "desc": a text, "members": its ranks}."""
     members: dict[str, set[int]] = {"world": set(range(world.size))}
     for name, logs in world.state.logs.items():
         members.setdefault(name, set()).update(logs)
     return {
-        name: {
-            "name": str(number),
-            "desc": "default_pg" if name == "world" else name,
-            "ranks": json.dumps(sorted(ranks)),
-        }
+        name: {"name": str(number), "desc": "default_pg" if name == "world" else name, "members": sorted(ranks)}
         for number, (name, ranks) in enumerate(members.items())
     }
 
@@ -91,10 +90,10 @@ def entries_of(world: SimWorld, rank: int) -> Iterator[dict[str, Any]]:
     yield from found
 
 
-def entry_of(message: MessageEvent, groups: dict[str, dict[str, str]], number: int, sequence: int) -> dict[str, Any]:
+def entry_of(message: MessageEvent, groups: dict[str, dict[str, Any]], number: int, sequence: int) -> dict[str, Any]:
     """Return the entry of a message, or of the collective whose first message it is."""
     group = groups[message.communicator]
-    members = json.loads(group["ranks"])
+    members = group["members"]
     name = message.operation.partition("/")[0]
     shapes: list[list[int]] = [[]]
     dtype = DTYPES.get(message.dtype, message.dtype)

@@ -11,7 +11,6 @@ Proved by: tests/lesson/test_grade.py
 """
 
 import ast
-import json
 import os
 import sys
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise, exercises
 from minidist.lesson.judge import Request, Verdict, judge
 from minidist.lesson.runner import Limits
@@ -151,7 +151,7 @@ def leaderboard(paths: Sequence[Path]) -> list[dict[str, Any]]:
     rows = []
     for path in paths:
         try:
-            results = json.loads(path.read_text(encoding="utf-8"))
+            results = parse_json(path.read_text(encoding="utf-8"), any_float=True)
             values = {entry["name"]: entry["value"] for entry in results["leaderboard"]}
             data = results["extra_data"]
             row = {

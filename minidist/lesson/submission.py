@@ -8,13 +8,13 @@ Proved by: tests/lesson/test_grade.py
 
 import ast
 import importlib
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise
 
 
@@ -47,7 +47,7 @@ def read(path: Path) -> ast.Module:
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".ipynb":
         try:
-            cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+            cells = [cell for cell in parse_json(text, any_float=True)["cells"] if cell["cell_type"] == "code"]
             lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{quoted(str(path))} is not a notebook; save it again as .ipynb") from None

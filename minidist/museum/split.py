@@ -144,8 +144,8 @@ def slots_in_the_first_order(patch: Patch) -> None:
     """the experts' results are read in the order in which the tokens were sent"""
     right = dispatch.exchange
 
-    def wrong(comm: Any, slots: Any, to_experts: bool) -> Any:
-        result = right(comm, slots, to_experts)
+    def wrong(comm: Any, slots: Any, to_experts: bool, capacities: Any) -> Any:
+        result = right(comm, slots, to_experts, capacities)
         return result if to_experts else result[::-1].copy()
 
     patch.setattr(dispatch, "exchange", wrong)

@@ -264,7 +264,11 @@ BAD = {
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not combine with"),
     "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
     "offload": ({"offload": "optimizer"}, 3, "is on the servers"),
-    "rates": ({"staleness_aware": True}, 3, "--staleness-aware does not apply to --consistency bsp"),
+    "rates": (
+        {"staleness_aware": True},
+        3,
+        "--staleness-aware scales the gradient of one worker, and --consistency bsp applies those of all",
+    ),
     "no ps": ({"strategy": "auto", "consistency": "asp"}, 3, "belong to --strategy ps"),
 }
 
