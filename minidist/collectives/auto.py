@@ -43,14 +43,21 @@ MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so
 OVERHEAD_SHARE = 0.25  # of a measured latency; lesson 27 measures it on your machine
 
 _tables: "WeakKeyDictionary[Comm, dict[str, MeasuredTimes | None]]" = WeakKeyDictionary()  # see `choose`
+_chosen: "WeakKeyDictionary[PointToPoint, dict[tuple[str, int], str]]" = WeakKeyDictionary()  # by measured times
 
 
 def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     """Return the name of the cheapest algorithm of `operation` on an array of `nbytes` in all."""
+    # A choice by measured times is looked up once: a call with 4 KiB takes 10 us, of which this is to be little.
+    known = _chosen.get(comm) if isinstance(comm, Comm) else None
+    if known is not None and (operation, nbytes) in known:
+        return known[operation, nbytes]
+
     # For MPI ranks: a table of measured times. The first call measures or reads it, and this involves all ranks.
     measured = _table(comm, operation)
     taken = measured.fastest(nbytes) if measured is not None else None
     if taken is not None:
+        _chosen.setdefault(comm, {})[operation, nbytes] = taken
         return taken
 
     links, members = getattr(comm.world, "links", LinkModel()), tuple(comm.members)
@@ -114,7 +121,7 @@ def fastest(
 
 
 # A program may register an algorithm after the first choice.
-at_registration.extend((cheapest.cache_clear, fastest.cache_clear, _tables.clear))
+at_registration.extend((cheapest.cache_clear, fastest.cache_clear, _tables.clear, _chosen.clear))
 
 
 def virtual_seconds(

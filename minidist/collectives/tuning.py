@@ -4,8 +4,8 @@ A formula of alpha and beta describes messages on an idle link. Real ranks also 
 with each other, and wait for the scheduler, so the best algorithm by the formula may be several times slower than the
 fastest one. Therefore the first call of an operation with `algorithm="auto"` measures a table:
 
-    seconds              4 KiB    16 KiB   ...   4 MiB        Arrays are float32. A number is the first quartile of 4
-    ordered              2.2e-5   2.9e-5         1.0e-3       to 20 rounds; the slowest rank's time counts in each.
+    seconds              4 KiB    16 KiB   ...   4 MiB        Arrays are float32. A number is the first decile of 4
+    ordered              2.2e-5   2.9e-5         1.0e-3       to 100 rounds; the slowest rank's time counts in each.
     recursive_doubling   6.0e-6   1.0e-5         3.3e-4       Between two sizes the time is interpolated linearly.
     ...
 
@@ -45,7 +45,7 @@ from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
 
 SIZES = tuple(4**k << 10 for k in range(1, 7))  # bytes: 4 KiB to 4 MiB
-LEAST_ROUNDS, MOST_ROUNDS = 4, 20  # of each size
+LEAST_ROUNDS, MOST_ROUNDS = 4, 100  # of each size
 CALLS = 4  # in a row, where there is time
 BUDGET = 2.0  # seconds
 VERSION = 1  # of what is measured, and how
@@ -61,7 +61,6 @@ class MeasuredTimes:
     def __init__(self, names: Sequence[str], seconds: np.ndarray) -> None:
         self.names, self.seconds = names, seconds
         self.columns = int(np.isfinite(seconds[0]).sum())
-        self._chosen: dict[int, str] = {}
 
     def fastest(self, nbytes: int) -> str | None:
         """Return the algorithm with the least time (of equal ones the first), or None for sizes that were left out.
@@ -71,10 +70,8 @@ class MeasuredTimes:
         sizes = SIZES[: self.columns]
         if nbytes > sizes[-1] and self.columns < len(SIZES):
             return None
-        if nbytes not in self._chosen:
-            times = [float(np.interp(nbytes, sizes, row[: self.columns])) for row in self.seconds]
-            self._chosen[nbytes] = self.names[times.index(min(times))]
-        return self._chosen[nbytes]
+        times = [float(np.interp(nbytes, sizes, row[: self.columns])) for row in self.seconds]
+        return self.names[times.index(min(times))]
 
     def __str__(self) -> str:
         """The fastest algorithm and the sizes for which it is: "recursive_doubling to 64 KiB, ring from there"."""
@@ -198,7 +195,7 @@ def _measure(comm: Comm, operation: str, algorithms: Mapping[str, Algorithm]) ->
                 calls = CALLS
             if number >= LEAST_ROUNDS and agreed[-1] > BUDGET * (column + 1) / len(SIZES):
                 break
-        table[:, column] = np.quantile(rounds, 0.25, axis=0)  # other processes can only add time
+        table[:, column] = np.quantile(rounds, 0.1, axis=0)  # other processes can only add time
 
         # Stop if the next size would exceed the budget; its time grows as it did from the last size, at most fourfold.
         last, total = total, float(table[:, column].sum()) * calls
