@@ -126,7 +126,9 @@ def _classify(filename: str) -> int:
         return _PLUMBER
     if filename.startswith(_PACKAGE):
         return _OURS
-    return _OTHER if filename.startswith(_OTHERS) else _USER
+    # A package may be installed in another folder than this interpreter's own, such as the user's.
+    installed = any(f"{os.sep}{folder}{os.sep}" in filename for folder in ("site-packages", "dist-packages"))
+    return _OTHER if installed or filename.startswith(_OTHERS) else _USER
 
 
 cells: dict[str, str] = {}  # by the name of its temporary file, the name of a cell whose notebook is another process

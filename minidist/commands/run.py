@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.user_file import ProgramError
 
 
 def run(
@@ -24,4 +25,9 @@ def run(
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(str(script), run_name="__main__")
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    except MinidistError:
+        raise
+    except Exception as error:  # the script's own; the frames above it say nothing about it
+        raise ProgramError(error, runpy.run_path.__code__.co_filename) from None

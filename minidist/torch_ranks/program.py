@@ -5,7 +5,6 @@ Proved by: tests/torch_ranks/test_program.py
 
 import random
 import sys
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,8 @@ from typing import Any
 
 import torch
 
-from minidist.base.errors import MinidistError, UsageError, quoted, text_of
-from minidist.base.user_file import is_user_function, load_function
+from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import Comm, SimWorld
 from minidist.comm.sim.choosers import seeded
 from minidist.comm.sim.state import Stream
@@ -25,19 +24,6 @@ from minidist.torch_ranks.process_group import register
 from minidist.torch_ranks.rank_thread import RankThread
 
 TESTED = "2.13"  # the version of torch with which the tests run
-
-
-class ProgramError(MinidistError):
-    """The program has raised an exception on a rank. The text is its traceback, from the program's first line on."""
-
-    exit_code = 1
-
-    def __init__(self, error: Exception) -> None:
-        frames = traceback.extract_tb(error.__traceback__)
-        last_of_ours = max(k for k, frame in enumerate(frames) if frame.filename == __file__)
-        text = "".join(traceback.format_list(frames[last_of_ours + 1 :]))
-        notes = "\n".join(getattr(error, "__notes__", ()))
-        super().__init__(f"the program raised {type(error).__name__}: {text_of(error)}\n{text}{notes}")
 
 
 @dataclass(frozen=True)
@@ -86,8 +72,8 @@ def run_on_ranks(
             results = world.run(of_rank)
         except MinidistError:
             raise
-        except Exception as error:  # of the program: what it passed of ours and of torch's threads says nothing
-            raise ProgramError(error) from None
+        except (Exception, SystemExit) as error:  # of the program: what it passed of ours and of torch's says nothing
+            raise ProgramError(error, __file__) from None
     return TorchRun(world, results, outputs, groups)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from minidist.collectives import all_reduce
-from minidist.comm import launch
+from minidist.comm import call_site, launch
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,21 @@ def test_an_error_names_the_innermost_line_of_the_users_program(folder, command)
     assert "\n  at program.py:9 (--traceback or MINIDIST_TRACEBACK=1" in answer.stderr
     assert "Traceback" not in answer.stderr
     assert "minidist/" not in answer.stderr
+
+
+def test_an_exception_of_a_script_that_run_runs_has_the_scripts_lines_only(folder):
+    (folder / "broken.py").write_text("import os\n\nos.stat('nowhere')\n")
+    answer = run(folder, sys.executable, "-m", "minidist", "run", "broken.py")
+    assert answer.returncode == 1
+    assert answer.stderr.startswith("minidist: the program raised FileNotFoundError: ")
+    assert 'broken.py", line 3' in answer.stderr
+    assert "minidist/" not in answer.stderr
+    assert "runpy" not in answer.stderr
+
+
+def test_a_line_of_an_installed_package_is_not_the_users():
+    assert call_site._classify("/home/a/.local/lib/python3.11/site-packages/typer/main.py") == call_site._OTHER
+    assert call_site._classify("/home/a/packages/main.py") == call_site._USER
 
 
 @pytest.mark.parametrize(("flag", "variable"), [(["--traceback"], "0"), ([], "1")])

@@ -99,6 +99,14 @@ def test_an_exception_of_the_program_has_its_lines_only(tmp_path):
     assert "raised on rank 1 of 3" in str(raised.value)
 
 
+def test_a_rank_that_exits_with_an_error_is_named(tmp_path):
+    (tmp_path / "broken.py").write_text(programs.HEAD + "if r == 1:\n    raise SystemExit(3)\ndist.barrier()\n")
+    with pytest.raises(MinidistError, match="the program raised SystemExit: 3") as raised:
+        run_on_ranks(load_program(str(tmp_path / "broken.py")), 3)
+    assert 'broken.py", line 6' in str(raised.value)
+    assert "raised on rank 1 of 3" in str(raised.value)
+
+
 def test_every_collective_of_torch():
     run = run_on_ranks(load_program(str(Path(__file__).with_name("every_collective.py"))), 3)
     assert run.outputs == [f"done {rank}\n" for rank in range(3)]
