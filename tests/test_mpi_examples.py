@@ -518,6 +518,14 @@ def test_workers_make_the_batches_of_the_rank(world, example):
     assert output.count("a thread made 10, equal: True; 1 worker made 10, equal: True") == ranks
 
 
+@in_both_worlds(2)
+def test_a_rank_that_is_not_told_its_number_reads_samples_again(world, example):
+    code, output = example(world, 2, "data_ledger")
+    assert code == 0, output
+    assert output.count("20 samples, each once per epoch") == 2
+    assert output.count("step 0, epoch 0: of the inputs, sample 3 was read twice, by ranks 0, 1") == 2
+
+
 @in_both_worlds(3)
 def test_naive_model_parallel(world, example):
     code, output = example(world, 3, "naive_model_parallel")

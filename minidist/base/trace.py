@@ -49,6 +49,7 @@ PURPOSES = (
     "dispatch",
     "loss_divisor",
     "load_balance",
+    "data_check",
     "repartition",
     "overflow",
     "quantization_range",

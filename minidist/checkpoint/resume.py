@@ -96,7 +96,10 @@ FIXED = (
 
 
 class SavedPlan(Protocol):
-    """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
+    """What a checkpoint asks of the batches to come, and of the ledger of those that were read.
+
+    See `train.batch_plan.BatchPlan` and `train.data_ledger.DataLedger`.
+    """
 
     def state(self) -> dict[str, Any]: ...
     def load(self, state: dict[str, Any]) -> None: ...
@@ -111,6 +114,8 @@ class SavedJob(Protocol):
 
     @property
     def plan(self) -> SavedPlan: ...
+    @property
+    def ledger(self) -> SavedPlan | None: ...
     @property
     def data_digest(self) -> str: ...
     @property
@@ -218,6 +223,7 @@ def job_state(
         "config": {name: getattr(job.config, name) for name in (*FIXED, "micro_batch")},
         "data_digest": job.data_digest,
         **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
+        **({} if job.ledger is None else {"data_ledger": job.ledger.state()}),
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
         "optimizer_steps": optimizer_steps,
@@ -236,6 +242,14 @@ class PlanState(BaseModel):
     noise: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=3, max_length=3)
 
 
+class LedgerState(BaseModel):
+    """What `DataLedger.state` returns."""
+
+    model_config = ConfigDict(strict=True)
+    done: int = Field(ge=0, le=2**62)
+    open_epoch: str = Field(pattern="^[0-9a-f]{16}$")
+
+
 class JobState(BaseModel):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
@@ -247,6 +261,7 @@ class JobState(BaseModel):
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
     teacher_digest: str | None = None  # with --distill-from
+    data_ledger: LedgerState | None = None  # with --check-data
     batch_plan: PlanState | None = None  # where batches change while the job trains
     partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
 
@@ -339,6 +354,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     strategy.load_scalars(saved.scalars)
     if saved.batch_plan is not None:
         job.plan.load(saved.batch_plan.model_dump())
+    load_ledger(job, saved, checkpoint.step)
     for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
         axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.
@@ -350,6 +366,20 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     load_error_feedback(checkpoint, strategy)
     load_buffers(checkpoint, job.model)
     return checkpoint.step, saved.losses
+
+
+def load_ledger(job: SavedJob, saved: JobState, step: int) -> None:
+    """Let the job's ledger, if it has one, continue where that of the checkpoint ended.
+
+    A checkpoint without one says only how many samples were read. Raises MismatchError when they were others.
+    """
+    if job.ledger is None:
+        return
+    if saved.data_ledger is not None:
+        job.ledger.load(saved.data_ledger.model_dump())
+        return
+    varying = None if saved.batch_plan is None else saved.batch_plan.samples
+    job.ledger.load({"done": sum(varying) if varying else step * saved.global_batch})
 
 
 def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:

@@ -138,6 +138,7 @@ def check_fold(config: TrainConfig, size: int) -> None:
         and config.optimizer in ("lars", "lamb"),
         "the tensors that ranks write with --save": config.save is not None,
         "the tables of --check-replicas": config.check_replicas,
+        "the samples of --check-data": config.check_data,
         f"parts of --context {config.context} tokens": config.context % sequences,
     }
     for what, present in differ.items():

@@ -356,6 +356,9 @@ class TrainConfig(BaseModel):
     check_replicas: bool = Field(
         False, description="after every step, compare all copies of every parameter bit for bit"
     )
+    check_data: bool = Field(
+        False, description="after every step, check that all ranks together read each sample once per epoch"
+    )
 
     @property
     def reshard(self) -> bool | int:

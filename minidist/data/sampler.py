@@ -12,6 +12,7 @@ Proved by: tests/data/test_sampler.py
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_size
 from minidist.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
+
+
+class Batch(tuple[np.ndarray, np.ndarray]):
+    """Inputs and targets, a pair. indices: the numbers of the samples, int64 of shape (rows,)."""
+
+    indices: np.ndarray
+
+    def __new__(cls, rows: Rows, indices: np.ndarray) -> Self:
+        """Make the pair; it is pickled with its numbers, since worker processes send batches."""
+        batch = super().__new__(cls, rows)
+        batch.indices = indices
+        return batch
+
+    def __getnewargs__(self) -> tuple[Rows, np.ndarray]:
+        """Return what `__new__` takes."""
+        return (self[0], self[1]), self.indices
 
 
 class GlobalBatchSampler:
@@ -46,15 +63,18 @@ class GlobalBatchSampler:
             indices[epochs == epoch] = permutation(self.seed, epoch, self.samples)[offsets[epochs == epoch]]
         return indices
 
-    def batch(self, step: int, first: int, count: int) -> Rows:
+    def batch(self, step: int, first: int, count: int) -> Batch:
         """Return inputs and targets of rows [first, first + count) of the global batch of `step`."""
         if not 0 <= first <= first + count <= self.global_batch:
             raise ValueError(f"rows {first} to {first + count} of a global batch of {self.global_batch}")
-        return self.dataset.rows(self.sample_indices(step)[first : first + count], self.context)
+        return self._rows(self.sample_indices(step)[first : first + count])
 
-    def at(self, place: int, count: int) -> Rows:
+    def at(self, place: int, count: int) -> Batch:
         """Return inputs and targets of `count` samples from a place of the endless list: where batches vary in size."""
-        return self.dataset.rows(self._indices(np.arange(place, place + count)), self.context)
+        return self._rows(self._indices(np.arange(place, place + count)))
+
+    def _rows(self, indices: np.ndarray) -> Batch:
+        return Batch(self.dataset.rows(indices, self.context), indices)
 
 
 # The ranks of a simulated world ask for the same one, and a batch may lie across the end of an epoch.

@@ -32,7 +32,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.config.train_config import Batches, TrainConfig, updates_of
 from minidist.data import GlobalBatchSampler, Shares
-from minidist.data.datasets import Rows
+from minidist.data.sampler import Batch
 from minidist.equality.delayed_replay import replay
 from minidist.equality.gradient_order import addition_of
 from minidist.equality.one_device import OneDevice, evaluate_devices
@@ -111,10 +111,11 @@ class JoinedReplicas(GlobalBatchSampler):
             self.parts[first] = [shares.place(replica * shares.accumulation + i) for replica in range(len(shares.rows))]
             first += sum(rows for _, rows in self.parts[first])
 
-    def batch(self, step: int, first: int, count: int) -> Rows:
+    def batch(self, step: int, first: int, count: int) -> Batch:
         """Return inputs and targets of the joined micro-batch that begins at row `first` of `step`."""
         parts = [super(JoinedReplicas, self).batch(step, *part) for part in self.parts[first]]
-        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+        rows = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+        return Batch(rows, np.concatenate([part.indices for part in parts]))
 
 
 def route_in_groups(job: Job) -> None:

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 from minidist import collectives
 from minidist.config.models import ITEMSIZE
-from minidist.config.pipeline_plan import make_plan, period_of
+from minidist.config.pipeline_plan import make_plan, period_of, streams
 from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
 from minidist.data import Shares, measured_every
 from minidist.optim import NORM_BLOCK
@@ -45,6 +45,7 @@ from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.train.batch_plan import load_balance_volume
+from minidist.train.data_ledger import data_check_volume
 from minidist.train.noise import shards_gradients
 from minidist.train.repartition import CutRun, repartition_bytes
 from minidist.train.strategies.data_axis import AxisSizes
@@ -100,6 +101,12 @@ def closed_form_bytes(
     if config.check_replicas:
         parts = sum(axis.held for axes in sizes for axis in axes)
         total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
+    # After every step; where a pipeline does not drain then, after every stream.
+    if config.check_data:
+        asynchronous = dims.pp > 1 and updates_of(config.schedule) != "flush"
+        job = config.model_copy(update={"steps": first_step + config.steps})
+        checks = len(list(streams(job, first_step))) if asynchronous else config.steps
+        total["data_check"] += data_check_volume(dims.ranks, checks)
     if dims.pp > 1:
         total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}

@@ -56,6 +56,7 @@ from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.train.batch_plan import BatchPlan, StepBatch
+from minidist.train.data_ledger import SIDES, DataLedger
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -93,11 +94,14 @@ class Job:
     observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # quantised layers' ranges, by the layer's name
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
+    ledger: DataLedger | None = None  # of the samples that this rank reads, with --check-data
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
     def next_batch(self) -> None:
         """Make `batch` the batch of the next step."""
         self.batch = self.plan.next()
+        if self.ledger is not None:
+            self.ledger.expect(self.batch.shares.samples)
 
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
@@ -109,11 +113,16 @@ class Job:
         first, _ = self.batch.shares.place(number)
         return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
 
-    def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
-        """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens."""
+    def micro_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:
+        """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens.
+
+        sides: which of the two this rank uses, for the ledger.
+        """
         first, rows = self.batch.shares.place(number)
         start = self.batch.start
         batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
+        if self.ledger is not None:
+            self.ledger.record(batch.indices, sides)
         inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
 
         ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
@@ -159,7 +168,7 @@ class Job:
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data, without a teacher.
+        """Yield the job on held-out data, without a teacher and without a ledger.
 
         In the block dropout is off, and operations are not recorded for backward.
         """
@@ -168,7 +177,8 @@ class Job:
         try:
             # The model and the positions are the same; the batch has the size of the job's first one.
             with no_grad():
-                yield replace(self, sampler=self.held_out, batch=StepBatch(self.batches.shares), teacher=None)
+                batch = StepBatch(self.batches.shares)
+                yield replace(self, sampler=self.held_out, batch=batch, teacher=None, ledger=None)
         finally:
             self.model.train()
 
@@ -258,6 +268,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
         teacher=None if config.distill_from is None else Teacher(config, dataset),
+        ledger=DataLedger(sampler.samples, config.seed) if config.check_data and comm is not None else None,
     )
 
 

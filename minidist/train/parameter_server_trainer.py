@@ -20,7 +20,7 @@ from minidist.base.memory import account_memory
 from minidist.base.trace import purpose
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import Checkpoint, ReplicaId, save
-from minidist.checkpoint.resume import job_state, keep_last, same_job, saving_alone
+from minidist.checkpoint.resume import job_state, keep_last, load_ledger, same_job, saving_alone
 from minidist.checkpoint.storage import Storage
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Comm
@@ -83,7 +83,7 @@ def run_parameter_server(
         checkpoint = None
         if config.resume and config.save:
             checkpoint = Checkpoint(config.save, step=config.from_step)
-            same_job(checkpoint, job, comm.rank)
+            load_ledger(job, same_job(checkpoint, job, comm.rank), checkpoint.step)
             load_buffers(checkpoint, job.model)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
@@ -92,7 +92,9 @@ def run_parameter_server(
         # With bsp a moment lies between two steps: every worker has the weights of a clock, and none has pushed.
         def between(clock: int) -> None:
             if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
-                losses.extend(_global_losses(comm, worker, range(len(losses), done + clock)))
+                since = len(losses)
+                losses.extend(_global_losses(comm, worker, range(since, done + clock)))
+                _check_data(comm, job, range(since, done + clock))
                 _save(comm, config.save, job, last_update, losses, storage)
 
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
@@ -119,7 +121,9 @@ def run_parameter_server(
             worker.end_step(steps)
 
         # The steps' losses are known now that all workers have finished.
-        losses.extend(_global_losses(comm, worker, range(len(losses), config.steps)))
+        since = len(losses)
+        losses.extend(_global_losses(comm, worker, range(since, config.steps)))
+        _check_data(comm, job, range(since, config.steps))
         if config.save:
             _save(comm, config.save, job, last_update, losses, storage)
 
@@ -155,6 +159,13 @@ def _global_losses(comm: Comm, worker: Worker, steps: range) -> list[float]:
     # (replica, step, micro-batch)
     table = losses.reshape(batches.dp, len(steps), batches.accumulation)
     return [ordered_sum(table[:, step].reshape(-1).tolist()) for step in range(len(steps))]
+
+
+def _check_data(comm: Comm, job: Job, steps: range) -> None:
+    """Check that the workers have read each sample of these steps once, with --check-data; see `DataLedger.check`."""
+    if job.ledger is not None:
+        job.ledger.expect(len(steps) * job.batches.global_batch)
+        job.ledger.check(comm, 0, f"steps {steps.start} to {steps.stop - 1}")
 
 
 def _save(

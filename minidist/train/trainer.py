@@ -109,6 +109,9 @@ def train(
 
             # 3: the update.
             finish_step(job, strategy, step, losses[-1])
+            copy = strategy.data_copy()
+            if job.ledger is not None and copy is not None:
+                job.ledger.check(comm, copy, f"step {step}")
             if config.check_replicas:
                 held = [shard for axis in strategy.data_axes for shard in axis.weights()]
                 check_shard_replicas(comm, strategy.axes, held, step)

@@ -21,6 +21,7 @@ Proved by: tests/train/test_asynchronous.py
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,7 @@ from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Stream, WeightVersions
 from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.runtime.versions import UnitVersions
+from minidist.train.data_ledger import SIDES
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
@@ -159,6 +161,10 @@ class AsynchronousPipeline(MeshStrategy):
             self.stream.begin(*self.parts, count)
         return self.stream.advance()
 
+    def data_copy(self) -> int | None:
+        # All ranks share one copy: first stages read inputs, last stages targets, the replicas of a stage in turn.
+        return 0 if self.stream.done == self.stream.count else None
+
     def step(self, lr_factor: float) -> None:
         """Do nothing: the stream has made its updates, each with the rate of its own number."""
 
@@ -184,11 +190,14 @@ class AsynchronousPipeline(MeshStrategy):
     def _part(self, index: int) -> MicroBatches:
         """Return the inputs (0) or the targets (1) of the stream, each micro-batch read when a stage needs it."""
 
-        def read(i: int) -> Any:
-            return input_arrays(self.job, [self._place(i)])[index][0]
+        def read(job: Job, i: int) -> Any:
+            return input_arrays(job, [self._place(i)], SIDES[index : index + 1])[index][0]
 
+        # Those of the first step are read for their shapes alone.
         period = period_of(self.job.config, self.job.batches.accumulation)
-        return MicroBatches(read, self.pipe.plan.microbatches, [read(i) for i in range(period)])
+        unused = replace(self.job, ledger=None)
+        first = [read(unused, i) for i in range(period)]
+        return MicroBatches(partial(read, self.job), self.pipe.plan.microbatches, first)
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 

@@ -55,6 +55,11 @@ class MeshStrategy(Strategy):
             losses.append(loss.item())
         return losses
 
+    def data_copy(self) -> int | None:
+        # Data-parallel ranks share the samples; every coordinate on the other axes has all of them.
+        axes = self.axes
+        return (axes.pp.rank * axes.cp.size + axes.cp.rank) * axes.tp.size + axes.tp.rank
+
     def no_sync(self) -> AbstractContextManager[Any]:
         """Return a context in which the gradients of a pass stay on this rank."""
         stack = ExitStack()

@@ -6,7 +6,7 @@
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import LayerProfile, Pipeline, PipelineStage
 from minidist.pipeline.runtime.norm import gather_blocks
+from minidist.train.data_ledger import SIDES
 from minidist.train.job import Job, as_input
 from minidist.train.strategies.data_axis import DataAxis, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
@@ -178,9 +179,14 @@ class PipelineParallel(MeshStrategy):
         return self.job.scaled(self.job.loss_of(outputs, targets))
 
 
-def input_arrays(job: Job, microbatches: list[tuple[int, int]]) -> tuple[list[Any], list[Any]]:
-    """Return the inputs, as arrays of the model's dtype, and the targets of micro-batches (step, number)."""
-    batches = [job.micro_batch(step, number) for step, number in microbatches]
+def input_arrays(
+    job: Job, microbatches: list[tuple[int, int]], sides: Iterable[str] = SIDES
+) -> tuple[list[Any], list[Any]]:
+    """Return the inputs, as arrays of the model's dtype, and the targets of micro-batches (step, number).
+
+    sides: which of the two the rank uses.
+    """
+    batches = [job.micro_batch(step, number, sides) for step, number in microbatches]
     inputs = [as_input(x, job.dtype).data if x.dtype.kind == "f" else x for x, _ in batches]
     return inputs, [targets for _, targets in batches]
 

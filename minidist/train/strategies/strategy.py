@@ -51,6 +51,13 @@ class Strategy(ABC):
         """Return the steps after the first `done` whose batches this rank reads, in order."""
         return range(done, self.job.config.steps)
 
+    def data_copy(self) -> int | None:
+        """Return the number of the copy of the step's data that this rank has read its share of.
+
+        None while batches of later steps are on their way.
+        """
+        return 0
+
     def overflow(self) -> bool:
         """Return whether a summed gradient is infinite or NaN; all ranks return the same."""
         return not all(map(all_finite, self.gradients()))
