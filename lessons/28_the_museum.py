@@ -129,6 +129,22 @@ print(table(runs))
 print(f"{len(ROUND)} of {len(exhibits())} exhibits")
 
 # %% [markdown]
+# Exhibits from 101 on were reported from 2024 to 2026, and each names its thread. In 103 a resumed
+# job reads a batch again; in 108 no rank knows its number, so that all of them read the same
+# samples. No tensor has a wrong shape, and each loss falls. What finds them is a **ledger**: after
+# every step the ranks compare a digest of the samples that they have read with that of the next
+# samples of the epoch.
+
+# %%
+for number in ("103", "108"):
+    (exhibit,) = find(number)
+    run = run_exhibit(exhibit, tests=False)
+    print(f"{number}: {exhibit.title} ({exhibit.thread})")
+    print(f"    loss {run.right.losses[-1]:.2f}, with it {run.wrong.losses[-1]:.2f}")
+    print(f"    {run.said.split(';')[0]}")
+    assert "MismatchError" in run.said
+
+# %% [markdown]
 # Some change no number at all: 19a and its relatives only take memory, and only the peak shows it.
 # The right run is always that of one device:
 
@@ -183,15 +199,18 @@ check("28.first_difference", solution("28.first_difference"))
 #
 # - **Compare tensors, not curves**: max |gradient - one device's| after one step finds in a second
 #   what a loss hides for a week.
-# - 16 bytes per rank decide whether replicas are equal: a digest, gathered.
+# - 16 bytes per rank decide whether replicas are equal: a digest, gathered. 40 bytes per rank
+#   decide whether all of them together read each sample once.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 minidist compare --dp 2 --steps 3
-#     mpiexec -n 2 minidist train --dp 2 --steps 3 --check-replicas
+#     mpiexec -n 2 minidist train --dp 2 --steps 3 --check-replicas --check-data
+#     mpiexec -n 2 python mpi_examples/data_ledger.py
 #
-# `minidist museum` shows the table, `minidist museum 9a` one exhibit with the tests that catch it.
+# `minidist museum` shows the table, `minidist museum 9a` one exhibit with the tests that catch it,
+# `minidist museum 101-140` the bugs of 2024 to 2026.
 
 # %% [markdown]
 # ## 10 What others call it
@@ -200,6 +219,7 @@ check("28.first_difference", solution("28.first_difference"))
 # |---|---|
 # | planting a bug | mutation testing |
 # | compare with one device | Megatron-LM's and torchtitan's "loss parity" runs (curves); PyTorch `TORCH_DISTRIBUTED_DEBUG=DETAIL` (consistency of collectives) |
+# | `--check-data` | a stateful data loader's position (torchdata `StatefulDataLoader`), which is saved and not checked |
 # | `--check-replicas` | Megatron-LM `--check-weight-hash-across-dp-replicas-interval` |
 #
 # Next: [29 Optimizers: trust ratios and Muon](29_trust_ratios.ipynb). All of them are in the

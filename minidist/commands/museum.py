@@ -15,7 +15,10 @@ from minidist.commands.output import Result, json_or_table, say
 
 @json_or_table
 def museum(
-    number: Annotated[str | None, typer.Argument(help="an exhibit, such as 1 or 4b; default: a table of all")] = None,
+    number: Annotated[
+        str | None,
+        typer.Argument(help="an exhibit, such as 1 or 4b; a range, such as 101-140, or default: a table of all"),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")
     ] = None,
@@ -25,12 +28,14 @@ def museum(
 ) -> Result:
     """Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it.
 
-    A bug is injected in memory, for the time of the run; no file is changed.
+    A bug is injected in memory, for the time of the run; no file is changed. Exhibits from 101 on are of 2024 to 2026,
+    each with the public thread that reports it.
     """
     from minidist.museum import exhibits, find, run_exhibit
     from minidist.museum.exhibit_run import table
 
-    if output is not None and number is None:
+    is_table = number is None or "-" in number
+    if output is not None and is_table:
         raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
     chosen, runs = exhibits() if number is None else find(number), []
     for done, exhibit in enumerate(chosen):
@@ -42,5 +47,5 @@ def museum(
         from minidist.report.frame import save
 
         say(f"written: {save(runs[0].figure(command_line()), output)}")
-    text = table(runs) if number is None else "\n\n\n".join(run.text() for run in runs)
+    text = table(runs) if is_table else "\n\n\n".join(run.text() for run in runs)
     return Result([run.as_dict() for run in runs], lambda: print(text))

@@ -9,9 +9,19 @@ from minidist.museum.exhibit import Exhibit
 
 def exhibits() -> list[Exhibit]:
     """Return all exhibits, sorted by number."""
-    from minidist.museum import gradients, memory, messages, pipelines, split
+    from minidist.museum import (
+        gradients,
+        memory,
+        messages,
+        pipelines,
+        recent_data,
+        recent_losses,
+        recent_parallel,
+        split,
+    )
 
-    everything = [e for module in (gradients, memory, messages, pipelines, split) for e in module.EXHIBITS]
+    modules = (gradients, memory, messages, pipelines, split, recent_data, recent_losses, recent_parallel)
+    everything = [e for module in modules for e in module.EXHIBITS]
     return sorted(everything, key=lambda e: (_number(e.number), e.number))
 
 
@@ -20,8 +30,15 @@ def _number(text: str) -> int:
 
 
 def find(text: str) -> list[Exhibit]:
-    """Return the exhibits of a number: "4" gives 4a, 4b and 4c. Raises UsageError when there is none."""
-    found = [e for e in exhibits() if text in (e.number, str(_number(e.number)))]
+    """Return the exhibits of a number, or of a range: "4" gives 4a, 4b and 4c, "27-29" all from 27a to 29.
+
+    Raises UsageError when there is none.
+    """
+    first, _, last = text.partition("-")
+    if first.isdecimal() and last.isdecimal():
+        found = [e for e in exhibits() if int(first) <= _number(e.number) <= int(last)]
+    else:
+        found = [e for e in exhibits() if text in (e.number, str(_number(e.number)))]
     if not found:
         numbers = [e.number for e in exhibits()]
         raise UsageError(

@@ -138,7 +138,7 @@ class Exhibit:
 
     number: with a letter where one cause shows in several ways. story: what happened. inject: puts the bug into the
     running program. job: what runs with and without it; a MinidistError that it raises is a symptom too. caught_by:
-    tests that fail.
+    tests that fail. thread: the address of the public report, where there is one.
     """
 
     number: str
@@ -147,6 +147,7 @@ class Exhibit:
     inject: Callable[[Patch], None]
     job: Callable[[], Recording]
     caught_by: tuple[Catch, ...]
+    thread: str = ""
 
     @contextmanager
     def injected(self) -> Iterator[None]:

@@ -55,6 +55,7 @@ class ExhibitRun:
         return {
             "number": self.exhibit.number,
             "title": self.exhibit.title,
+            "thread": self.exhibit.thread,
             "said": self.said,
             "losses": {"right": self.right.losses, "wrong": self.wrong.losses if self.wrong else None},
             "measured": {"right": self.right.measured, "wrong": self.wrong.measured if self.wrong else None},
@@ -90,6 +91,7 @@ class ExhibitRun:
     def text(self) -> str:
         """Return the whole run as text for a terminal."""
         lines = [f"{self.exhibit.number}  {self.exhibit.title}", "", textwrap.fill(self.exhibit.story, 110), ""]
+        lines += [f"reported in {self.exhibit.thread}", ""] if self.exhibit.thread else []
         lines += [f"injected: {(self.exhibit.inject.__doc__ or '').strip()}", ""]
 
         # What the authors saw: two loss curves on one scale.

@@ -15,7 +15,8 @@ A checkpoint keeps it, with the digest of what was read of the open epoch, and n
 that is resumed on other ranks, or that lays the epoch out in another order, is held to the same list.
 
 Ranks that split a layer, a sequence or a model read the same samples. Each such copy of the data is checked by itself,
-its inputs and its targets apart, since the last stage of a pipeline may read the latter.
+its inputs and its targets apart, since the last stage of a pipeline may read the latter. Which replica reads a sample,
+and in which of its micro-batches, is not checked.
 
 Source: Clarke, Devadas, van Dijk, Gassend, Suh: Incremental multiset hash functions and their application to memory
 integrity checking, ASIACRYPT 2003, section 5 (MSet-Add-Hash), without its key. The hash of a number is the output
@@ -139,9 +140,9 @@ class DataLedger:
         where = f"{place}, {'epoch' if len(epochs) == 1 else 'epochs'} {' and '.join(map(str, epochs))}"
         parts = [self._again(n, ranks[numbers == n].tolist(), due[n]) for n in again[:SHOWN]]
         parts += [f"sample {n} was read by no rank" for n in never[:SHOWN]]
-        more = f" ({len(again)} samples too often and {len(never)} never, of {expected.size})"
+        more = f" (of {expected.size} samples, {len(again)} too often and {len(never)} never)"
         of = [rank for rank, number in enumerate(copies) if number == copy]
-        among = f" among ranks {_listed(of)}, which share one copy of the data" if len(set(copies)) > 1 else ""
+        among = f" on {_listed(of)}, of several copies of the data" if len(set(copies)) > 1 else ""
         raise MismatchError(
             f"{where}: of the {side}, {'; '.join(parts)}{more}{among}; the shares of the ranks overlap, or the data"
             " were not continued where they stopped"
@@ -150,7 +151,7 @@ class DataLedger:
     def _again(self, number: int, ranks: list[int], due: int) -> str:
         """Return the sentence of a sample that was read too often."""
         if due or len(ranks) > 1:
-            return f"sample {number} was read {_times(len(ranks))}, by ranks {_listed(ranks)}"
+            return f"sample {number} was read {_times(len(ranks))}, by {_listed(ranks)}"
         # Once, and not due: earlier in its epoch, or later.
         epoch, offset = divmod(self.done, self.samples)
         order = permutation(self.seed, epoch, self.samples).tolist()
@@ -206,4 +207,5 @@ def _times(count: int) -> str:
 def _listed(ranks: Iterable[int]) -> str:
     """Return ranks as text, the first eight of many."""
     shown = sorted(set(ranks))
-    return ", ".join(map(str, shown[:8])) + (" and others" if len(shown) > 8 else "")
+    numbers = ", ".join(map(str, shown[:8])) + (" and others" if len(shown) > 8 else "")
+    return f"{'rank' if len(shown) == 1 else 'ranks'} {numbers}"

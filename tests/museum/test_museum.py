@@ -37,6 +37,16 @@ SAYS = {
     "26b": r"DtypeError: mul: dtypes float32 and float64 differ",
     "28a": r"(?s)DeadlockError.*rank 2 has returned",
     "28b": r"MismatchError.*all_reduce/ring",
+    "101": r"step 3, epoch 1: of the inputs, sample 6 was read twice, by rank 0; sample 2 was read by no rank",
+    "102": r"step 3, epochs 1 and 2: .*sample 4 was read by rank 1 for the second time in the epoch",
+    "103": r"sample \d was read by rank \d for the second time in the epoch; .* \(of 4 samples, 3 too often and 2 ",
+    "104": r"had read 5 of the 7 samples of epoch 1, and they are not the first ones of that epoch",
+    "105": r"sample 2 was read by no rank \(of 4 samples, 1 too often and 1 never",
+    "106": r"step 3, .* \(of 4 samples, 3 too often and 3 never",
+    "107": r"step 1, epochs 0 and 1: .*sample 6 was read by no rank",
+    "108": r"step 0, epoch 0: of the inputs, sample 3 was read twice, by ranks 0, 1",
+    "109": r"sample 0 was read by rank 1 before its turn; .* on rank 1, of several copies of the data",
+    "119": r"MismatchError: ranks differ in all_reduce.*checksum of the weights",
 }
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
@@ -146,6 +156,11 @@ def test_the_command_shows_story_curves_and_tests(capsys, tmp_path):
     assert answer["caught_by"] == {str(find("21")[0].caught_by[0]): ""}
 
 
+def test_a_range_of_numbers():
+    assert [exhibit.number for exhibit in find("27-29")] == ["27a", "27b", "28a", "28b", "29"]
+    assert {"101", "117b", "120"} <= {exhibit.number for exhibit in find("101-140")}
+
+
 def main_exits(arguments):
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -156,6 +171,8 @@ def main_exits(arguments):
     ("arguments", "words"),
     [
         (["museum", "99"], "no exhibit '99'"),
+        (["museum", "60-70"], "no exhibit '60-70'"),
+        (["museum", "101-"], "no exhibit '101-'"),
         (["museum", "-o", "x.svg"], "give its number"),
         (["museum", "21", "-o", "x.svg"], "no loss curve"),
     ],

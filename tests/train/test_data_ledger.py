@@ -97,7 +97,7 @@ def test_ranks_that_read_the_same_rows(tmp_path, monkeypatch):
     first, second = permutation(0, 0, SAMPLES)[:4].reshape(2, 2).tolist()
     words = [f"sample {n} was read twice, by ranks 0, 1" for n in sorted(first)]
     words += [f"sample {n} was read by no rank" for n in sorted(second)[:3]]
-    message = "step 0, epoch 0: of the inputs, " + "; ".join(words) + r" \(2 samples too often and 2 never, of 4\);"
+    message = "step 0, epoch 0: of the inputs, " + "; ".join(words) + r" \(of 4 samples, 2 too often and 2 never\);"
     with pytest.raises(MismatchError, match=message):
         run(2, tokens(tmp_path), dp=2, accumulation=2)
 
@@ -124,7 +124,7 @@ def test_tensor_parallel_ranks_that_read_different_samples(tmp_path, monkeypatch
     ranks: dict[int, int] = {}
     rank_of = lambda sampler: ranks.setdefault(id(sampler), len(ranks))  # noqa: E731, each rank has its own sampler
     monkeypatch.setattr(GlobalBatchSampler, "sample_indices", by_rank)
-    with pytest.raises(MismatchError, match=r"read by rank \d before its turn.* among ranks \d, which share one copy"):
+    with pytest.raises(MismatchError, match=r"read by rank \d before its turn.* on rank \d, of several copies"):
         run(2, tokens(tmp_path), tp=2, micro_batch=2)
 
 

@@ -1,0 +1,215 @@
+"""Bugs of split layers, experts and sequences, from public threads of 2024 to 2026: a sum over ranks that is missing,
+or one too many.
+
+Proved by: tests/museum/test_recent.py
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Function, Tensor
+from minidist.base.arrays import Array
+from minidist.comm import Comm, init_device_mesh
+from minidist.museum import jobs, split_jobs
+from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.nn import GPT, GPTConfig
+from minidist.parallel.context import RingAttention
+from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
+from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
+from minidist.parallel.tensor import full_tensor, parallelize_module, vocabulary
+from minidist.parallel.tensor.regions import own_part
+from minidist.train.strategies.mesh import MeshStrategy
+
+CHECKS, CONTEXT = "tests/museum/test_recent.py", "tests/parallel/test_context.py"
+EXPERTS: dict[str, Any] = {"experts": 2, "tp": 2}
+
+
+def summands(group: Comm, all_ranks: Comm) -> int:
+    """Return of how many means over a rank's rows an expert's gradient is the sum: one of every rank.
+
+    group: the ranks that hold the expert. Its tokens come from all of them.
+    """
+    return all_ranks.size
+
+
+def means_of_experts() -> Recording:
+    """Train four experts on two ranks; every rank's loss is a mean over its rows, and gradients are averaged."""
+
+    def main(comm: Comm) -> Any:
+        mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
+        sizes = GPTConfig(jobs.WORDS, jobs.LENGTH, 8, 2, 2, n_experts=4, capacity_factor=4.0)
+        model = parallelize_module(
+            GPT(sizes, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+        )
+        parallel = ExpertDataParallel(model, mesh)
+        shared, experts = parallel.flats
+        mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+
+        class BothFlats:
+            def __init__(self) -> None:
+                self.parameters = [*shared.parameters, *experts.parameters]
+
+            def __iter__(self) -> Any:
+                return iter(parallel.flats)
+
+            def zero_grad(self) -> None:
+                parallel.zero_grad()
+
+        def whole(parameter: Any, tile: Array) -> Array:
+            return np.array(full_tensor(tile, parameter.layout, mesh))
+
+        def loss_of(step: int) -> Tensor:
+            inputs, targets = jobs.tokens(step)
+            return parallel(inputs[mine], targets[mine], 2 * jobs.LENGTH)  # type: ignore[no-any-return]
+
+        def average() -> None:
+            for flat, count in ((shared, comm.size), (experts, summands(mesh["dp"], comm))):
+                for parameter in flat.parameters:
+                    gradient: Any = parameter.grad
+                    gradient /= count
+
+        total = jobs.summed(comm)
+        mean = lambda value: total(value) / comm.size  # noqa: E731
+        return jobs.loop(parallel, loss_of, BothFlats(), whole=whole, total=mean, before_step=average, lr=0.3, steps=4)
+
+    return jobs.recorded(2, main)
+
+
+class OwnRows(Function):
+    """This rank's rows of x (batch, T, width); backward has zeros where the other ranks' rows are."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Array, comm: Comm) -> Array:
+        ctx.comm, ctx.shape = comm, x.shape
+        return own_part(comm, x, 1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Array) -> Array:
+        whole, rows = np.zeros(ctx.shape, grad.dtype), grad.shape[1]
+        whole[:, ctx.comm.rank * rows : (ctx.comm.rank + 1) * rows] = grad
+        return whole
+
+
+def partial_after_the_head(patch: Patch) -> None:
+    """the gradient that the split head returns is a summand, and is used as if it were the sum"""
+    patch.setattr(vocabulary, "copy_to_tensor_parallel_region", lambda x, comm: x)
+
+
+def partial_before_experts(patch: Patch) -> None:
+    """the gradient of what goes into split experts is each rank's summand; the sum over them is left out"""
+    patch.setattr(expert_tensor_parallel, "copy_to_tensor_parallel_region", lambda x, comm: x)
+
+
+def router_of_own_tokens(patch: Patch) -> None:
+    """each rank's router gets the gradient of its own tokens, and no sum over ranks follows"""
+    patch.setattr(expert_tensor_parallel, "scatter_to_sequence_parallel_region", OwnRows.apply)
+
+
+def divided_by_the_group(patch: Patch) -> None:
+    """an expert's gradient is divided by the number of ranks that hold it"""
+    patch.setitem(globals(), "summands", lambda group, all_ranks: group.size)
+
+
+def norm_without_other_experts(patch: Patch) -> None:
+    """the norm has the experts of this rank, and not those of the others"""
+    right = MeshStrategy.square_sums_of
+
+    def own(self: Any, axis: Any, skip: Any = ()) -> Array:
+        return np.asarray(axis.square_sums(set(skip)) if axis.experts else right(self, axis, skip))
+
+    patch.setattr(MeshStrategy, "square_sums_of", own)
+
+
+def first_keys_in_backward(patch: Patch) -> None:
+    """in backward every step of the ring computes with the keys and values of the first one"""
+    right = RingAttention._round
+
+    def keep_first(self: Any, block: Array, why: str) -> Any:
+        for owner, here in right(self, block, why):
+            yield owner, block if why == "tensor_backward" else here
+
+    patch.setattr(RingAttention, "_round", keep_first)
+
+
+EXHIBITS = [
+    Exhibit(
+        "116",
+        "a summand of a gradient is labelled as the sum",
+        "The loss was computed in chunks, from a head that is split over tensor-parallel ranks, and the gradients of"
+        " the chunks were collected in a buffer. On each rank they are summands, and the buffer had the label of the"
+        " activation, of which every rank has the same. No sum followed, and the loss stayed well above that of one"
+        " device. It was found by comparing context with tensor parallelism, and then both with one device.",
+        partial_after_the_head,
+        jobs.train_job(2, steps=3, tp=2, precision="fp64"),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2})),),
+        "https://github.com/pytorch/torchtitan/pull/3412",
+    ),
+    Exhibit(
+        "117a",
+        "a gradient before split experts is not summed",
+        "Inside the mixture of experts the local part of a distributed tensor was used, and nothing told the tape how"
+        " the gradient of that part becomes one of the whole. A reduction in backward was missing (mended by #1878).",
+        partial_before_experts,
+        jobs.train_job(2, steps=3, precision="fp64", **EXPERTS),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, EXPERTS)),),
+        "https://github.com/pytorch/torchtitan/issues/1805",
+    ),
+    Exhibit(
+        "117b",
+        "the router's weights differ from rank to rank",
+        "The router is on every rank, and the scores of the tokens were split over the tensor-parallel ranks. Each rank"
+        " had the gradient of its own slice of the tokens, and under some settings no all-reduce followed. A user had"
+        " reported that the routers' weights differed (#2387).",
+        router_of_own_tokens,
+        jobs.train_job(2, steps=3, precision="fp64", sequence_parallel=True, **EXPERTS),
+        (
+            Catch(CHECKS, "test_a_job_equals_one_device", (2, {**EXPERTS, "sequence_parallel": True})),
+            Catch(
+                CHECKS, "test_replicas_stay_equal", (2, {**EXPERTS, "sequence_parallel": True}), error="MismatchError"
+            ),
+        ),
+        "https://github.com/pytorch/torchtitan/pull/2416",
+    ),
+    Exhibit(
+        "118",
+        "experts' gradients are as many times too large as ranks share them out",
+        "With two expert-parallel ranks each gradient of an expert was exactly twice that of one rank, and the"
+        " reporter's loss curves were equal all the same. How that comes about is written where another library had it"
+        " (NVIDIA/Megatron-LM#5956): an expert has seen the tokens of all ranks, so its gradient is a sum over them"
+        " already, and the mean divided by the number of ranks that hold the expert.",
+        divided_by_the_group,
+        means_of_experts,
+        (Catch(CHECKS, "test_means_of_experts_are_the_mean_over_all_rows"),),
+        "https://github.com/pytorch/pytorch/issues/160285",
+    ),
+    Exhibit(
+        "119",
+        "every group of experts clips by a norm of its own",
+        "The squares of the experts' gradients were not summed over the expert-parallel ranks. Each rank had another"
+        " norm, printed it, and scaled the parameters that all share by another factor, in the report by factors that"
+        " are ten times apart. Clipping is on by default, and nothing in the logs shows it.",
+        norm_without_other_experts,
+        jobs.train_job(2, steps=3, dp=2, ep=2, experts=2, clip=0.05, precision="fp64"),
+        (
+            Catch(
+                CHECKS,
+                "test_a_job_equals_one_device",
+                (2, {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}),
+                error="MismatchError",
+            ),
+        ),
+        "https://github.com/NVIDIA-NeMo/Automodel/issues/3816",
+    ),
+    Exhibit(
+        "120",
+        "the ring's backward has the keys of its first step",
+        "Keys and values went round the ring in local variables. The backward of one step took them from what was saved"
+        " for backward, and that was saved in the first step of the forward: this rank's own. Every step computed"
+        " gradients against the same keys. The forward was right, there was no error and no NaN.",
+        first_keys_in_backward,
+        split_jobs.long_context(),
+        (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
+        "https://github.com/huggingface/diffusers/issues/14265",
+    ),
+]

@@ -1,0 +1,120 @@
+"""The second wing: bugs from public threads of 2024 to 2026, and the checks that catch them.
+
+As in test_checks.py, each check passes here, and the exhibits name those that fail when their bug is injected.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
+from minidist.museum import data_jobs, exhibits, jobs, recent_losses, recent_parallel, run_exhibit, split_jobs
+from minidist.nn import FlatParameters
+from minidist.optim import SGD
+from minidist.train.trainer import train
+from tests.museum.test_checks import same
+
+
+@pytest.mark.parametrize("name", data_jobs.JOBS)
+def test_each_sample_is_read_once(name):
+    """The jobs keep a ledger, which raises."""
+    assert len(data_jobs.JOBS[name]().losses) in (3, 6)
+
+
+EXPERTS = recent_parallel.EXPERTS
+LAYOUTS = [
+    (2, {"tp": 2}),
+    (2, EXPERTS),
+    (2, {**EXPERTS, "sequence_parallel": True}),
+    (2, {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}),
+]
+
+
+def config_of(settings):
+    small = {**jobs.SMALL, "width": 8, "layers": 1, "context": 4, "steps": 2, "precision": "fp64"}
+    return TrainConfig.make(**{**small, **settings})
+
+
+@pytest.mark.parametrize(("ranks", "settings"), LAYOUTS)
+def test_a_job_equals_one_device(ranks, settings):
+    config = config_of(settings)
+    verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
+    assert verdict.equal, verdict.first_difference
+
+
+@pytest.mark.parametrize(("ranks", "settings"), LAYOUTS[2:3])
+def test_replicas_stay_equal(ranks, settings):
+    SimWorld(ranks).run(train, config_of({**settings, "check_replicas": True}))
+
+
+def test_rounds_of_a_pipeline_are_one_batch():
+    """Every tensor that a rank holds, against one device that sees the whole batch."""
+    model = recent_losses.small_gpt()
+    flat = FlatParameters(model.parameters())
+    inputs, targets = jobs.tokens(0, 4)
+    model(inputs, targets, float(targets.size)).backward()
+    gradients = {p.name: np.array(p.grad) for p in flat.parameters}
+    for rank, tensors in enumerate(recent_losses.pipeline_rounds().tensors):
+        for name, gradient in tensors["gradients"].items():
+            assert np.max(np.abs(gradient - gradients[name])) < 1e-12, f"rank {rank}: {name}"
+
+
+def test_a_short_window_is_one_batch():
+    """Windows of 12 and of 6 rows, each in one piece."""
+    model = jobs.mlp()
+    flat = FlatParameters(model.parameters())
+    optimizer, losses = SGD(flat, lr=0.5), []
+    for step in range(6):
+        flat.zero_grad()
+        inputs, labels = jobs.points(step, 6 if step % 2 else 12)
+        loss = cross_entropy(model(Tensor(inputs)), labels)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+    run = recent_losses.windows()
+    assert run.losses == pytest.approx(losses, rel=1e-5)
+    for parameter in flat.parameters:
+        np.testing.assert_allclose(run.tensors[0]["weights"][parameter.name], parameter.data, atol=1e-5)
+
+
+def test_every_label_counts_once_in_a_validation():
+    """One batch of the 15 rows whose labels count; and the numbers of the report."""
+    run = recent_losses.validation()
+    model = jobs.mlp()
+    for parameter, name in zip(model.parameters(), run.tensors[0]["weights"], strict=True):
+        parameter.data[...] = run.tensors[0]["weights"][name]
+    rows = [jobs.points(100 + batch) for batch in range(3)]
+    inputs = np.concatenate([x[:n] for (x, _), n in zip(rows, (1, 9, 5), strict=True)])
+    labels = np.concatenate([y[:n] for (_, y), n in zip(rows, (1, 9, 5), strict=True)])
+    with no_grad():
+        expected = cross_entropy(model(Tensor(inputs)), labels).item()
+    assert run.tensors[0]["validation"]["loss"][0] == pytest.approx(expected, rel=1e-6)
+    assert recent_losses.mean_over_batches([2, 90], [1, 9]) == 9.2
+
+
+def test_means_of_experts_are_the_mean_over_all_rows(monkeypatch):
+    """The program without means: every loss is divided by the rows of all ranks, and gradients are sums."""
+    monkeypatch.setattr(jobs, "STEPS", 4)
+    monkeypatch.setattr(split_jobs, "GPTConfig", lambda *sizes, aux_loss_weight, **more: right(*sizes, **more))
+    loop = split_jobs.loop
+    monkeypatch.setattr(split_jobs, "loop", lambda *parts, **more: loop(*parts, steps=4, **more))
+    same(split_jobs.with_experts(4.0)(), recent_parallel.means_of_experts(), 1e-12)
+
+
+right = recent_parallel.GPTConfig
+
+
+def test_every_exhibit_names_the_thread_that_reports_it():
+    """An issue, or a pull request that mends it, of a repository."""
+    recent = [exhibit for exhibit in exhibits() if int(re.match(r"\d+", exhibit.number)[0]) > 100]
+    assert len(recent) >= 21
+    for exhibit in recent:
+        assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", exhibit.thread)
+    run = run_exhibit(recent[0], tests=False)
+    assert recent[0].thread in run.text()
+    assert run.as_dict()["thread"] == recent[0].thread
