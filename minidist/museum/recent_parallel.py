@@ -19,6 +19,8 @@ from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
 from minidist.parallel.tensor import full_tensor, parallelize_module, vocabulary
 from minidist.parallel.tensor.regions import own_part
+from minidist.train import recipe, trainer
+from minidist.train.job import build
 from minidist.train.strategies.mesh import MeshStrategy
 
 CHECKS, CONTEXT = "tests/museum/test_recent.py", "tests/parallel/test_context.py"
@@ -121,6 +123,29 @@ def norm_without_other_experts(patch: Patch) -> None:
     patch.setattr(MeshStrategy, "square_sums_of", own)
 
 
+def own_initial_values(patch: Patch) -> None:
+    """the position embedding, which every rank holds whole, has initial values that each rank draws for itself"""
+
+    def build_differently(config: Any, batches: Any, comm: Comm) -> Any:
+        made = build(config, batches, comm)
+        weight = made.model.transformer.wpe.weight
+        weight.data[...] = 0.02 * np.random.default_rng(comm.rank).standard_normal(weight.shape)
+        return made
+
+    patch.setattr(trainer, "build", build_differently)
+
+
+def noise_by_rank(patch: Patch) -> None:
+    """dropout is seeded with the rank, also on ranks that split a layer"""
+
+    def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
+        strategy = recipe.parallelize(made, comm, *rest)
+        made.config = made.config.model_copy(update={"seed": comm.rank})
+        return strategy
+
+    patch.setattr(trainer, "parallelize", parallelize)
+
+
 def first_keys_in_backward(patch: Patch) -> None:
     """in backward every step of the ring computes with the keys and values of the first one"""
     right = RingAttention._round
@@ -211,5 +236,27 @@ EXHIBITS = [
         split_jobs.long_context(),
         (Catch(CONTEXT, "test_packed_attention_forward_and_backward", (2, "ring", 16)),),
         "https://github.com/huggingface/diffusers/issues/14265",
+    ),
+    Exhibit(
+        "141",
+        "a layer that every tensor-parallel rank holds begins with other values on each",
+        "Layers of the user's own are not split, so every rank has a whole one. Each rank drew its initial values from"
+        " a generator in another state, and nothing made them equal. The first loss was 11.75 on one rank, 5.83 on two"
+        " and 1.45 on eight.",
+        own_initial_values,
+        jobs.train_job(2, steps=3, tp=2, precision="fp64"),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2}), error="MismatchError"),),
+        "https://github.com/NVIDIA-NeMo/Automodel/issues/1291",
+    ),
+    Exhibit(
+        "142",
+        "tensor-parallel ranks draw different noise for the same sample",
+        "Noise that is added to the samples came from a generator that was seeded with the rank. Ranks that split a"
+        " layer changed the same batch in different ways, and gradients were of no network. The noise of a sample also"
+        " depended on the number of ranks, so runs on one and on four nodes differed from the first step.",
+        noise_by_rank,
+        jobs.train_job(2, steps=3, tp=2, precision="fp64", dropout=0.2),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2, "dropout": 0.2})),),
+        "https://github.com/NVIDIA-NeMo/Automodel/issues/3149",
     ),
 ]

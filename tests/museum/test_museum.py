@@ -46,6 +46,7 @@ SAYS = {
     "107": r"step 1, epochs 0 and 1: .*sample 6 was read by no rank",
     "108": r"step 0, epoch 0: of the inputs, sample 3 was read twice, by ranks 0, 1",
     "109": r"sample 0 was read by rank 1 before its turn; .* on rank 1, of several copies of the data",
+    "141": r"MismatchError: weights differ: .* every rank must build the whole model from the same seed",
     "119": r"MismatchError: ranks differ in all_reduce.*checksum of the weights",
 }
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported

@@ -32,6 +32,7 @@ LAYOUTS = [
     (2, EXPERTS),
     (2, {**EXPERTS, "sequence_parallel": True}),
     (2, {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}),
+    (2, {"tp": 2, "dropout": 0.2}),
 ]
 
 
@@ -112,7 +113,7 @@ right = recent_parallel.GPTConfig
 def test_every_exhibit_names_the_thread_that_reports_it():
     """An issue, or a pull request that mends it, of a repository."""
     recent = [exhibit for exhibit in exhibits() if int(re.match(r"\d+", exhibit.number)[0]) > 100]
-    assert len(recent) >= 21
+    assert len(recent) >= 23
     for exhibit in recent:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", exhibit.thread)
     run = run_exhibit(recent[0], tests=False)
