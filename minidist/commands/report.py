@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.errors import UsageError
 from minidist.commands.output import say
 
 
@@ -25,12 +26,46 @@ def report(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto)"
+            "--output",
+            "-o",
+            help=(
+                "an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto); with --format a"
+                " folder"
+            ),
         ),
     ] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help=(
+                "files for another tool instead, one per rank: chakra (MLCommons, for ASTRA-sim) or hta"
+                " (HolisticTraceAnalysis)"
+            ),
+        ),
+    ] = None,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="with --format chakra: messages instead of collective calls")
+    ] = False,
     steps: Annotated[str | None, typer.Option(help="a:b, only steps a, ..., b - 1; they are numbered from 0")] = None,
 ) -> None:
-    """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else."""
-    from minidist.report.from_file import draw_report
+    """Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else.
 
+    With --format, write it for another tool. Of an execution trace (NAME.RANK.et) print what it has.
+    """
+    if trace.suffix == ".et":
+        from minidist.report.chakra import summary
+
+        print(summary(trace))
+        return
+
+    from minidist.report.from_file import draw_report, export_trace
+
+    if form is not None:
+        if picture is not None:
+            raise UsageError(f"--format {form} with --picture {picture}; give one of them")
+        say(f"written: {export_trace(trace, form, output, steps, messages)}")
+        return
+    if messages:
+        raise UsageError("--messages without --format chakra; add it")
     say(f"written: {draw_report(trace, picture, output, steps, say)}")

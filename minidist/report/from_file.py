@@ -1,4 +1,4 @@
-"""A trace file and the name of a picture: what `minidist report` does.
+"""A trace file and the name of a picture, or of another tool's format: what `minidist report` does.
 
 Proved by: tests/report/test_page.py
 """
@@ -8,11 +8,14 @@ from pathlib import Path
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.trace import Trace, only_steps, read_traces, read_unfinished, steps_of
-from minidist.report.draw import KINDS, draw, incomplete_sentence
+from minidist.report.chakra import write_chakra
+from minidist.report.draw import KINDS, Header, draw, incomplete_sentence
 from minidist.report.frame import save
+from minidist.report.kineto import write_kineto
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
 
+FORMS = ("chakra", "hta")  # of other tools
 MAX_READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
 
@@ -31,14 +34,7 @@ def draw_report(
     of a space-time diagram with too many messages the last step only. say: called with a sentence when events of the
     run are missing in the trace; the picture says so, too.
     """
-    # The trace: of a finished run one file, of a run that hung one file per rank.
-    if path.is_dir():
-        traces, header = read_unfinished(path)
-    elif path.is_file():
-        traces, header = read_traces(path)
-    else:
-        raise UsageError(f"there is no trace {quoted(str(path))}; `minidist train --trace {path}` writes one")
-
+    traces, header = _read(path)
     if header.get("incomplete"):
         say(f"{quoted(str(path), marks=False)}: {incomplete_sentence(header)}; the picture shows what is there")
 
@@ -82,6 +78,35 @@ def draw_report(
     command = f"{made_by}minidist report {shown} --picture {picture}{part}"
     save(draw(picture, traces, {**header, "command": command}), output)
     return output
+
+
+def export_trace(
+    path: Path, form: str, folder: Path | None = None, steps: str | None = None, messages: bool = False
+) -> Path:
+    """Write a trace in the form of another tool, one of FORMS, a file per rank; returns the folder.
+
+    messages: of "chakra", write the messages of collectives instead of the calls.
+    """
+    if form not in FORMS:
+        raise UsageError(f"--format {quoted(form)}{nearest(form, FORMS)}; there are {', '.join(FORMS)}")
+    if messages and form != "chakra":
+        raise UsageError(f"--messages with --format {form}, which has messages only; leave it out")
+    traces, header = _read(path)
+    if steps is not None:
+        traces = only_steps(traces, *_range(steps))
+    folder = folder or path.with_name(f"{path.stem}-{form}")
+    if form == "hta":
+        return write_kineto(folder, path.stem, traces, incomplete_sentence(header))
+    return write_chakra(folder, path.stem, traces, messages, incomplete_sentence(header))
+
+
+def _read(path: Path) -> tuple[list[Trace], Header]:
+    """Read a trace: of a finished run one file, of a run that hung one file per rank."""
+    if path.is_dir():
+        return read_unfinished(path)
+    if path.is_file():
+        return read_traces(path)
+    raise UsageError(f"there is no trace {quoted(str(path))}; `minidist train --trace {path}` writes one")
 
 
 def _readable_steps(traces: list[Trace]) -> str | None:
