@@ -1214,6 +1214,25 @@ def sends_the_weights(comm, weights):
     return int(different[0]) if different.size else -1
 
 
+def adds_the_numbers(comm, numbers, samples):
+    count, total = all_gather(comm, np.array([numbers.size, numbers.sum()])).reshape(-1, 2).sum(axis=0)
+    return int(count == samples and total == samples * (samples - 1) // 2)
+
+
+def adds_squares_too(comm, numbers, samples):
+    mine, every = [(x**2).sum() * 2**32 + x.sum() for x in (numbers, np.arange(samples))]
+    return int(all_gather(comm, np.array([numbers.size, mine])).reshape(-1, 2).sum(axis=0).tolist() == [samples, every])
+
+
+def looks_at_its_own(comm, numbers, samples):
+    return int(len(set(numbers.tolist())) == numbers.size)
+
+
+def sends_the_numbers(comm, numbers, samples):
+    counts = all_gather(comm, np.array([numbers.size])).tolist()
+    return int(sorted(all_gather(comm, numbers, counts=counts).tolist()) == list(range(samples)))
+
+
 def one_piece_at_a_time(comm, pieces, down, step, up):
     for piece in range(pieces):
         up(piece, step(piece, down(piece).wait())).wait()
@@ -1813,6 +1832,10 @@ WRONG = [
     ("28.first_difference", compares_sums, "A digest of the bytes sees it"),
     ("28.first_difference", compares_with_the_left, "the ranks give different answers"),
     ("28.first_difference", sends_the_weights, "the weights themselves"),
+    ("28.read_once", adds_the_numbers, "0 and 3 were read as 1 and 2"),
+    ("28.read_once", adds_squares_too, "0, 4 and 5 were read as 1, 2 and 6"),
+    ("28.read_once", looks_at_its_own, "1 when all ranks together have read each"),
+    ("28.read_once", sends_the_numbers, "the numbers of the samples, or nearly"),
     ("18.stashing", uses_the_newest_weights, "what its F saw"),
     ("18.stashing", updates_in_place, "in place"),
     ("18.stashing", returns_the_last_only, "after each update"),
