@@ -30,7 +30,7 @@ ASYNCHRONOUS = {"schedule": "pipedream", "clip": None}
 LAYOUTS = [
     (3, 5, {"dp": 3, "micro_batch": None, "global_batch": 7, "accumulation": 2}),
     (2, 5, {"dp": 2, "weights": "3,1", "micro_batch": None, "global_batch": 8, "accumulation": 2, "evaluate_every": 2}),
-    (8, 5, {"dp": 2, "tp": 2, "pp": 2}),
+    (4, 5, {"tp": 2, "pp": 2}),
     (2, 5, {"cp": 2, "prefetch_batches": 2}),
     (2, 5, {"dp": 2, "adaptive_batch": 16}),
     (2, 5, {"pp": 2, "repartition_every": 2, "layers": 3, "microbatches": 2}),

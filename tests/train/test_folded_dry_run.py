@@ -112,6 +112,7 @@ def test_two_thousand_ranks(capsys):
         (["--dp", "2", "--optimizer", "lamb", "--zero", "1"], "(--optimizer lamb with --zero 1) differ"),
         (["--dp", "2", "--save", "x"], "the tensors that ranks write with --save differ"),
         (["--dp", "2", "--check-replicas"], "the tables of --check-replicas differ"),
+        (["--dp", "2", "--check-data"], "the samples of --check-data differ"),
         (["--pp", "2", "--schedule", "pipedream"], "the replicas of --schedule pipedream differ"),
         (["--strategy", "ps", "--ranks", "3"], "a parameter server's ranks differ"),
         (["--cp", "4", "--context", "12"], "parts of --context 12 tokens differ"),
