@@ -230,7 +230,7 @@ check("28.read_once", solution("28.read_once"))
 #     mpiexec -n 2 python mpi_examples/data_ledger.py
 #
 # `minidist museum` shows the table, `minidist museum 9a` one exhibit with the tests that catch it,
-# `minidist museum 101-142` the bugs of 2024 to 2026.
+# `minidist museum 101-146` the bugs of 2024 to 2026.
 
 # %% [markdown]
 # ## 10 What others call it

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Function, Tensor
+from minidist.autograd import Function, Tensor, reshape, softmax
 from minidist.base.arrays import Array
 from minidist.comm import Comm, init_device_mesh
 from minidist.museum import jobs, split_jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
-from minidist.nn import GPT, GPTConfig
+from minidist.nn import GPT, GPTConfig, experts
+from minidist.nn.experts import MixtureOfExperts
 from minidist.parallel.context import RingAttention
 from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
 from minidist.parallel.expert import tensor_parallel as expert_tensor_parallel
@@ -21,10 +22,13 @@ from minidist.parallel.tensor import full_tensor, parallelize_module, vocabulary
 from minidist.parallel.tensor.regions import own_part
 from minidist.train import recipe, trainer
 from minidist.train.job import build
+from minidist.train.strategies.data_axis import DataAxis
 from minidist.train.strategies.mesh import MeshStrategy
 
 CHECKS, CONTEXT = "tests/museum/test_recent.py", "tests/parallel/test_context.py"
 EXPERTS: dict[str, Any] = {"experts": 2, "tp": 2}
+OWN_EXPERTS: dict[str, Any] = {"experts": 2, "dp": 2, "ep": 2}
+IDLE_EXPERTS: dict[str, Any] = {"experts": 8, "dp": 2, "ep": 2, "micro_batch": 1, "weight_decay": 0.1}
 
 
 def summands(group: Comm, all_ranks: Comm) -> int:
@@ -45,12 +49,12 @@ def means_of_experts() -> Recording:
             GPT(sizes, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
         )
         parallel = ExpertDataParallel(model, mesh)
-        shared, experts = parallel.flats
+        shared, own = parallel.flats
         mine = slice(2 * comm.rank, 2 * comm.rank + 2)
 
         class BothFlats:
             def __init__(self) -> None:
-                self.parameters = [*shared.parameters, *experts.parameters]
+                self.parameters = [*shared.parameters, *own.parameters]
 
             def __iter__(self) -> Any:
                 return iter(parallel.flats)
@@ -66,7 +70,7 @@ def means_of_experts() -> Recording:
             return parallel(inputs[mine], targets[mine], 2 * jobs.LENGTH)  # type: ignore[no-any-return]
 
         def average() -> None:
-            for flat, count in ((shared, comm.size), (experts, summands(mesh["dp"], comm))):
+            for flat, count in ((shared, comm.size), (own, summands(mesh["dp"], comm))):
                 for parameter in flat.parameters:
                     gradient: Any = parameter.grad
                     gradient /= count
@@ -121,6 +125,76 @@ def norm_without_other_experts(patch: Patch) -> None:
         return np.asarray(axis.square_sums(set(skip)) if axis.experts else right(self, axis, skip))
 
     patch.setattr(MeshStrategy, "square_sums_of", own)
+
+
+def router_detached(patch: Patch) -> None:
+    """the gates are copied in a way of which the tape knows nothing"""
+
+    def detached(x: Tensor, shape: Any) -> Tensor:
+        # The gates of a choice are (tokens,), and become a column.
+        return reshape(x.detach() if x.ndim == 1 else x, shape)
+
+    patch.setattr(experts, "reshape", detached)
+
+
+def idle_experts_left_out(patch: Patch) -> None:
+    """an expert that no token was sent to has no gradient, and the optimizer leaves it out"""
+    right = DataAxis.step
+
+    def step(self: Any) -> None:
+        before = []
+        for parameter in self.parameters if self.experts else ():
+            idle = ~parameter.grad.reshape(len(parameter.grad), -1).any(axis=1)
+            state = self.optimizer.state.get(parameter.name, {}).values()
+            arrays = [parameter.data, *(array.reshape(parameter.shape) for array in state)]
+            before += [(array, idle, array[idle].copy()) for array in arrays]
+        right(self)
+        for array, idle, values in before:
+            array[idle] = values
+
+    patch.setattr(DataAxis, "step", step)
+
+
+def scores_of_own_experts(patch: Patch) -> None:
+    """a rank's router gets the gradient of the scores of the experts on this rank, and of no others"""
+    forward = MixtureOfExperts.forward
+    own: list[Any] = [None]
+
+    def note(self: Any, x: Tensor) -> Tensor:
+        comm, count = getattr(self.dispatch, "comm", None), self.num_experts
+        own[0] = None if comm is None else np.arange(count) * comm.size // count == comm.rank
+        return forward(self, x)
+
+    def partial(x: Tensor) -> Tensor:
+        scores = softmax(x)
+        if own[0] is None:
+            return scores
+        mine = own[0].astype(scores.dtype)
+        return scores * Tensor(mine) + scores.detach() * Tensor(1 - mine)
+
+    patch.setattr(MixtureOfExperts, "forward", note)
+    patch.setattr(experts, "softmax", partial)
+
+
+def gradient_of_unserved_slots(patch: Patch) -> None:
+    """a token without a slot gets a row that is not zero, and a weight that is, with a gradient all the same"""
+    right, slots = experts._FromSlots, [np.zeros(0)]
+
+    class Served:
+        @staticmethod
+        def apply(rows: Tensor, slot: Array) -> Tensor:
+            slots[0] = slot
+            return right.apply(rows, slot) + Tensor((slot < 0)[:, None] * rows.data[0])
+
+    def weights(x: Tensor, shape: Any) -> Tensor:
+        # The gates of a choice are (tokens,), and become a column.
+        if x.ndim == 1:
+            served = (slots[0] >= 0).astype(x.dtype)
+            x = x * Tensor(served) + (x - x.detach()) * Tensor(1 - served)
+        return reshape(x, shape)
+
+    patch.setattr(experts, "_FromSlots", Served)
+    patch.setattr(experts, "reshape", weights)
 
 
 def own_initial_values(patch: Patch) -> None:
@@ -258,5 +332,49 @@ EXHIBITS = [
         jobs.train_job(2, steps=3, tp=2, precision="fp64", dropout=0.2),
         (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"tp": 2, "dropout": 0.2})),),
         "https://github.com/NVIDIA-NeMo/Automodel/issues/3149",
+    ),
+    Exhibit(
+        "143",
+        "the router does not learn from the loss",
+        "The routing probabilities were gathered from all ranks with a collective that the tape does not know. The"
+        " router was cut off from the loss, and learned from the auxiliary losses alone.",
+        router_detached,
+        jobs.train_job(2, steps=3, precision="fp64", **OWN_EXPERTS),
+        (Catch("tests/parallel/test_expert.py", "test_without_drops_it_is_the_dense_computation", (1,)),),
+        "https://github.com/NVIDIA-NeMo/Automodel/pull/2995",
+    ),
+    Exhibit(
+        "144",
+        "experts without tokens are left out of the update",
+        "When no token is sent to the experts of a rank, a computation in their place makes gradients, and it used one"
+        " expert's weight. The others had no gradient: their momentum did not decay, their weights did not, and the"
+        " optimizer made no step. Their state became another one than on ranks that had sent tokens.",
+        idle_experts_left_out,
+        jobs.train_job(2, steps=4, precision="fp64", **IDLE_EXPERTS),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, IDLE_EXPERTS)),),
+        "https://github.com/NVIDIA-NeMo/Automodel/pull/2995",
+    ),
+    Exhibit(
+        "145",
+        "the router's gradient is that of one rank's experts",
+        "Under expert parallelism the scores of experts on other ranks were zeroed on each rank, so the gradient of the"
+        " scores covered a rank's own experts, and these parts were never summed. Everything before the experts lost"
+        " gradient.",
+        scores_of_own_experts,
+        jobs.train_job(2, steps=3, precision="fp64", **OWN_EXPERTS),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, OWN_EXPERTS)),),
+        "https://github.com/huggingface/transformers/pull/48205",
+    ),
+    Exhibit(
+        "146",
+        "the router gets a gradient from what its experts never did",
+        "A slot that no expert of the rank serves had an output that was not zero, and a routing weight of zero. The"
+        " product is right in forward. In backward the weight's gradient is that output, so the router collected"
+        " gradient for tokens that the rank never routed. The loss was right and only the gradient was not: nothing in"
+        " a training run looks off.",
+        gradient_of_unserved_slots,
+        jobs.train_job(1, steps=3, precision="fp64", experts=2, capacity_factor=0.5),
+        (Catch(CHECKS, "test_dropped_tokens_give_the_router_no_gradient"),),
+        "https://github.com/huggingface/transformers/issues/48687",
     ),
 ]

@@ -15,6 +15,7 @@ from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
 from minidist.museum import data_jobs, exhibits, jobs, recent_losses, recent_parallel, run_exhibit, split_jobs
 from minidist.nn import FlatParameters
+from minidist.nn.experts import MixtureOfExperts
 from minidist.optim import SGD
 from minidist.train.trainer import train
 from tests.museum.test_checks import same
@@ -33,6 +34,8 @@ LAYOUTS = [
     (2, {**EXPERTS, "sequence_parallel": True}),
     (2, {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}),
     (2, {"tp": 2, "dropout": 0.2}),
+    (2, recent_parallel.OWN_EXPERTS),
+    (2, recent_parallel.IDLE_EXPERTS),
 ]
 
 
@@ -110,10 +113,31 @@ def test_means_of_experts_are_the_mean_over_all_rows(monkeypatch):
 right = recent_parallel.GPTConfig
 
 
+def test_dropped_tokens_give_the_router_no_gradient():
+    """Some tokens are dropped; against the difference quotient of every entry of the router."""
+    layer = MixtureOfExperts(3, 4, 2, 1, capacity_factor=0.7, dtype=np.float64, scale=0.5, seed=1)
+    draw = np.random.default_rng(0)
+    x, weights = draw.standard_normal((1, 16, 3)), draw.standard_normal((1, 16, 3))
+    layer.fc_bias.data[...] = layer.proj_bias.data[...] = 0.3  # what an expert makes of nothing is not zero
+
+    def loss():
+        return (layer(Tensor(x)) * Tensor(weights)).sum()
+
+    loss().backward()
+    assert layer.assignment.dropped >= 4
+    for place in np.ndindex(layer.router.shape):
+        values = []
+        for change in (1e-6, -1e-6):
+            layer.router.data[place] += change
+            values.append(loss().item())
+            layer.router.data[place] -= change
+        assert layer.router.grad[place] == pytest.approx((values[0] - values[1]) / 2e-6, rel=1e-6, abs=1e-8)
+
+
 def test_every_exhibit_names_the_thread_that_reports_it():
     """An issue, or a pull request that mends it, of a repository."""
     recent = [exhibit for exhibit in exhibits() if int(re.match(r"\d+", exhibit.number)[0]) > 100]
-    assert len(recent) >= 23
+    assert len(recent) >= 27
     for exhibit in recent:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", exhibit.thread)
     run = run_exhibit(recent[0], tests=False)
