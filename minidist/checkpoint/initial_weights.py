@@ -1,4 +1,4 @@
-"""`--init-from`: a new job that begins with the weights of a checkpoint, such as fine-tuning on other data.
+"""`--init-from`: a new job that begins with the weights of a checkpoint, or of a folder of Hugging Face.
 
 Of the checkpoint only the weights count. Optimizer state, step count, losses, seed and data are those of a new job. The
 weights are whole global tensors, and every rank puts them into the whole model before any axis cuts it, so neither the
@@ -11,6 +11,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.checkpoint.directory import Checkpoint
+from minidist.checkpoint.huggingface import HuggingFaceFolder, is_huggingface_folder
 from minidist.checkpoint.resume import read_job_state
 from minidist.checkpoint.saved_model import load_weights, named_checkpoint
 from minidist.config.train_config import TrainConfig, flag
@@ -19,13 +20,18 @@ from minidist.config.train_config import TrainConfig, flag
 ARCHITECTURE = ("model", "layers", "width", "heads", "kv_heads", "experts")
 
 
-def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
-    """Return the checkpoint of --init-from, or None without one: the latest of a --save directory, or a folder in it.
+def initial_checkpoint(config: TrainConfig) -> Checkpoint | HuggingFaceFolder | None:
+    """Return what --init-from names, or None without the flag.
 
-    UsageError when there is none, and when its model is not the job's.
+    Of a --save directory it is the latest checkpoint, and of a folder in it that one. UsageError when there is none,
+    and when its model is not the job's.
     """
     if config.init_from is None:
         return None
+    if is_huggingface_folder(config.init_from):
+        folder = HuggingFaceFolder(config.init_from)
+        folder.check(config)
+        return folder
     checkpoint = named_checkpoint("--init-from", config.init_from)
 
     state = read_job_state(checkpoint)
@@ -46,6 +52,8 @@ def initial_checkpoint(config: TrainConfig) -> Checkpoint | None:
 
 def load_initial_weights(config: TrainConfig, model: Any) -> None:
     """Give a whole new model the weights, and running statistics, of --init-from; without the flag do nothing."""
-    checkpoint = initial_checkpoint(config)
-    if checkpoint is not None:
-        load_weights(checkpoint, model)
+    source = initial_checkpoint(config)
+    if isinstance(source, HuggingFaceFolder):
+        source.load(model)
+    elif source is not None:
+        load_weights(source, model)

@@ -42,6 +42,10 @@ def train(
     metrics: Annotated[
         Path | None, typer.Option(help="a file of JSON lines, one per step; steps are numbered from 0")
     ] = None,
+    save_hf: Annotated[
+        Path | None,
+        typer.Option("--save-hf", help="with --save: a new folder for the trained weights as Hugging Face stores them"),
+    ] = None,
     deepspeed: DeepSpeed = None,
     device: DeviceName = "cpu",
     dry: Annotated[
@@ -72,6 +76,12 @@ def train(
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
     if fold and not (dry and trace in (None, Path("none"))):
         raise UsageError("--fold is of a dry run and keeps no trace; add --dry-run, and leave out --trace")
+    if save_hf is not None:
+        from minidist.checkpoint.huggingface import check_saving_huggingface
+
+        if dry:
+            raise UsageError("--save-hf needs values, and a dry run has none; leave it out")
+        check_saving_huggingface(config, save_hf)
     if dry:
         from minidist.commands.dry_run import check_dry_run, dry_run
 
@@ -88,9 +98,17 @@ def train(
         summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
     if summary is None:
         return None
+    if save_hf is not None:
+        from minidist.checkpoint import Checkpoint
+        from minidist.checkpoint.huggingface import write_huggingface
+
+        assert config.save is not None
+        write_huggingface(Checkpoint(config.save), save_hf)
 
     def show() -> None:
         print(summary.table())
+        if save_hf is not None:
+            say(f"written: {save_hf}, as Hugging Face stores a model")
         if path is not None:
             say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
 

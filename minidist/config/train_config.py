@@ -342,7 +342,9 @@ class TrainConfig(BaseModel):
         None, ge=1, le=MAX_COUNT, description="resume from the checkpoint of this step, not the latest one"
     )
     init_from: str | None = Field(
-        None, description="begin a new job with the weights of a checkpoint: a --save directory, or a folder in it"
+        None,
+        description="begin a new job with the weights of a checkpoint, a --save directory or a folder in it, or of a"
+        " folder of Hugging Face (gpt2, llama)",
     )
     overwrite: bool = Field(
         False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
