@@ -17,7 +17,7 @@ from minidist.commands.output import Result, json_or_table, say
 def museum(
     number: Annotated[
         str | None,
-        typer.Argument(help="an exhibit, such as 1 or 4b; a range, such as 101-140, or default: a table of all"),
+        typer.Argument(help="an exhibit, such as 1 or 4b; a range, such as 101-146, or default: a table of all"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")
