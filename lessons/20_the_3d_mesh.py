@@ -263,10 +263,9 @@ traffic = [
     4 * 2 * 2 * tokens * model.width / layout.tp * model.layers / layout.pp,  # tp: four per layer
 ]
 shape = (layout.pp, layout.dp, layout.tp)
-nodes = solution("20.place_ranks")(shape, traffic, 8)
+nodes = [rank // 8 for rank in range(64)]  # as the planner numbers them
 print(f"{shape} with {[f'{nbytes / 1e9:.1f} GB' for nbytes in traffic]}")
 print("your function agrees:", list(place(shape, traffic, 8)) == nodes)
-assert nodes == [rank // 8 for rank in range(64)]  # as the planner numbers them
 
 # %% [markdown]
 # ## 8 Takeaway

@@ -12,9 +12,10 @@ slower, and bits depend on their number. `minidist.base.process.tune_process(n)`
 
 from minidist.base.process import tune_process
 from minidist.lesson.checker import Result, check, examine
-from minidist.lesson.exercise import names, solution
+from minidist.lesson.exercise import names
 from minidist.lesson.expect import expect
 from minidist.lesson.prediction import predict
+from minidist.lesson.solutions import solution
 
 __all__ = ["Result", "check", "examine", "expect", "names", "predict", "solution"]
 

@@ -119,8 +119,10 @@ def printed(cell: Any) -> str:
 
 
 def ingredients(source: Path) -> list[Path]:
-    """Return the files of a lesson: itself, its exercises, and the files of minidist that these import."""
-    todo = [source.resolve(), *(PACKAGE / "lesson" / "exercises").glob(f"e{source.name[:2]}_*.py")]
+    """Return the files of a lesson: itself, its exercises, their solutions, and the files of minidist they import."""
+    number = source.name[:2]
+    todo = [source.resolve(), *(PACKAGE / "lesson" / "exercises").glob(f"e{number}_*.py")]
+    todo += (PACKAGE.parent / "lessons" / "solutions").glob(f"{number}_*.py")
     found: set[Path] = set()
     while todo:
         path = todo.pop()

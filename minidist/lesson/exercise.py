@@ -1,6 +1,6 @@
-"""An exercise is data: what each rank is given, what it must return, a solution, and hints for typical mistakes.
+"""An exercise is data: what each rank is given, what it must return, and hints for typical mistakes.
 
-Par values are not stored anywhere: they are what the solution needs on the same case.
+Its solution is not here: see solutions.py. Par, what the solution needs on a case, is in par.json: see par.py.
 
 Proved by: tests/lesson/test_checker.py, tests/lesson/test_exercises.py
 """
@@ -80,6 +80,7 @@ class Hint:
 
 
 DRAWN = 6  # cases that the seed of a check draws
+POOL = 60  # cases from which they are drawn: par of each is known
 
 
 def drawing(
@@ -112,19 +113,19 @@ class Exercise:
     - expected(case): the answers of all ranks.
     - answer(arguments, returned): one rank's answer; by default what was returned.
     - check_answers(case, answers): a sentence when they are wrong, else ""; by default a comparison with `expected`.
-    - cases: the fixed ones, the smallest first. draw: one more case, from a generator; a check draws several.
+    - cases: the fixed ones, the smallest first. draw: one more case, from a generator; it makes the pool from which
+      the seed of a check draws several.
     - limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
       in trace.memory, which `answer` or the function must have filled (see `base.memory`).
     - forbidden: methods of comm that the exercise does without.
     - written_by_hand: functions of minidist, or modules of them, that the answer must not call.
     - par: the case on which par is printed.
-    - functions: their names in a submission, where they are not those that it passes to `check`. adapter: the function,
+    - functions: their names in a submission, where it does not pass them to `check`. adapter: the function,
       "module:name", that makes of a submission's names the one that is judged.
     - communicates: False for one rank alone.
     """
 
     name: str
-    solution: Callable[..., Any]
     arguments: Callable[[Case, Comm], tuple[Any, ...]]
     expected: Callable[[Case], Sequence[Any]]
     par: Case
@@ -146,12 +147,18 @@ class Exercise:
     def drawn(self, seed: int) -> list[Case]:
         """Return the cases that a seed draws, the smallest first."""
         draw = np.random.default_rng([seed, *self.name.encode()])
-        return sorted({self.draw(draw) for _ in range(DRAWN)})
+        pool = self.pool()
+        return sorted(pool[i] for i in draw.choice(len(pool), min(DRAWN, len(pool)), replace=False))
 
-    def problem(self, case: Case, answers: Sequence[Any], ours: Sequence[Any]) -> str:
+    def pool(self) -> list[Case]:
+        """Return the cases that seeds draw from, the same in every run."""
+        draw = np.random.default_rng([*self.name.encode()])
+        return sorted({self.draw(draw) for _ in range(POOL)})
+
+    def problem(self, case: Case, answers: Sequence[Any], forms: Sequence[str]) -> str:
         """Return a sentence that names the first rank whose answer is wrong, or "" when all are right.
 
-        ours: the solution's answers, whose form is named where an answer has another one.
+        forms: of right answers, in words; named where an answer has another one. May be empty.
         """
         if self.check_answers is not None:
             try:
@@ -159,9 +166,9 @@ class Exercise:
             except Exception:  # whatever a check raises that meets another form of answer than its own
                 return next(
                     (
-                        f"{f'rank {rank}: ' * self.communicates}the answer is {form(got)}; expected {form(own)}"
-                        for rank, (got, own) in enumerate(zip(answers, ours, strict=True))
-                        if form(got) != form(own)
+                        f"{f'rank {rank}: ' * self.communicates}the answer is {form(got)}; expected {own}"
+                        for rank, (got, own) in enumerate(zip(answers, forms, strict=False))
+                        if form(got) != own
                     ),
                     f"the answer cannot be read: {quoted(answers[0])}",
                 )
@@ -236,8 +243,3 @@ def find(name: str) -> Exercise:
     if name not in table:
         raise UsageError(f"there is no exercise {name!r}{nearest(name, table)}; there are {', '.join(table)}")
     return table[name]
-
-
-def solution(name: str) -> Callable[..., Any]:
-    """Return the solution of an exercise. Read it with inspect.getsource, after you have tried."""
-    return find(name).solution

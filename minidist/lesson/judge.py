@@ -4,23 +4,22 @@
     notebook ◀── Verdict: right or not, text, hint, traces ─── judge ◀── plain answers ── runner
 
 A cell can change nothing here, and the answer runs in a third process. A notebook starts one judge, at its first check,
-and ends it when it ends. Par is what our own solution needs on the same case; it is measured here, once per case.
+and ends it when it ends. Par is what our own solution needs on the same case; see par.py.
 
 Proved by: tests/lesson/test_judge.py, tests/lesson/test_checker.py, tests/lesson/test_exercises.py
 """
 
 import os
 from dataclasses import dataclass, field, replace
-from functools import cache
 from multiprocessing.connection import Connection
-from typing import Any
 
 from minidist.base.trace import Trace
 from minidist.comm import call_site
 from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, exercises, find
 from minidist.lesson.hints import hint_for
 from minidist.lesson.mpi_leg import run_under_mpi
-from minidist.lesson.runner import Answer, Limits, Outcome, Runner, run
+from minidist.lesson.par import Par, par_of
+from minidist.lesson.runner import Answer, Limits, Outcome, Runner
 
 
 @dataclass(frozen=True)
@@ -139,31 +138,13 @@ def shared_memory(failure: Failure, outcome: Outcome) -> Failure:
     return replace(failure, kind="shared", message=f"{message} rank, {failure.message}")
 
 
-@dataclass(frozen=True)
-class Par:
-    """What our solution needs on a case and what it returns. messages: of all ranks."""
-
-    metrics: dict[str, float]
-    messages: int
-    answers: list[Any]
-
-
-@cache
-def par_of(name: str, case: Case) -> Par:
-    """Run our solution on a case."""
-    exercise = find(name)
-    outcome = run(exercise, exercise.solution, case)
-    assert outcome.error is None, (name, case, outcome.message)
-    return Par(outcome.metrics, sum(len(trace.messages) for trace in outcome.traces), outcome.answers)
-
-
 def find_failure(
     exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, ours: Par, needs_par: bool = True
 ) -> Failure | None:
     """Return what is wrong with a run: an error, a wrong answer, or (with needs_par) a metric above par; else None."""
     if outcome.error is not None:
         return Failure("raised", outcome.message, case, buffered, outcome.error)
-    message = exercise.problem(case, outcome.answers, ours.answers)
+    message = exercise.problem(case, outcome.answers, ours.forms)
     if message:
         expected = exercise.expected(case) if exercise.check_answers is None else ()
         return Failure("wrong", message, case, buffered, answers=outcome.answers, expected=expected)

@@ -9,9 +9,10 @@ from types import FunctionType
 from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.lesson import solutions  # noqa: F401 - what is refused must be there to be replaced
 from minidist.lesson.exercise import Exercise
 
-SOLUTIONS = ("minidist.lesson.exercise.solution", "minidist.lesson.exercise.find")
+SOLUTIONS = ("minidist.lesson.solutions.solution", "minidist.lesson.solutions.loaded")
 
 
 class LibraryCallError(UsageError):
@@ -22,8 +23,8 @@ def refuse_library_calls(exercise: Exercise) -> Callable[[Any], Any]:
     """Replace the functions and classes by functions that raise LibraryCallError, under every name that a module of
     minidist has for them.
 
-    Which functions: the exercise's `written_by_hand`, its solution, and those that find solutions. The process must be
-    one that runs answers and nothing else. Returns a function that undoes it for a single value: the solution itself
+    Which functions: the exercise's `written_by_hand`, and those that find solutions. The process must be one that runs
+    answers and nothing else. Returns a function that undoes it for a single value: a function of the library itself
     may be checked, and only an answer that calls it is refused.
     """
     originals: dict[int, tuple[Any, Any]] = {}  # by the id of what replaces it
@@ -51,7 +52,7 @@ def _modules(package: str) -> list[Any]:
 
 def _is_refused(exercise: Exercise, function: Any) -> bool:
     name = f"{function.__module__}.{function.__qualname__}"
-    if function is exercise.solution or name in SOLUTIONS:
+    if name in SOLUTIONS:
         return True
     return any(name == entry or name.startswith(entry + ".") for entry in exercise.written_by_hand)
 

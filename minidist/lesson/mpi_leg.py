@@ -81,7 +81,7 @@ def run_under_mpi(
 
     for index, case in enumerate(cases):
         answers = [of_rank[index] for of_rank in by_rank]
-        problem = exercise.problem(case, answers, answers)
+        problem = exercise.problem(case, answers, [])
         if problem:
             return f"{exercise.describe(case)}: {problem}", ""
     return "", f"also correct on {RANKS} ranks"

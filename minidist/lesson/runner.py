@@ -42,7 +42,7 @@ class Limits:
 
     compute_s: seconds that a rank may compute without communicating. run_s: seconds of a run, after which its process
     is killed. memory: bytes of address space above what the process has when it starts. messages: per run, as a
-    multiple of what the solution sends.
+    multiple of what our solution sends.
     """
 
     compute_s: float = 2.0
@@ -190,7 +190,7 @@ def _serve(connection: Connection, exercise: Exercise, answer: Answer, path: Seq
     problem, function = None, None
     original = refuse_library_calls(exercise)
     # What judges is not here: an answer that looks around finds the inputs only.
-    seen = replace(exercise, expected=_withheld, solution=_withheld, check_answers=_withheld, hints=())
+    seen = replace(exercise, expected=_withheld, check_answers=_withheld, hints=())
     if limits.memory is not None:
         bound = _address_space() + limits.memory
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))

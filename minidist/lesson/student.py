@@ -14,6 +14,7 @@ from typing import Any
 from minidist.lesson.build import tidy
 from minidist.lesson.checker import SEED
 from minidist.lesson.exercise import exercises
+from minidist.lesson.solutions import solution
 
 
 def student_notebook(source: Path, seed: int | None = None) -> Any:
@@ -56,7 +57,10 @@ def _calls_solution(node: ast.AST) -> bool:
 
 
 def solutions_of(source: Path) -> str:
-    """Return the solutions of a lesson's exercises as text, each with its name; "" when it has none."""
-    own = [exercise for name, exercise in exercises().items() if name.startswith(f"{source.name[:2]}.")]
-    parts = [f"# {exercise.name}\n{inspect.getsource(exercise.solution)}" for exercise in own]
+    """Return the solutions of a lesson's exercises as text, each with its name; "" when it has none.
+
+    Raises UsageError when the repository's lessons/solutions/ is not at hand.
+    """
+    own = [name for name in exercises() if name.startswith(f"{source.name[:2]}.")]
+    parts = [f"# {name}\n{inspect.getsource(solution(name))}" for name in own]
     return "\n\n".join(parts)

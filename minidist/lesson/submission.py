@@ -63,7 +63,7 @@ def read(path: Path) -> ast.Module:
 
 def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
     """Return what defines the answer to an exercise. Raises UsageError when the submission has none."""
-    wanted = exercise.functions or (_checked(exercise.name, tree) or exercise.solution.__name__,)
+    wanted = exercise.functions or (_checked(exercise.name, tree) or exercise.name.partition(".")[2],)
     defined = {name for statement in tree.body for name in _bound(statement)}
     for name in wanted:
         if name not in defined:

@@ -8,14 +8,16 @@ not share here.
 Proved by: tests/lesson/test_transport.py
 """
 
+import io
 import pickle
 import sys
 import sysconfig
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -25,9 +27,22 @@ _BY_NAME = {"minidist", *sys.stdlib_module_names}
 
 def dumps(function: Callable[..., Any]) -> bytes:
     """Return the function with everything that it needs. Raises what pickle raises when something cannot be sent."""
+    stream = io.BytesIO()
     with _own_modules_by_value():
-        data: bytes = cloudpickle.dumps(function)
-    return data
+        _Pickler(stream).dump(function)
+    return stream.getvalue()
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """Reduce code as cloudpickle does, with the name of its file, so that reports name the reader's line."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make, tuple(code.co_filename if value == "<dynamic-code>" else value for value in arguments)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, with the names of files: its version 3.1.3 writes "<dynamic-code>" in their place."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ import numpy as np
 
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import ANY
-from tests.lesson.wrong_answers import forward_keeping, neighbours, our
+from minidist.lesson import solution
+from tests.lesson.wrong_answers import forward_keeping, neighbours
 
 ATTEMPTS = []
 
@@ -19,24 +20,24 @@ def wrong(name, hint):
     return add
 
 
-my_add_backward = our("01.add_backward")
-my_building_block = our("19.building_block")
-my_by_sendrecv = our("03.by_sendrecv")
-my_cross_entropy_backward = our("01.cross_entropy_backward")
-my_first_difference = our("28.first_difference")
-my_fit_a_line = our("27.fit_a_line")
-my_gpipe = our("16.gpipe")
-my_gradient_and_noise = our("31.gradient_and_noise")
-my_halving_doubling = our("05.halving_doubling")
-my_min_max_split = our("25.min_max_split")
-my_one_f_one_b = our("17.one_f_one_b")
-my_place_ranks = our("20.place_ranks")
-my_ring_all_reduce = our("04.ring_all_reduce")
-my_save = our("26.save")
-my_ssp = our("08.ssp")
-my_stashing = our("18.stashing")
-my_visible = our("22.visible")
-my_zero_bubble = our("19.zero_bubble")
+my_add_backward = solution("01.add_backward")
+my_building_block = solution("19.building_block")
+my_by_sendrecv = solution("03.by_sendrecv")
+my_cross_entropy_backward = solution("01.cross_entropy_backward")
+my_first_difference = solution("28.first_difference")
+my_fit_a_line = solution("27.fit_a_line")
+my_gpipe = solution("16.gpipe")
+my_gradient_and_noise = solution("31.gradient_and_noise")
+my_halving_doubling = solution("05.halving_doubling")
+my_min_max_split = solution("25.min_max_split")
+my_one_f_one_b = solution("17.one_f_one_b")
+my_place_ranks = solution("20.place_ranks")
+my_ring_all_reduce = solution("04.ring_all_reduce")
+my_save = solution("26.save")
+my_ssp = solution("08.ssp")
+my_stashing = solution("18.stashing")
+my_visible = solution("22.visible")
+my_zero_bubble = solution("19.zero_bubble")
 
 
 @wrong("00.in_rank_order", "the ranks speak in the reverse order")

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from minidist.lesson.assignments import cs336, llmsys
 from minidist.lesson.exercise import exercises
 from minidist.lesson.grade import grade
+from minidist.lesson.solutions import solution
+
+cs336, llmsys = (inspect.getmodule(solution(name)) for name in ("cs336.ddp", "llmsys.clock_cycles"))
 
 CSE234 = """
 import numpy as np

@@ -15,9 +15,10 @@ from minidist.lesson import check, examine, expect, solution
 from minidist.lesson.exercise import Case, find
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.lesson.runner import Limits, run
-from tests.lesson.wrong_answers import our
 
-our_ring_all_reduce, our_by_order, our_by_sendrecv = map(our, ("04.ring_all_reduce", "03.by_order", "03.by_sendrecv"))
+our_ring_all_reduce, our_by_order, our_by_sendrecv = map(
+    solution, ("04.ring_all_reduce", "03.by_order", "03.by_sendrecv")
+)
 needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 
 

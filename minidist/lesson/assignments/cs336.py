@@ -17,13 +17,10 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Parameter, mse_loss
-from minidist.base.layout import chunk_sizes, offsets
-from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
 from minidist.nn import MLP
 from minidist.optim import SGD, AdamW
-from minidist.parallel import DistributedDataParallel
 
 STEPS, RATE = 3, 0.1
 
@@ -96,35 +93,6 @@ class CountedAdamW(AdamW):
         super().__init__(owned, **settings)
 
 
-class ShardedOptimizer:
-    """Each parameter has an owner, which steps it and broadcasts it: Psi elements leave the owners per step."""
-
-    def __init__(self, params: Iterable[Parameter], optimizer_cls: Any, comm: Comm, **settings: Any) -> None:
-        self.params, self.comm = list(params), comm
-        held = [0] * comm.size
-        self.owners = []
-        for parameter in self.params:  # to the rank that has the least
-            owner = held.index(min(held))
-            held[owner] += parameter.data.size
-            self.owners.append(owner)
-        mine = [p for p, owner in zip(self.params, self.owners, strict=True) if owner == comm.rank]
-        self.inner = optimizer_cls(mine, **settings) if mine else None
-
-    def step(self) -> None:
-        """Step this rank's parameters, then fetch the others."""
-        if self.inner is not None:
-            self.inner.step()
-        for parameter, owner in zip(self.params, self.owners, strict=True):
-            value = np.ascontiguousarray(parameter.data)
-            broadcast(self.comm, value, root=owner)
-            parameter.data[...] = value
-
-    def zero_grad(self) -> None:
-        """Forget all gradients, those of other ranks' parameters too."""
-        for parameter in self.params:
-            parameter.grad = None
-
-
 def use_sharded_optimizer(functions: Mapping[str, Any]) -> Callable[..., Any]:
     """Train the same model on the same rows on every rank, as the course's test does."""
 
@@ -161,43 +129,6 @@ def check_sharded(case: Case, answers: Sequence[Any]) -> str:
 # Fully sharded --------------------------------------------------------------------------------------------------------
 
 
-class FullySharded:
-    """The module's parameters as one array, of which each rank has a part: Psi to gather, Psi to reduce per step."""
-
-    def __init__(self, module: MLP, comm: Comm) -> None:
-        self.module, self.comm = module, comm
-        flat = np.concatenate([parameter.data.reshape(-1) for parameter in module.parameters()])
-        broadcast(comm, flat)
-        self.counts = chunk_sizes(flat.size, comm.size)
-        first = offsets(self.counts)[comm.rank]
-        self.shard = Parameter(flat[first : first + self.counts[comm.rank]].copy())
-
-    def parameters(self) -> list[Parameter]:
-        """Return this rank's shard."""
-        return [self.shard]
-
-    def gathered(self) -> dict[str, np.ndarray]:
-        """Return the whole parameters by name."""
-        flat = np.asarray(all_gather(self.comm, self.shard.data, counts=self.counts)).reshape(-1)
-        whole, start = {}, 0
-        for name, parameter in self.module.named_parameters():
-            size = int(np.prod(parameter.shape))
-            whole[name] = flat[start : start + size].reshape(parameter.shape)
-            start += size
-        return whole
-
-    def __call__(self, x: np.ndarray) -> Any:
-        for parameter, value in zip(self.module.parameters(), self.gathered().values(), strict=True):
-            parameter.data = value
-        return self.module(x)
-
-    def reduce(self) -> None:
-        """Reduce-scatter the gradients into the shard."""
-        flat = np.concatenate([np.asarray(parameter.grad).reshape(-1) for parameter in self.module.parameters()])
-        self.module.zero_grad()
-        self.shard.grad = reduce_scatter(self.comm, flat, counts=self.counts) / self.comm.size
-
-
 def use_fsdp(functions: Mapping[str, Any]) -> Callable[..., Any]:
     """Train as the course's test does: each rank on its rows, with an optimizer of the shards."""
 
@@ -216,27 +147,6 @@ def use_fsdp(functions: Mapping[str, Any]) -> Callable[..., Any]:
     return run
 
 
-def _fsdp_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Train with one flat array, cut among the ranks."""
-    functions = {
-        "get_fsdp": FullySharded,
-        "fsdp_on_after_backward": lambda model, optimizer: model.reduce(),
-        "fsdp_gather_full_params": FullySharded.gathered,
-    }
-    return use_fsdp(functions)(comm, model, rows)
-
-
-def _ddp_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Train with DistributedDataParallel."""
-    functions = {"get_ddp": DistributedDataParallel, "ddp_on_after_backward": lambda model, optimizer: None}
-    return use_ddp(functions)(comm, model, rows)
-
-
-def _sharded_solution(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
-    """Train with an owner for each parameter."""
-    return use_sharded_optimizer({"get_sharded_optimizer": ShardedOptimizer})(comm, model, rows)
-
-
 def _cases() -> list[Case]:
     return [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (0, 1, 3)]
 
@@ -244,7 +154,6 @@ def _cases() -> list[Case]:
 EXERCISES = [
     Exercise(
         name="cs336.ddp",
-        solution=_ddp_solution,
         arguments=lambda case, comm: (model_of(case, comm.rank), rows_of(case, comm.rank)),
         expected=lambda case: [trained(case, SGD, lr=RATE)] * case.ranks,
         cases=_cases,
@@ -267,7 +176,6 @@ EXERCISES = [
     ),
     Exercise(
         name="cs336.sharded_optimizer",
-        solution=_sharded_solution,
         arguments=lambda case, comm: (model_of(case, 0), batches(case)),
         expected=lambda case: (),
         check_answers=check_sharded,
@@ -291,7 +199,6 @@ EXERCISES = [
     ),
     Exercise(
         name="cs336.fsdp",
-        solution=_fsdp_solution,
         arguments=lambda case, comm: (model_of(case, comm.rank), rows_of(case, comm.rank)),
         expected=lambda case: (),
         check_answers=check_sharded,

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Hint, drawing
 
@@ -86,14 +85,6 @@ def info(case: Case) -> list[tuple[np.ndarray, ...]]:
     ]
 
 
-def our_info(comm: Comm, mp: int, dp: int, layer: str, in_dim: int, out_dim: int) -> Any:
-    """Split the world into model-parallel groups of neighbours, and data-parallel groups across them."""
-    mp_comm, dp_comm = comm.split(comm.rank // mp, comm.rank), comm.split(comm.rank % mp, comm.rank)
-    parts = (in_dim // mp, out_dim) if layer == "fc_o" else (in_dim, out_dim // mp)
-    numbers = np.array([comm.rank % mp, comm.rank // mp, *parts])
-    return numbers, np.array(mp_comm.members), np.array(dp_comm.members)
-
-
 def whole(case: Case) -> np.ndarray:
     """Return (batch, sequence, features) numbers, as many features on each rank."""
     return case.generator().integers(-9, 9, (2, 3, case.ranks * (1 + case.size % 4))).astype(float)
@@ -101,12 +92,6 @@ def whole(case: Case) -> np.ndarray:
 
 def part(array: np.ndarray, rank: int, ranks: int) -> np.ndarray:
     return np.ascontiguousarray(np.split(array, ranks, axis=-1)[rank])
-
-
-def gather_last(comm: Comm, x: np.ndarray) -> np.ndarray:
-    """All-gather, then put the ranks' parts beside each other in the last dimension."""
-    gathered = all_gather(comm, np.ascontiguousarray(x)).reshape(comm.size, *x.shape)
-    return np.concatenate(list(gathered), axis=-1)
 
 
 def use_forward_input(functions: Mapping[str, Any]) -> Callable[..., Any]:
@@ -129,31 +114,6 @@ def gradients(case: Case, rank: int) -> np.ndarray:
     return case.generator(rank, 3).integers(-9, 9, whole(case).shape).astype(float)
 
 
-def scatter_last(comm: Comm, x: np.ndarray) -> np.ndarray:
-    """Reduce-scatter with the rank's part of the last dimension in front."""
-    split = np.stack(np.split(x, comm.size, axis=-1))
-    mine = reduce_scatter(comm, split.reshape(-1))
-    result: np.ndarray = mine.reshape(split.shape[1:])
-    return result
-
-
-def _parts(comm: Comm, gradient: np.ndarray) -> np.ndarray:
-    """Keep this rank's part: the gradient of the whole output is on every rank."""
-    return part(gradient, comm.rank, comm.size)
-
-
-def _all_reduced(comm: Comm, source: np.ndarray, op: str) -> np.ndarray:
-    """Run a ring all-reduce."""
-    result: np.ndarray = all_reduce(comm, source.copy(), op)
-    return result
-
-
-def _all_to_all(comm: Comm, source: np.ndarray) -> np.ndarray:
-    """Send each rank its piece."""
-    result: np.ndarray = all_to_all(comm, source)
-    return result
-
-
 def _cases() -> list[Case]:
     return [Case(ranks, size) for ranks in (1, 2, 3, 4, 8) for size in (1, 3, 4, 8)]
 
@@ -166,10 +126,9 @@ HINTS = (
 )
 
 
-def _tensor_parallel(name: str, solution: Any, use: str, arguments: Any, expected: Any) -> Exercise:
+def _tensor_parallel(name: str, use: str, arguments: Any, expected: Any) -> Exercise:
     return Exercise(
         name=f"cse234.{name}",
-        solution=solution,
         arguments=arguments,
         expected=expected,
         cases=_cases,
@@ -185,7 +144,6 @@ def _tensor_parallel(name: str, solution: Any, use: str, arguments: Any, expecte
 EXERCISES = [
     Exercise(
         name="cse234.myAllreduce",
-        solution=_all_reduced,
         arguments=lambda case, comm: (data(case, comm.rank), operation(case)),
         expected=lambda case: (
             [FOLD[operation(case)]([data(case, rank) for rank in range(case.ranks)], axis=0)] * case.ranks
@@ -198,7 +156,6 @@ EXERCISES = [
     ),
     Exercise(
         name="cse234.myAlltoall",
-        solution=_all_to_all,
         arguments=lambda case, comm: (blocks(case, comm.rank),),
         expected=received,
         cases=_cases,
@@ -212,7 +169,6 @@ EXERCISES = [
     ),
     Exercise(
         name="cse234.get_info",
-        solution=our_info,
         arguments=lambda case, comm: shape(case),
         expected=info,
         cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 6, 8) for size in range(4)],
@@ -225,28 +181,24 @@ EXERCISES = [
     ),
     _tensor_parallel(
         "naive_collect_forward_input",
-        gather_last,
         "use_forward_input",
         lambda case, comm: (part(whole(case), comm.rank, case.ranks),),
         lambda case: [whole(case)] * case.ranks,
     ),
     _tensor_parallel(
         "naive_collect_forward_output",
-        gather_last,
         "use_forward_output",
         lambda case, comm: (part(whole(case), comm.rank, case.ranks),),
         lambda case: [whole(case)] * case.ranks,
     ),
     _tensor_parallel(
         "naive_collect_backward_output",
-        _parts,
         "use_backward_output",
         lambda case, comm: (whole(case),),
         lambda case: [part(whole(case), rank, case.ranks) for rank in range(case.ranks)],
     ),
     _tensor_parallel(
         "naive_collect_backward_x",
-        scatter_last,
         "use_backward_x",
         lambda case, comm: (gradients(case, comm.rank),),
         lambda case: [

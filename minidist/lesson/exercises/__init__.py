@@ -1,1 +1,1 @@
-"""One file a lesson: its exercises, our solutions, and the hints."""
+"""The exercises of the lessons and their hints. Our solutions are in lessons/solutions/ of the repository."""

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from minidist.base.errors import DeadlockError, UnmatchedMessageError, UsageError
 from minidist.comm import Comm, SimWorld
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
@@ -31,16 +29,6 @@ class Say:
             time.sleep(SPEAKING)
         self.comm.compute(seconds=SPEAKING, name="say")
         self.spoken.append((start, now(), text))
-
-
-def in_rank_order(comm: Comm, say: Callable[[str], None]) -> None:
-    """Pass a token from rank 0 to the last one; the rank that holds it may speak. Sends n-1 messages of 1 B."""
-    token = np.zeros(1, dtype=np.uint8)
-    if comm.rank > 0:
-        comm.recv(token, comm.rank - 1)
-    say(f"rank {comm.rank} of {comm.size}")
-    if comm.rank < comm.size - 1:
-        comm.send(token, comm.rank + 1)
 
 
 def check_answers(case: Case, answers: Sequence[Any]) -> str:
@@ -88,7 +76,6 @@ def no_rank_begins(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="00.in_rank_order",
-        solution=in_rank_order,
         arguments=lambda case, comm: (Say(comm),),
         expected=lambda case: (),
         answer=lambda arguments, returned: arguments[0].spoken,

@@ -3,7 +3,6 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -47,22 +46,6 @@ class Layer:
     def update(self, weight_gradient: np.ndarray) -> None:
         """Make one step of SGD."""
         self.weight -= weight_gradient
-
-
-def step(layers: Sequence[Any], x: np.ndarray, loss_gradient: Any) -> None:
-    """Keep the inputs in forward; in backward drop each, and each gradient, before the next array is made."""
-    inputs = []
-    for layer in layers:
-        inputs.append(x)
-        x = layer.forward(x)
-    g = loss_gradient(x)
-    del x  # the last output: no layer needs it
-    for number in reversed(range(len(layers))):
-        layer = layers[number]
-        weight_gradient = layer.weight_gradient(inputs.pop(), g)  # the last use of this input
-        g = layer.input_gradient(g) if number > 0 else None  # with the weight that forward used
-        layer.update(weight_gradient)
-        del weight_gradient
 
 
 class Run:
@@ -147,7 +130,6 @@ def updated_too_early(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="02.free_in_order",
-        solution=step,
         arguments=arguments,
         expected=truth,
         answer=answer,

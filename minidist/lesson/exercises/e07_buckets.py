@@ -3,7 +3,7 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -50,29 +50,6 @@ class Step:
         place = self.slice(min(self.buckets[bucket]), max(self.buckets[bucket]))
         work: Any = all_reduce(self.comm, place.copy(), async_op=True)
         return Sum(place, work)
-
-
-def bucketed_reducer(
-    comm: Comm,
-    backward: Iterator[int],
-    uses: Sequence[int],
-    buckets: Sequence[Sequence[int]],
-    launch: Callable[[int], Any],
-) -> None:
-    """Launch each bucket as soon as it is complete and the bucket before it was launched; then wait for all."""
-    left = list(uses)
-    works: list[Any] = []
-
-    def launch_complete_buckets() -> None:
-        while len(works) < len(buckets) and not any(left[parameter] for parameter in buckets[len(works)]):
-            works.append(launch(len(works)))
-
-    launch_complete_buckets()  # a bucket in which no parameter is used is complete at once
-    for parameter in backward:
-        left[parameter] -= 1
-        launch_complete_buckets()
-    for work in works:
-        work.wait()
 
 
 def parameters(case: Case) -> tuple[list[int], list[list[int]]]:
@@ -149,7 +126,6 @@ def reused(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="07.bucketed_reducer",
-        solution=bucketed_reducer,
         arguments=arguments,
         expected=total,
         answer=answer,

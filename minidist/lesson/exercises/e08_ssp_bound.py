@@ -3,13 +3,13 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minidist.base.errors import DeadlockError, UnmatchedMessageError
-from minidist.comm import ANY, Comm
+from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing, short
 
 SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
@@ -26,32 +26,6 @@ class Compute:
         self.seen.append((clock, np.array(weights), self.comm.time()))
         self.comm.compute(seconds=pace(self.case)[self.comm.rank - 1], name=f"gradient {clock}")
         return np.eye(self.comm.size - 1)[self.comm.rank - 1]
-
-
-def ssp(comm: Comm, steps: int, bound: int, compute: Callable[..., np.ndarray]) -> np.ndarray | None:
-    """Rank 0 adds up what arrives, and makes a worker that is too far ahead wait until the slowest has caught up."""
-    weights = np.zeros(comm.size - 1)
-    if comm.rank > 0:
-        for clock in range(steps):
-            comm.send(compute(clock, weights), 0)
-            if clock + 1 < steps:
-                comm.recv(weights, 0)
-        return None
-
-    done, waiting = np.zeros(comm.size, int), []
-    done[0] = steps  # the server is never the slowest worker
-    for _ in range(steps * (comm.size - 1)):
-        gradient = np.empty_like(weights)
-        worker = comm.recv(gradient, ANY)
-        weights += gradient
-        done[worker] += 1
-        if done[worker] < steps:
-            waiting.append(worker)
-        # Every push may release several workers, not only the one that pushed.
-        for ready in [w for w in waiting if done[w] - done.min() <= bound]:
-            waiting.remove(ready)
-            comm.send(weights, ready)
-    return weights
 
 
 def pace(case: Case) -> list[int]:
@@ -138,7 +112,6 @@ def one_reply_too_many(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="08.ssp",
-        solution=ssp,
         arguments=lambda case, comm: (case.size, bound_of(case), Compute(case, comm)),
         expected=lambda case: (),
         answer=lambda arguments, returned: (

@@ -3,13 +3,13 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minidist.base.errors import DeadlockError, MismatchError, UnmatchedMessageError
-from minidist.collectives import all_gather, all_reduce
+from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
@@ -39,25 +39,6 @@ class Shard:
         self.values -= np.float32(RATE) * np.asarray(gradient)
         whole: Any = all_gather(self.comm, self.values)
         self.whole = whole
-
-
-def scaled_training(
-    comm: Comm, steps: int, backward: Callable[[float], np.ndarray], step: Callable[..., None]
-) -> float:
-    """Agree on whether a gradient overflowed; skip and halve together, or divide in float32 and step together."""
-    scale, good = FIRST, 0
-    for _ in range(steps):
-        gradient = backward(scale)
-        overflow = np.array([not np.isfinite(gradient).all()], np.uint8)
-        all_reduce(comm, overflow, "max")
-        if overflow[0]:
-            scale, good = scale / 2, 0
-            continue
-        step(gradient.astype(np.float32) / np.float32(scale))
-        good += 1
-        if good == GROWTH:
-            scale, good = scale * 2, 0
-    return scale
 
 
 def steps_of(case: Case) -> int:
@@ -154,7 +135,6 @@ def disagree(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="09.scaled_training",
-        solution=scaled_training,
         arguments=arguments,
         expected=lambda case: (),
         answer=answer,

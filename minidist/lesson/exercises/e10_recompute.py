@@ -22,21 +22,6 @@ def peak_bytes(saved: Sequence[int], segments: Sequence[int], boundary: int) -> 
     return boundary * len(segments) + max(sum(saved[end - n : end]) for n, end in zip(segments, ends, strict=True))
 
 
-def pick_segments(saved: Sequence[int], boundary: int, budget: int) -> list[int] | None:
-    """Try 1, 2, ... segments: fill what their inputs leave of the budget, layer by layer, segment after segment."""
-    for count in range(1, len(saved) + 1):
-        room = budget - count * boundary
-        segments, filled = [0], 0
-        for nbytes in saved:
-            if filled + nbytes > room and segments[-1] > 0:
-                segments, filled = [*segments, 0], 0
-            segments[-1] += 1
-            filled += nbytes
-        if len(segments) <= count and peak_bytes(saved, segments, boundary) <= budget:
-            return segments
-    return None
-
-
 def job(case: Case) -> tuple[list[int], int, int]:
     """Return the bytes that each layer saves, those of a segment's input, and a budget (seed 4: impossible to meet)."""
     draw = case.generator()
@@ -96,13 +81,6 @@ class Segment:
         return 3 * g * rng.integers(0, 2, x.shape)
 
 
-def recompute(segment: Any, x: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, Callable[..., np.ndarray]]:
-    """Keep the input and a copy of the generator as it was; a replay draws from a copy of the copy."""
-    before = copy.deepcopy(rng)
-    y = segment.forward(x, rng)
-    return y, lambda g: segment.gradient(x, g, copy.deepcopy(before))
-
-
 def segments_of(case: Case, comm: Comm | None) -> tuple[Any, ...]:
     draw = case.generator()
     return Segment(), draw.integers(1, 9, 8 * case.size) * 1.0, np.random.default_rng([case.seed, 7])
@@ -135,7 +113,6 @@ def wrong_at(*numbers: int) -> Callable[[Failure], bool]:
 EXERCISES = [
     Exercise(
         name="10.pick_segments",
-        solution=pick_segments,
         arguments=lambda case, comm: job(case),
         expected=lambda case: (),
         check_answers=check_answers,
@@ -174,7 +151,6 @@ EXERCISES = [
     ),
     Exercise(
         name="10.recompute",
-        solution=recompute,
         arguments=segments_of,
         expected=without_recomputation,
         answer=run_two,

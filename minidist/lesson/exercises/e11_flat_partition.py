@@ -3,13 +3,12 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
-from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference
 
@@ -25,23 +24,6 @@ class Update:
     def __call__(self, weights: np.ndarray, gradient: np.ndarray) -> None:
         self.elements += weights.size
         weights -= RATE * gradient
-
-
-def zero_step(
-    comm: Comm, weights: Sequence[np.ndarray], gradients: Sequence[np.ndarray], update: Callable[..., None]
-) -> None:
-    """Flatten, pad, reduce-scatter the gradients, update this rank's shard, all-gather the weights, unflatten."""
-    numel = sum(array.size for array in weights)
-    padding = np.zeros(-numel % comm.size)
-    flat = np.concatenate([*(array.reshape(-1) for array in weights), padding])
-    gradient = np.concatenate([*(array.reshape(-1) for array in gradients), padding])
-    size = flat.size // comm.size
-    mine = flat[comm.rank * size : (comm.rank + 1) * size]
-    update(mine, reduce_scatter(comm, gradient))
-    whole, start = all_gather(comm, mine.copy()), 0
-    for array in weights:
-        array[...] = whole[start : start + array.size].reshape(array.shape)
-        start += array.size
 
 
 def shapes(case: Case) -> list[tuple[int, ...]]:
@@ -91,7 +73,6 @@ def right_in_places(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="11.zero_step",
-        solution=zero_step,
         arguments=arguments,
         expected=lambda case: (),
         answer=lambda arguments, returned: (flat(arguments[0]), arguments[2].elements),

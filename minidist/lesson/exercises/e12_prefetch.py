@@ -3,7 +3,6 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,19 +47,6 @@ class Run:
         return through(layer, weights, x)
 
 
-def forward(
-    comm: Comm, layers: int, x: float, gather: Callable[[int], Any], compute: Callable[[int, np.ndarray, float], float]
-) -> float:
-    """Start the gather of the next layer before the computation of this one; hold two layers and no more."""
-    coming: Any = gather(0) if layers else None
-    for layer in range(layers):
-        weights = coming.wait()
-        if layer + 1 < layers:
-            coming = gather(layer + 1)
-        x = compute(layer, weights, x)
-    return x
-
-
 def whole_layers(case: Case) -> list[np.ndarray]:
     """Return layers of equal size, a multiple of the number of ranks."""
     draw = case.generator()
@@ -96,7 +82,6 @@ def truth(case: Case) -> list[float]:
 EXERCISES = [
     Exercise(
         name="12.prefetch",
-        solution=forward,
         arguments=arguments,
         expected=truth,
         answer=answer,

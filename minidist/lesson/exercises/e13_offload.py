@@ -3,7 +3,6 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,27 +67,6 @@ class Run:
             raise IndexError(f"piece {piece} is out of range: there are pieces 0..{self.pieces - 1}")
 
 
-def offloaded_step(
-    comm: Comm,
-    pieces: int,
-    down: Callable[[int], Any],
-    step: Callable[[int, np.ndarray], np.ndarray],
-    up: Callable[[int, np.ndarray], Any],
-) -> None:
-    """While piece i steps, the gradient of i + 1 comes down and the values of i - 1 go up."""
-    coming: Any = down(0) if pieces else None
-    going: Any = None
-    for piece in range(pieces):
-        gradient = coming.wait()
-        coming = down(piece + 1) if piece + 1 < pieces else None
-        values = step(piece, gradient)
-        if going is not None:
-            going.wait()
-        going = up(piece, values)
-    if going is not None:
-        going.wait()
-
-
 def device_of(case: Case, rank: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Return the values and gradients of each piece."""
     draw = case.generator(rank)
@@ -118,7 +96,6 @@ def truth(case: Case) -> list[np.ndarray]:
 EXERCISES = [
     Exercise(
         name="13.offloaded_step",
-        solution=offloaded_step,
         arguments=arguments,
         expected=truth,
         answer=answer,

@@ -9,32 +9,10 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 ROWS, WIDTH, HEAD = 3, 4, 2
-
-
-def parallel_mlp(
-    comm: Comm, x: np.ndarray, a: np.ndarray, b: np.ndarray, bias: np.ndarray, gradient: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Columns of A, then rows of B: one sum over the ranks forward, one backward, and the bias once."""
-    hidden = np.maximum(x @ a, 0)
-    y = all_reduce(comm, hidden @ b) + bias
-    d_hidden = (gradient @ b.T) * (hidden > 0)
-    return y, all_reduce(comm, d_hidden @ a.T)
-
-
-def parallel_attention(
-    comm: Comm, x: np.ndarray, qkv: np.ndarray, projection: np.ndarray, heads: int, attention: Callable[..., np.ndarray]
-) -> np.ndarray:
-    """Whole heads on each rank: columns of Q, of K and of V, and the rows of the projection that meet them."""
-    width = qkv.shape[1] // 3
-    size = width // comm.size
-    mine = slice(comm.rank * size, (comm.rank + 1) * size)
-    tile = np.concatenate([part[:, mine] for part in np.split(qkv, 3, axis=1)], axis=1)
-    return all_reduce(comm, attention(x @ tile, heads // comm.size) @ projection[mine])
 
 
 def attention(qkv: np.ndarray, heads: int) -> np.ndarray:
@@ -128,7 +106,6 @@ def attention_by_tiles(
 EXERCISES = [
     Exercise(
         name="14.parallel_mlp",
-        solution=parallel_mlp,
         arguments=mlp_arguments,
         expected=lambda case: [mlp_truth(case)] * case.ranks,
         par=Case(4, 8),
@@ -161,7 +138,6 @@ EXERCISES = [
     ),
     Exercise(
         name="14.parallel_attention",
-        solution=parallel_attention,
         arguments=attention_arguments,
         expected=attention_truth,
         par=Case(4, 2),

@@ -9,39 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import MismatchError
-from minidist.collectives import all_to_all
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 WIDTH = 3
-
-
-def slots_and_balance(probabilities: np.ndarray, factor: float) -> tuple[np.ndarray, float, np.ndarray]:
-    """Give out slots in token order; the loss is N sum f P, and its gradient runs through P alone."""
-    tokens, experts = probabilities.shape
-    capacity = ceil(tokens / experts * factor)
-    choice = probabilities.argmax(axis=1)
-    slots, filled = np.full(tokens, -1), np.zeros(experts, int)
-    for token, expert in enumerate(choice):
-        if filled[expert] < capacity:
-            slots[token] = expert * capacity + filled[expert]
-            filled[expert] += 1
-    share = np.bincount(choice, minlength=experts) / tokens
-    loss = experts * float(share @ probabilities.mean(axis=0))
-    return slots, loss, np.broadcast_to(experts * share / tokens, probabilities.shape)
-
-
-def dispatch(comm: Comm, slots: np.ndarray, run_expert: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Send tokens, not weights: an all-to-all, the experts of this rank, and an all-to-all back."""
-    experts, capacity, width = slots.shape
-    here = experts // comm.size
-    arrived = all_to_all(comm, slots.reshape(-1)).reshape(comm.size, here, capacity, width)
-    done = np.empty_like(arrived)
-    for local in range(here):
-        rows = arrived[:, local].reshape(-1, width)
-        done[:, local] = run_expert(comm.rank * here + local, rows).reshape(comm.size, capacity, width)
-    return all_to_all(comm, done.reshape(-1)).reshape(experts, capacity, width)
 
 
 # --- slots and balance ---
@@ -74,6 +47,16 @@ def slots_with(case: Case, capacity: Callable[[float], int] = ceil, later_first:
             slots[token] = expert * room + filled[expert]
             filled[expert] += 1
     return slots
+
+
+def balanced(case: Case) -> tuple[np.ndarray, float, np.ndarray]:
+    """Return the slots, and of the loss N sum f P its value and the gradient that autograd finds."""
+    numbers, _ = routing(case)
+    share = np.bincount(numbers.argmax(axis=1), minlength=case.ranks) / case.size
+    probabilities = Parameter(numbers)
+    loss = (probabilities * Tensor(share)).sum() * (case.ranks / case.size)
+    loss.backward()
+    return slots_with(case), loss.item(), np.asarray(probabilities.grad)
 
 
 def wrong_in(f: Failure) -> set[str]:
@@ -149,9 +132,8 @@ def swapped_back(case: Case) -> list[np.ndarray]:
 EXERCISES = [
     Exercise(
         name="21.slots_and_balance",
-        solution=slots_and_balance,
         arguments=lambda case, comm: routing(case),
-        expected=lambda case: [slots_and_balance(*routing(case))] * case.ranks,
+        expected=lambda case: [balanced(case)] * case.ranks,
         answer=lambda arguments, returned: returned,
         cases=routing_cases,
         draw=drawing((1, 9), (1, 60)),
@@ -189,7 +171,6 @@ EXERCISES = [
     ),
     Exercise(
         name="21.dispatch",
-        solution=dispatch,
         arguments=arguments,
         expected=truth,
         par=Case(4, 5),

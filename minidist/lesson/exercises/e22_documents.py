@@ -7,21 +7,9 @@ import numpy as np
 
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.parallel.context.positions import sequence_positions
 
 SEPARATOR = 0
-
-
-def visible(tokens: np.ndarray, separator: int, rank: int, ranks: int) -> np.ndarray:
-    """Return (own queries, all keys): chunk `rank` and chunk 2P-1-rank, causal, and inside the query's document."""
-    places = np.arange(len(tokens))
-    starts = offsets(chunk_sizes(len(tokens), 2 * ranks))
-    mine = np.concatenate([places[starts[c] : starts[c + 1]] for c in (rank, 2 * ranks - 1 - rank)])
-
-    # A separator belongs to the document that it ends, so it is counted from the next token on.
-    ends = tokens == separator
-    ids = np.cumsum(ends) - ends
-    result: np.ndarray = (places <= mine[:, None]) & (ids == ids[mine][:, None])
-    return result
 
 
 def text(case: Case) -> np.ndarray:
@@ -33,15 +21,20 @@ def text(case: Case) -> np.ndarray:
     return tokens
 
 
+def seen(tokens: np.ndarray, separator: int, queries: np.ndarray) -> np.ndarray:
+    """Return (queries, keys): a query sees itself, and what is before it with no separator in between."""
+    keys = range(len(tokens))
+    return np.array([[key <= query and separator not in tokens[key:query] for key in keys] for query in queries])
+
+
 def mistaken(case: Case, kind: str) -> np.ndarray:
     """Return the answer of a typical mistake."""
     tokens, (rank, ranks) = text(case), _place(case)
-    whole = visible(tokens, SEPARATOR, 0, 1)
     if kind == "no documents":
-        return visible(tokens, -1, rank, ranks)
+        return seen(tokens, -1, _rows(case))
     if kind == "contiguous":
         start, stop = offsets(chunk_sizes(len(tokens), ranks))[rank : rank + 2]
-        return whole[start:stop]
+        return seen(tokens, SEPARATOR, np.arange(start, stop))
     mine = _rows(case)
     ids = np.cumsum(tokens == SEPARATOR)
     result: np.ndarray = (np.arange(len(tokens)) <= mine[:, None]) & (ids == ids[mine][:, None])
@@ -49,11 +42,9 @@ def mistaken(case: Case, kind: str) -> np.ndarray:
 
 
 def _rows(case: Case) -> np.ndarray:
-    """Return the places of a rank's queries: where the diagonal of its rows lies."""
+    """Return the places of a rank's queries: those of two chunks, one from the front and one from the back."""
     rank, ranks = _place(case)
-    own = visible(text(case), -1, rank, ranks)
-    rows: np.ndarray = own.sum(axis=1) - 1
-    return rows
+    return sequence_positions(2 * case.size, rank, ranks)
 
 
 def _place(case: Case) -> tuple[int, int]:
@@ -69,9 +60,8 @@ def draw_place(draw: np.random.Generator) -> Case:
 EXERCISES = [
     Exercise(
         name="22.visible",
-        solution=visible,
         arguments=lambda case, comm: (text(case), SEPARATOR, *_place(case)),
-        expected=lambda case: [visible(text(case), SEPARATOR, *_place(case))],
+        expected=lambda case: [seen(text(case), SEPARATOR, _rows(case))],
         cases=lambda: [
             Case(1, size, 8 * ranks + rank) for ranks in (1, 2, 3, 4) for rank in range(ranks) for size in (4, 5, 9)
         ],

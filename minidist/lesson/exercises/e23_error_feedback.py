@@ -3,13 +3,12 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
 
 LENGTH = 3  # numbers of a residual
@@ -29,14 +28,6 @@ class Reader:
             )
         self.taken.append(old)
         return self.rows[old].copy()
-
-
-def load_residual(comm: Comm, old_ranks: int, read: Callable[[int], np.ndarray], length: int) -> np.ndarray:
-    """Assign the old ranks' residuals round-robin, and add up those of this rank."""
-    total = np.zeros(length)
-    for old in range(comm.rank, old_ranks, comm.size):
-        total = read(old) if old == comm.rank else total + read(old)
-    return total
 
 
 def saved(case: Case) -> np.ndarray:
@@ -90,7 +81,6 @@ def adds_up(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="23.load_residual",
-        solution=load_residual,
         arguments=lambda case, comm: (case.size, Reader(saved(case)), LENGTH),
         expected=lambda case: (),
         answer=lambda arguments, returned: (returned, arguments[1].taken),

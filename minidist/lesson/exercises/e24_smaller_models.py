@@ -9,19 +9,10 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
 
 # --- 24.one_grid ------------------------------------------------------------------------------------------------------
-
-
-def one_grid(comm: Comm, x: np.ndarray) -> np.ndarray:
-    """Agree on the largest magnitude, in one number, and round to its grid."""
-    largest = np.array([np.abs(x).max(initial=0.0)])
-    all_reduce(comm, largest, "max")
-    scale = largest[0] / 127 or 1.0
-    return np.clip(np.round(x / scale), -127, 127) * scale
 
 
 def shards(case: Case) -> list[np.ndarray]:
@@ -47,7 +38,6 @@ def magnitude(x: np.ndarray) -> float:
 
 ONE_GRID = Exercise(
     name="24.one_grid",
-    solution=one_grid,
     arguments=lambda case, comm: (shards(case)[comm.rank],),
     expected=lambda case: [rounded(x, max(map(magnitude, shards(case)))) for x in shards(case)],
     par=Case(4, 16),
@@ -78,13 +68,6 @@ ONE_GRID = Exercise(
 # --- 24.kept_all_reduce -----------------------------------------------------------------------------------------------
 
 
-def kept_all_reduce(comm: Comm, gradient: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """Reduce the kept entries as one array; all ranks know which ones these are."""
-    result = np.zeros_like(gradient)
-    result[mask] = all_reduce(comm, gradient[mask])
-    return result
-
-
 def mask_of(case: Case) -> np.ndarray:
     mask: np.ndarray = case.generator(99).random(case.size) < 0.3
     return mask
@@ -101,7 +84,6 @@ def sums(case: Case) -> np.ndarray:
 
 KEPT = Exercise(
     name="24.kept_all_reduce",
-    solution=kept_all_reduce,
     arguments=lambda case, comm: (gradients(case)[comm.rank], mask_of(case)),
     expected=lambda case: [np.where(mask_of(case), sums(case), 0.0)] * case.ranks,
     par=Case(4, 40),
@@ -153,18 +135,6 @@ class Teacher:
         return logits_of(self.case, student)
 
 
-def distil(comm: Comm, teachers: int, logits: Callable[[int], np.ndarray], rows: int, temperature: float) -> np.ndarray:
-    """Each teacher computes the soft targets of every `teachers`-th student, and sends them."""
-    if comm.rank < teachers:
-        for student in range(comm.rank, comm.size - teachers, teachers):
-            scores = np.exp(logits(student) / temperature)
-            comm.send(scores / scores.sum(axis=1, keepdims=True), teachers + student)
-        return np.zeros((0, CLASSES))
-    targets = np.zeros((rows, CLASSES))
-    comm.recv(targets, (comm.rank - teachers) % teachers)
-    return targets
-
-
 def teachers_of(case: Case) -> int:
     """Return the number of teachers: about a third of the ranks."""
     return 1 + (case.ranks - 1) // 3
@@ -195,7 +165,6 @@ def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
 
 DISTIL = Exercise(
     name="24.distil",
-    solution=distil,
     arguments=arguments,
     expected=lambda case: targets_of(case, lambda logits: soft(logits, TEMPERATURE)),
     par=Case(7, 3),

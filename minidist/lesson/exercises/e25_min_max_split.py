@@ -10,35 +10,7 @@ from typing import Any
 import numpy as np
 
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
-
-
-def min_max_split(times: Sequence[float], stages: int) -> list[int]:
-    """Return the sizes; best[k][n] is the slowest of k stages of the first n layers, the last of which begins at j."""
-    ends = [0.0]
-    for time in times:
-        ends.append(ends[-1] + time)
-    layers = len(times)
-
-    # One more stage at a time: the last stage begins at the j that makes the slowest stage fastest.
-    best = [[0.0] + [float("inf")] * layers]
-    begins = []
-    for _ in range(stages):
-        row, begin = [float("inf")] * (layers + 1), [0] * (layers + 1)
-        for n in range(1, layers + 1):
-            for j in range(n):
-                slowest = max(best[-1][j], ends[n] - ends[j])
-                if slowest < row[n]:
-                    row[n], begin[n] = slowest, j
-        best.append(row)
-        begins.append(begin)
-
-    # Follow the choices back from the last stage.
-    sizes: list[int] = []
-    n = layers
-    for begin in reversed(begins):
-        sizes.insert(0, n - begin[n])
-        n = begin[n]
-    return sizes
+from minidist.pipeline.partition import by_slowest
 
 
 def times_of(case: Case) -> list[float]:
@@ -62,7 +34,8 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
         return f"the stages hold {sum(sizes)} layers together, the model has {len(times)}"
     if min(sizes) < 1:
         return f"a stage of {sizes} is without a layer"
-    mine, best = slowest(times, sizes), slowest(times, min_max_split(times, stages))
+    shortest = [stage.last - stage.first + 1 for stage in by_slowest(times, stages)]
+    mine, best = slowest(times, sizes), slowest(times, shortest)
     if mine > best:
         return (
             f"layers {[round(t) for t in times]} on {stages} stages as {sizes}: the slowest takes {mine:g}, {best:g}"
@@ -87,7 +60,6 @@ def draw_split(draw: np.random.Generator) -> Case:
 EXERCISES = [
     Exercise(
         name="25.min_max_split",
-        solution=min_max_split,
         arguments=lambda case, comm: (times_of(case), case.seed),
         expected=lambda case: (),
         check_answers=check_answers,

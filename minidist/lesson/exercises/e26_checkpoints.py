@@ -3,7 +3,7 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -41,19 +41,6 @@ class Disk:
     def exists(self, path: str) -> bool:
         """Return whether there is such a file, or a folder with something in it."""
         return any(name == path or name.startswith(path + "/") for name in self.files)
-
-
-def save(disk: Any, name: str, parts: dict[str, bytes]) -> None:
-    """Write all of it under another name, then rename it, then rename `latest`; a name that is taken stays as it is."""
-    for part, data in parts.items():
-        disk.write(f".saving/{part}", data)
-    free, number = name, 0
-    while disk.exists(free):
-        number += 1
-        free = f"{name}.{number}"
-    disk.rename(".saving", free)
-    disk.write("latest.new", free.encode())
-    disk.rename("latest.new", "latest")
 
 
 def parts_of(case: Case, version: int) -> dict[str, bytes]:
@@ -95,18 +82,6 @@ def check_disk(case: Case, answers: Sequence[Any]) -> str:
 # Another number of ranks ----------------------------------------------------------------------------------------------
 
 
-def load(comm: Comm, size: int, pieces: Sequence[tuple[int, int]], read: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Read each piece that overlaps this rank's chunk, and copy the overlap."""
-    edges = offsets(chunk_sizes(size, comm.size))
-    start, stop = edges[comm.rank], edges[comm.rank + 1]
-    mine = np.empty(stop - start)
-    for number, (first, last) in enumerate(pieces):
-        begin, end = max(first, start), min(last, stop)
-        if begin < end:
-            mine[begin - start : end - start] = read(number)[begin - first : end - first]
-    return mine
-
-
 class Reader:
     """The files of a checkpoint; reading one takes time."""
 
@@ -145,7 +120,6 @@ def chunks_of(case: Case) -> list[np.ndarray]:
 EXERCISES = [
     Exercise(
         name="26.save",
-        solution=save,
         arguments=disk_arguments,
         expected=lambda case: [None],
         answer=lambda arguments, returned: arguments[0].states,
@@ -179,7 +153,6 @@ EXERCISES = [
     ),
     Exercise(
         name="26.load",
-        solution=load,
         arguments=load_arguments,
         expected=chunks_of,
         cases=standard_cases,

@@ -3,28 +3,11 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from collections.abc import Callable
-
 import numpy as np
 
 from minidist.base.errors import DeadlockError, UsageError
 from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint
-
-
-def in_order(comm: Comm, batches: int, make: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Loader i mod N makes batch i, and the trainer receives batch i from that loader, in the order of the batches."""
-    loaders, result = comm.size - 1, np.zeros((batches, 2))
-    if comm.rank > 0:
-        for i in range(comm.rank - 1, batches, loaders):
-            comm.send(make(i), 0)
-        return result[:0]
-    for i in range(batches):
-        if loaders:
-            comm.recv(result[i], 1 + i % loaders)
-        else:
-            result[i] = make(i)
-    return result
 
 
 class Maker:
@@ -66,7 +49,6 @@ def in_another_order(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="30.in_order",
-        solution=in_order,
         arguments=lambda case, comm: (case.size, Maker(case, comm)),
         expected=expected,
         par=Case(4, 9),

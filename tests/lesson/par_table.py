@@ -1,0 +1,51 @@
+"""Measures par: runs our solutions on every case of every exercise.
+
+python -m tests.lesson.par_table      writes minidist/lesson/par.json
+"""
+
+import json
+
+from minidist.base.errors import UsageError
+from minidist.lesson.exercise import exercises
+from minidist.lesson.par import COLUMNS, TABLE, Par, all_cases, is_measured, key_of
+from minidist.lesson.plain import form
+from minidist.lesson.runner import run
+from minidist.lesson.solutions import solution
+
+DIGITS = 12  # of a virtual time, which is a sum in floating point
+
+
+def measured_exercises():
+    """Return the exercises that have rows in the table."""
+    every = (*exercises().values(), *exercises("assignments").values())
+    return [exercise for exercise in every if is_measured(exercise)]
+
+
+def measure(exercise, function, case):
+    """Return par as a run of this function on a case shows it."""
+    outcome = run(exercise, function, case)
+    if outcome.error is not None:
+        raise UsageError(f"our solution of {exercise.name} fails on {case}: {outcome.message}")
+    metrics = {name: float(f"{outcome.metrics[name]:.{DIGITS}g}") for name in COLUMNS}
+    forms = [] if exercise.check_answers is None else [form(answer) for answer in outcome.answers]
+    return Par(metrics, sum(len(trace.messages) for trace in outcome.traces), forms)
+
+
+def row(par):
+    """Return par as the table has it: the forms of all ranks as one where they are equal."""
+    numbers = [int(number) if number == int(number) else number for number in par.metrics.values()]
+    return [*numbers, par.messages, par.forms[0] if len(set(par.forms)) == 1 else par.forms]
+
+
+def main():
+    lines = []
+    for exercise in measured_exercises():
+        function = solution(exercise.name)
+        rows = {key_of(case): row(measure(exercise, function, case)) for case in all_cases(exercise)}
+        lines.append(f"{json.dumps(exercise.name)}: {json.dumps(rows, separators=(',', ':'))}")
+        print(f"{exercise.name}: {len(rows)} cases", flush=True)
+    TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

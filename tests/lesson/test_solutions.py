@@ -1,0 +1,107 @@
+"""Our solutions are in the repository and not in the package; par is what they need, and judging needs no solution."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from minidist.base.errors import UsageError
+from minidist.lesson import solutions
+from minidist.lesson.exercise import Case, exercises
+from minidist.lesson.grade import grade
+from minidist.lesson.par import TABLE, all_cases, key_of, par_of
+from tests.lesson.par_table import measure, measured_exercises
+
+ROOT = Path(__file__).resolve().parents[2]
+EVERY = {**exercises(), **exercises("assignments")}
+MEASURED = measured_exercises()
+by_name = pytest.mark.parametrize("exercise", MEASURED, ids=lambda exercise: exercise.name)
+
+
+def same(exercise, case):
+    measured, par = measure(exercise, solutions.solution(exercise.name), case), par_of(exercise.name, case)
+    assert measured.metrics == pytest.approx(par.metrics, rel=1e-9)
+    return (measured.messages, measured.forms) == (par.messages, par.forms)
+
+
+@by_name
+def test_par_is_what_our_solution_needs(exercise):
+    cases = all_cases(exercise)
+    for case in (exercise.par, cases[len(cases) // 3], cases[-1]):
+        assert same(exercise, case), f"{case}: run python -m tests.lesson.par_table"
+
+
+@pytest.mark.exhaustive
+@by_name
+def test_par_is_what_our_solution_needs_on_every_case(exercise):
+    assert [case for case in all_cases(exercise) if not same(exercise, case)] == []
+
+
+def test_the_table_has_each_case_that_a_seed_may_draw_and_no_other():
+    table = json.loads(TABLE.read_text())
+    assert table.keys() == {exercise.name for exercise in MEASURED}
+    for exercise in MEASURED:
+        assert table[exercise.name].keys() == {key_of(case) for case in all_cases(exercise)}
+        for seed in (0, 7, 20250131):
+            assert set(exercise.drawn(seed)) <= set(all_cases(exercise))
+    with pytest.raises(UsageError, match="par_table"):
+        par_of("04.ring_all_reduce", Case(77, 1))
+
+
+def test_there_is_a_solution_for_each_exercise_and_no_other():
+    found = {}
+    for path in sorted(solutions.folder().glob("*.py")):
+        found |= solutions.loaded(path).SOLUTIONS
+    assert found.keys() == EVERY.keys()
+    assert all(solutions.solution(name) is found[name] for name in found)
+
+
+def test_without_the_repository_a_solution_is_refused_and_an_answer_is_graded(tmp_path, monkeypatch):
+    monkeypatch.setattr(solutions, "__file__", "/nowhere/minidist/lesson/solutions.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match="run this in a clone of minidist's repository"):
+        solutions.solution("16.gpipe")
+    answer = tmp_path / "answer.py"
+    answer.write_text(
+        """def gpipe(p, m):
+    return [[f"F{i}" for i in range(m)] + [f"B{i}" for i in reversed(range(m))] for _ in range(p)]
+
+def by_sendrecv(comm, array):
+    incoming = array.copy()
+    comm.sendrecv(array, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
+    return incoming
+"""
+    )
+    assert grade(answer, "16.gpipe", 5).score == 10
+    assert grade(answer, "03.by_sendrecv", 5).score == 10
+
+
+def test_the_package_takes_par_along_and_no_solution():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings["packages"]["find"] == {"include": ["minidist*"]}
+    assert settings["package-data"] == {"minidist.lesson": ["par.json"]}
+    assert [path.name for path in ROOT.glob("minidist*") if (path / "__init__.py").exists()] == ["minidist"]
+    assert ROOT / "minidist" not in solutions.folder().parents
+
+    # No file of the package defines a function that is a solution.
+    others = {"step", "forward", "load", "save", "in_rank_order"}  # what other functions are called, too
+    names = {f"def {function}(" for function in {solutions.solution(name).__name__ for name in exercises()} - others}
+    texts = {path: path.read_text() for path in (ROOT / "minidist" / "lesson").rglob("*.py")}
+    assert [(path.name, name) for path, text in texts.items() for name in names if name in text] == []
+
+
+@pytest.mark.exhaustive  # pip fetches setuptools
+def test_a_wheel_has_par_and_no_solution(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "__pycache__", "*.ipynb", "*.egg-info"))
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-q", str(source)]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "minidist/lesson/par.json" in names
+    assert not [name for name in names if "solutions/" in name or name.startswith("lessons")]
