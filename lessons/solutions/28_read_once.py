@@ -1,0 +1,18 @@
+"""Our solutions of lesson 28; they are not a part of the package."""
+
+import numpy as np
+
+from minidist.collectives import all_gather
+from minidist.comm import Comm
+from minidist.train.data_ledger import digest
+
+
+def read_once(comm: Comm, numbers: np.ndarray, samples: int) -> int:
+    """Gather the count and the digest of every rank, 16 B each: digests of multisets add up, modulo 2^64."""
+    mine = np.array([numbers.size, digest(numbers)], np.uint64)
+    counts, digests = all_gather(comm, mine).reshape(comm.size, 2).T
+    whole = np.uint64(digest(np.arange(samples)))
+    return int(counts.sum() == samples and digests.sum() == whole)
+
+
+SOLUTIONS = {"28.read_once": read_once}
