@@ -6,13 +6,13 @@ case and writes it, and a test compares it with such runs. The package has the n
 Proved by: tests/lesson/test_solutions.py
 """
 
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Case, Exercise, find
 
 TABLE = Path(__file__).with_name("par.json")
@@ -61,5 +61,5 @@ def key_of(case: Case) -> str:
 
 @cache
 def _table() -> dict[str, dict[str, list[Any]]]:
-    table: dict[str, dict[str, list[Any]]] = json.loads(TABLE.read_text(encoding="utf-8"))
+    table: dict[str, dict[str, list[Any]]] = parse_json(TABLE.read_text(encoding="utf-8"), any_float=True)
     return table
