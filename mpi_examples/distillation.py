@@ -19,7 +19,7 @@ from minidist.nn import MLP
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
 
-TEACHER_STEPS, STEPS, LABELLED, TEMPERATURE, WEIGHT = 40, 120, 600, 6.0, 0.9
+TEACHER_STEPS, STEPS, LABELLED, TEMPERATURE, WEIGHT = 40, 120, 600, 4.0, 0.9
 
 
 def fit(comm, sizes, rows, steps, taught=None):

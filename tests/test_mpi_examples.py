@@ -494,7 +494,8 @@ def test_a_student_learns_from_the_logits_of_another_rank(world, example):
     teacher, alone, taught = map(
         int, re.search(r"teacher (\d+), student from labels (\d+), student from the teacher (\d+)", output).groups()
     )
-    assert teacher > taught > 1.2 * alone
+    # The counts depend on the kernels of the BLAS library by about 3; taught is more than alone by about 30.
+    assert teacher > taught > alone + 15
     sent, formula = re.search(r"the teacher sent (.*) B, the formula says (.*) B", output).groups()
     assert sent == formula
 
