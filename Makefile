@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test pytest exhaustive chaos fuzz lint lessons museum mutants peers matrix bench clean
+.PHONY: demo test pytest exhaustive chaos fuzz lint lessons site site-test museum mutants peers matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -46,6 +46,19 @@ fuzz: .venv/test.stamp
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.lesson.build
+
+# Lessons, guides and the reference as pages with a search, in build/site/html; a link that leads nowhere ends it. A minute.
+site: .venv/test.stamp
+	$(call INSTALL,site)
+	$(BIN)/python -m website.stage build/site/pages
+	rm -rf build/site/html
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 --builder html --doctree-dir build/site/doctrees \
+	  --conf-dir website build/site/pages build/site/html
+	@echo "open build/site/html/index.html"
+
+# The site in a headless Chromium (Debian, Ubuntu: apt-get install chromium).
+site-test: site
+	$(BIN)/python -m pytest -n 2 -m site tests/website
 
 museum: .venv/test.stamp
 	$(BIN)/minidist museum

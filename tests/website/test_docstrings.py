@@ -1,0 +1,39 @@
+"""How a docstring, which is plain text, becomes what Sphinx reads; and which arrows the map of the lessons has."""
+
+import re
+
+from website.docstrings import restructured
+from website.lesson_map import drawn
+
+
+def text(*lines, parameters=frozenset()):
+    return "\n".join(restructured(list(lines), parameters)).strip()
+
+
+def test_no_character_of_a_paragraph_is_markup_but_backticks():
+    assert text("n * m, a_ and |x|; `2 * n` stays.") == "n \\* m, a\\_ and \\|x\\|; \\ ``2 * n``\\  stays."
+
+
+def test_columns_and_indented_lines_are_shown_as_they_stand():
+    assert text("Files:", "", "ring.py    the ring", "", "    0 --> 1", "", "The end.") == (
+        "Files:\n\n.. code-block:: text\n\n    ring.py    the ring\n    \n        0 --> 1\n    \nThe end."
+    )
+    assert ".. code-block:: python" in text("    world = SimWorld(4)", "    world.run(main)")
+
+
+def test_sentences_on_parameters_become_a_list_and_other_colons_do_not():
+    lines = ("Two cases: one. out: where it goes. rows,", "columns: how many; equal: a text.")
+    assert text(*lines, parameters={"out", "rows", "columns", "equal"}) == (
+        "Two cases: one. \n\n- **out**: where it goes.\n- **rows, columns**: how many;\n- **equal**: a text."
+    )
+    assert text(*lines, parameters={"cases"}) == "\n".join(lines)
+
+
+def test_the_map_leaves_out_an_arrow_that_others_imply():
+    names = "".join(f'{name}["{name} A <title>"]\n' for name in ("00", "01", "02"))
+    picture = drawn(names + "00 --> 01\n01 --> 02\n00 --> 02\n")
+    assert picture.count("marker-end") == 2
+    assert picture.count("<rect x=") == 3
+    assert "&lt;title&gt;" in picture
+    heights = [int(y) for y in re.findall(r'<rect x="\d+" y="(\d+)"', picture)]
+    assert heights == sorted(set(heights))
