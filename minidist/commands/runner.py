@@ -47,7 +47,7 @@ class Summary:
     world: str
     losses: list[float]
     ranks: int
-    bytes_by_purpose: dict[str, dict[str, int]]
+    bytes_by_purpose: dict[str, dict[str, int | None]]
     peak_bytes: list[int]
     trace: str | None
     seconds: float
@@ -88,7 +88,7 @@ class Summary:
 
     def volumes_hold(self) -> bool:
         """Return whether every purpose's measured volume equals its closed form."""
-        return all(volume["measured"] == volume["closed_form"] for volume in self.bytes_by_purpose.values())
+        return all(volume["closed_form"] in (None, volume["measured"]) for volume in self.bytes_by_purpose.values())
 
     def volume_lines(self) -> list[str]:
         """Format the bytes by purpose beside the closed form."""
@@ -98,8 +98,10 @@ class Summary:
         width = max(16, 2 + max(map(len, numbers)))
         lines = [f"{'bytes sent, all ranks':24}{'measured':>{width}}{'closed form':>{width}}"]
         for name, volume in self.bytes_by_purpose.items():
-            mark = "" if volume["measured"] == volume["closed_form"] else "   DIFFERENT"
-            lines.append(f"  {name:22}{volume['measured']:{width},}{volume['closed_form']:{width},}{mark}")
+            closed = volume["closed_form"]
+            mark = "" if closed in (None, volume["measured"]) else "   DIFFERENT"
+            shown = "none" if closed is None else f"{closed:,}"
+            lines.append(f"  {name:22}{volume['measured']:{width},}{shown:>{width}}{mark}")
         return lines
 
     def table(self) -> str:
@@ -300,8 +302,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         # The workers of a server have running statistics of their own, which are averaged.
         numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
         closed["checkpoint"] = saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)
+    # How often algorithms are measured for --reduction auto depends on time, so those bytes have no closed form.
     table = {
-        name: {"measured": measured.get(name, 0), "closed_form": closed.get(name, 0)}
+        name: {"measured": measured.get(name, 0), "closed_form": None if name == "tuning" else closed.get(name, 0)}
         for name in dict.fromkeys((*closed, *measured))
     }
 

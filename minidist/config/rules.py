@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
+from minidist.collectives import ALGORITHMS
 from minidist.config.models import make_model
 from minidist.config.pipeline_plan import check_stages
 from minidist.config.resolved_job import ResolvedJob
@@ -323,6 +324,43 @@ COMPRESSION = (
         lambda j: j.compressor != "none" and changed(j, "reduction"),
         "--compression {compression} replaces the all-reduce of a gradient, whose order --reduction {reduction} sets",
         "leave out one of the two",
+    ),
+    Rule(
+        "reduction-is-no-all-reduce",
+        lambda j: j.zero == 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["all_reduce"],
+        "--reduction {reduction} is an algorithm of reduce-scatter, and without --zero gradients are all-reduced",
+        "add --zero 1, or use --reduction rabenseifner, which begins with it",
+    ),
+    Rule(
+        "reduction-is-no-reduce-scatter",
+        lambda j: j.zero > 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["reduce_scatter"],
+        "--reduction {reduction} is an algorithm of all-reduce, and --zero {zero} sends gradients by reduce-scatter",
+        "use --reduction " + ", ".join(sorted(ALGORITHMS["reduce_scatter"])) + " or auto",
+    ),
+    Rule(
+        "reduction-of-shards-and-copies",
+        lambda j: (
+            j.dp_replicate > 1
+            and j.reduction != "auto"
+            and not (j.reduction in ALGORITHMS["all_reduce"] and j.reduction in ALGORITHMS["reduce_scatter"])
+        ),
+        "--reduction {reduction} is no algorithm of both operations that --dp-replicate {dp_replicate} needs: a"
+        " reduce-scatter of gradients, and an all-reduce over the copies of a shard",
+        "use --reduction ring, ordered, naive, two_level or auto",
+    ),
+    Rule(
+        "reduction-with-sparsity",
+        lambda j: j.prunes and j.reduction not in ("ring", "ordered"),
+        "--reduction {reduction} of the entries that --sparsity keeps sends bytes that no closed form gives, because"
+        " the masks decide how many each rank's chunk has",
+        "use --reduction ring or ordered",
+    ),
+    Rule(
+        "reduction-with-local-steps",
+        lambda j: j.local_steps and j.reduction not in ("ring", "ordered"),
+        "--reduction {reduction} is an algorithm for gradients, and with --local-steps {local_steps} weights are"
+        " averaged",
+        "use --reduction ring or ordered, which say in which order weights are added",
     ),
     Rule(
         "compression-with-loss-scaling",

@@ -232,8 +232,21 @@ class TrainConfig(BaseModel):
     zero: int = Field(
         0, ge=0, le=3, description="ZeRO stage: 1 shards the optimizer, 2 gradients too, 3 parameters too"
     )
-    reduction: Literal["ordered", "ring"] = Field(
-        "ring", description="ordered: the same bits for all bucket sizes and numbers of ranks"
+    reduction: Literal[
+        "ordered",
+        "ring",
+        "auto",
+        "binomial",
+        "naive",
+        "rabenseifner",
+        "recursive_doubling",
+        "recursive_halving",
+        "segmented_ring",
+        "two_level",
+    ] = Field(
+        "ring",
+        description="algorithm of the sum of gradients; ordered: the same bits for all bucket sizes and numbers of"
+        " ranks; auto: the fastest for each bucket",
     )
     compression: str = Field(
         "none",

@@ -229,7 +229,8 @@ def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:
 def _cut(config: TrainConfig, dims: ParallelDims) -> str:
     """Return why additions of a job in the float tier have another order than one device's."""
     if not splits_sums(config, dims):
-        return f"--reduction {config.reduction} adds in the ring's order"
+        order = "the ring's order" if config.reduction == "ring" else "an order of its own"
+        return f"--reduction {config.reduction} adds in {order}"
     if not dims.splits_sums:
         return "--batch-norm sync adds the rows of all ranks inside a micro-batch"
     axes = (("tp", dims.tp), ("cp", dims.cp), ("ep", dims.ep))

@@ -18,7 +18,7 @@ Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.p
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +34,7 @@ from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
+from minidist.collectives.auto import elements_sent
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
@@ -146,6 +147,8 @@ class GradientReducer(BackwardObserver):
     purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in 2 (n-1) messages.
     """
 
+    operation = "all_reduce"  # whose algorithm it is
+
     def __init__(
         self,
         flat: FlatParameters,
@@ -161,7 +164,7 @@ class GradientReducer(BackwardObserver):
         if bucket_cap_mb != math.inf:  # one bucket
             check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
-            ALGORITHMS["all_reduce"][algorithm]  # an unknown name is an error now, not in the first backward pass
+            ALGORITHMS[self.operation][algorithm]  # an unknown name is an error now, not in the first backward pass
         self.flat, self.comm, self.op, self.algorithm, self.unused = flat, comm, op, algorithm, unused
 
         # The plan of the messages, which is the same on every rank.
@@ -341,6 +344,18 @@ class GradientReducer(BackwardObserver):
         # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
+
+    def elements_sent(self) -> int:
+        """Return the elements that all ranks together send per reduction of the whole gradient, by closed form."""
+        itemsize = self.flat.dtype.itemsize
+        return sum(
+            elements_sent(self.comm, self.operation, self.algorithm, self._chunks(bucket), itemsize)
+            for bucket in self.buckets
+        )
+
+    def _chunks(self, bucket: Bucket) -> int | Sequence[int]:
+        """Return the elements of a bucket, or of each rank's chunk where the operation has chunks of its own."""
+        return bucket.size
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""

@@ -197,6 +197,8 @@ class ShardReducer(GradientReducer):
     its first contribution and dropped when its sum is on the way; at most one bucket travels while the next one fills.
     """
 
+    operation = "reduce_scatter"
+
     def __init__(
         self, shard: Shard, *, op: str, algorithm: str, bucket_size: int, keep_whole: bool, unused: str = "error"
     ) -> None:
@@ -279,6 +281,9 @@ class ShardReducer(GradientReducer):
 
         # The rest is padding, which must not send garbage.
         array[used:] = 0
+
+    def _chunks(self, bucket: Bucket) -> list[int]:
+        return self.shard.counts(bucket.slice)
 
     def _reduce_scatter(self, bucket: Bucket) -> Work:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""

@@ -74,6 +74,8 @@ def pipeline_bytes(
 
     # Gradients of parameters that several ranks of one pipeline have; with ZeRO 2 and 3 each rank sends its shard.
     shards = dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1
+    reduced = {axis.stage: axis.reduced for axes in pipeline for axis in axes if axis.reduced is not None}
+    rounds_of: dict[int, int] = {}  # of the stages whose replicas reduce by an algorithm with a formula of its own
     for name in {site.name for site in sites}:
         shared = [site for site in sites if site.name == name]
         ranks, stages = len({site.rank for site in shared}), len({site.stage for site in shared})
@@ -86,10 +88,15 @@ def pipeline_bytes(
             turns = lcm(*Counter(site.stage for site in shared).values())
             rounds = plan.batch if plan.updates == "2bw" else turns
             updates = sum(-(-length // rounds) for length in stream_lengths(config, batches, first_step))
+            if stages == 1 and shared[0].stage in reduced:
+                rounds_of[shared[0].stage] = updates
+                continue
             total["tied" if stages > 1 else "gradient_reduce"] += updates * 2 * (len(shared) - 1) * size * itemsize
         elif stages > 1 or config.zero < 2:
             purpose = "tied" if stages > 1 else "gradient_reduce"
             total[purpose] += config.steps * pipelines * len(shared) * (ranks - 1) * size * itemsize
+    for stage, updates in rounds_of.items():
+        total["gradient_reduce"] += updates * (reduced[stage] or 0) * itemsize
     # Sharded units of stages that several ranks of one pipeline hold (bidirectional schedules).
     if config.zero >= 2:
         copied = sum(_copied_units(plan, pipeline, batches, axes, shards) for axes in pipeline) * config.dp_replicate

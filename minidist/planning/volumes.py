@@ -199,7 +199,8 @@ def _data_axes(
                 total["batch_norm"] += groups * steps * k * sum(sync_batch_norm_bytes(channels, n))
             for channels in axis.norms if stages_replayed else axis.norms_again:
                 total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
-        reduced = sent["gradient_reduce"] * itemsize if axis.compressed is None else axis.compressed
+        elements = sent["gradient_reduce"] if axis.reduced is None or n == 1 else axis.reduced
+        reduced = elements * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
 
         # What is pruned is not reduced.

@@ -168,6 +168,7 @@ VALUES = {
     "weights: measured": {"weights": "measured:1", "dp": 2},
     "weights: alone": {"weights": "2"},
     "zero: alone": {"zero": 2},
+    "reduction: auto": {"reduction": "auto", "dp": 2},
     "reduction: alone": {"reduction": "ordered"},
     "compression: alone": {"compression": "sign"},
     "local_steps: alone": {"local_steps": 2},

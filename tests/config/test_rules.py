@@ -124,6 +124,27 @@ CASES = {
         {"compression": "fp16", "reduction": "ordered", "dp": 2},
         "--compression fp16 replaces the all-reduce of a gradient, whose order --reduction ordered sets",
     ),
+    "reduction-is-no-all-reduce": (
+        {"reduction": "recursive_halving", "dp": 2},
+        "--reduction recursive_halving is an algorithm of reduce-scatter, .* add --zero 1",
+    ),
+    "reduction-is-no-reduce-scatter": (
+        {"reduction": "binomial", "dp": 2, "zero": 2},
+        "--reduction binomial is an algorithm of all-reduce, and --zero 2 sends gradients by reduce-scatter; use"
+        " --reduction naive, ordered, recursive_halving, ring, two_level or auto",
+    ),
+    "reduction-of-shards-and-copies": (
+        {"reduction": "recursive_halving", "dp": 4, "zero": 3, "dp_replicate": 2},
+        "no algorithm of both operations that --dp-replicate 2 needs",
+    ),
+    "reduction-with-sparsity": (
+        {"reduction": "naive", "dp": 2, "sparsity": 0.5},
+        "--reduction naive of the entries that --sparsity keeps",
+    ),
+    "reduction-with-local-steps": (
+        {"reduction": "auto", "dp": 2, "local_steps": 2},
+        "--reduction auto is an algorithm for gradients, and with --local-steps 2 weights are averaged",
+    ),
     "compression-with-loss-scaling": ({"compression": "sign", "precision": "fp16"}, "fp16 gradients overflow"),
     "quantization-in-half-precision": ({**INT8, "precision": "bf16"}, "bf16 could not hold .* use --precision fp32"),
     "quantization-with-tp": ({**INT8, "tp": 2}, "--tp 2 cuts weights, .* the largest element of each row"),

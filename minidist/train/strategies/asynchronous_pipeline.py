@@ -31,6 +31,7 @@ from minidist.checkpoint.directory import ReplicaId
 from minidist.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
+from minidist.parallel.gradients import GradientReducer
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Stream, WeightVersions
 from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.runtime.versions import UnitVersions
@@ -226,7 +227,7 @@ class AsynchronousPipeline(MeshStrategy):
         return axis.stage == min((stage for stage, _ in places), default=axis.stage)
 
     def sizes(self) -> list[AxisSizes]:
-        return [_sizes(stage, units) for stage, units in self.versions.units.items()]
+        return [_sizes(stage, units, self.versions.rounds.get(stage)) for stage, units in self.versions.units.items()]
 
     def tensors(self) -> Tensors:
         """Return the latest weights and optimizer state of all stages, and the gradients of the updates to them."""
@@ -252,10 +253,13 @@ class AsynchronousPipeline(MeshStrategy):
             self.updates_before = {size: int(number) for size, number in found.items() if number is not None}
 
 
-def _sizes(stage: int, units: list[UnitVersions]) -> AxisSizes:
-    """Return the element counts of a stage; no part of it lies on a data axis."""
+def _sizes(stage: int, units: list[UnitVersions], rounds: GradientReducer | None) -> AxisSizes:
+    """Return the element counts of a stage; no part of it lies on a data axis. rounds: the reducer of its replicas."""
+    reduced = None
+    if rounds is not None and rounds.algorithm not in ("ring", "ordered"):
+        reduced = rounds.elements_sent()
     trainable = {p.name: p.size for versions in units for p in versions.flat.parameters if p.requires_grad}
-    return AxisSizes(stage, False, [versions.flat.padded_numel for versions in units], [], trainable)
+    return AxisSizes(stage, False, [versions.flat.padded_numel for versions in units], [], trainable, reduced=reduced)
 
 
 def add_record(

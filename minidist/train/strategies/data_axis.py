@@ -39,15 +39,16 @@ Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> 
 class AxisSizes:
     """Element counts of one data axis of a rank, from which the bytes it sends follow.
 
-    units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each trainable
-    parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes of one
-    reduction of compressed gradients, all ranks. fragments: elements of each fragment of Streaming DiLoCo. resident:
-    elements of units that stay whole (small parameters under ZeRO 3). quantized: layers of the rank whose ranges are
-    agreed on. prunable: elements of each weight that may be pruned, whole. masked: elements of ZeRO 3's units that have
-    such weights. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
-    whose forward runs again in backward. teacher_units: elements of each unit of a sharded teacher. teacher_logits: of
-    the logits of a sample that another rank sends. orthogonalized: elements that all ranks of the axis together send in
-    a step of Muon.
+    units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each
+    trainable parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes
+    of one reduction of compressed gradients, all ranks. reduced: elements that all ranks of the axis together send
+    per reduction of gradients, where the algorithm is neither ring nor ordered. fragments: elements of each
+    fragment of Streaming DiLoCo. resident: elements of units that stay whole (small parameters under ZeRO 3).
+    quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be pruned,
+    whole. masked: elements of ZeRO 3's units that have such weights. norms: channels of each batch norm whose
+    statistics are combined over the axis. norms_again: of those whose forward runs again in backward.
+    teacher_units: elements of each unit of a sharded teacher. teacher_logits: of the logits of a sample that
+    another rank sends. orthogonalized: elements that all ranks of the axis together send in a step of Muon.
     """
 
     stage: int
@@ -57,6 +58,7 @@ class AxisSizes:
     parameters: dict[str, int]
     held: int = 0
     compressed: int | None = None
+    reduced: int | None = None
     fragments: tuple[int, ...] = ()
     resident: int = 0
     quantized: int = 0
@@ -237,12 +239,14 @@ class DataAxis:
 
     def sizes(self) -> AxisSizes:
         """Return the element counts from which the closed forms of its volumes follow."""
-        compressor, compressed = self.compressor, None
+        compressor, compressed, reduced = self.compressor, None, None
         if compressor is not None:
             # What a rank sends of a bucket may depend on its number.
             buckets = [bucket for reducer in self.reducers for bucket in reducer.buckets]
             ranks = range(compressor.comm.size)
             compressed = sum(compressor.sent_bytes(bucket, rank) for bucket in buckets for rank in ranks)
+        elif any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
+            reduced = sum(reducer.elements_sent() for reducer in self.reducers)
         whole = getattr(self.optimizer, "whole_matrices", None)
         return AxisSizes(
             self.stage,
@@ -253,6 +257,7 @@ class DataAxis:
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
             compressed=compressed,
+            reduced=reduced,
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
             prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),

@@ -149,7 +149,7 @@ class FullySharded(Sharded):
             optimizer = HostOptimizer(optimizer, policy.pool)
 
         # Units of small parameters stay gathered between steps, so they are counted apart.
-        self.units = units
+        self.units, self.algorithm = units, group.reduction
         self.resident = sum(unit.flat.padded_numel for unit in units if unit.persistent)
         super().__init__(
             [shard.flat for shard in shards],
@@ -204,7 +204,10 @@ class FullySharded(Sharded):
     def sizes(self) -> AxisSizes:
         sizes = super().sizes()
         masked = sum(unit.flat.padded_numel for unit in self._prunable_units())
-        return replace(sizes, buckets=sizes.units, resident=self.resident, masked=masked)
+        reduced = None
+        if self.algorithm not in ("ring", "ordered"):
+            reduced = sum(unit.elements_sent() for unit in self.units)
+        return replace(sizes, buckets=sizes.units, resident=self.resident, masked=masked, reduced=reduced)
 
 
 def _copies(comm: Comm, copies: int) -> tuple[Comm | Mesh, ReplicaId]:
