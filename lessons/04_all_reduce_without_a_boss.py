@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 04 All-reduce without a boss
 #
-# *40 minutes. Before it: 00, 03.*
+# *30 minutes. Before it: 00, 03.*
 #
 # ## 1 The case
 #
@@ -29,7 +29,7 @@ import inspect
 import numpy as np
 
 from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce, bus_factor, ring, volume
+from minidist.collectives import all_reduce, ring, volume
 from minidist.comm import LinkModel, SimWorld
 from minidist.lesson import check, expect, predict, solution
 from minidist.report import draw, show
@@ -129,7 +129,7 @@ print(
 
 # %% [markdown]
 # Equal to what one rank computes? For whole numbers exactly. For others only up to rounding,
-# because a ring adds in another order for each chunk.
+# because a ring adds in another order for each chunk ([lesson 36](36_order_of_additions.ipynb)).
 
 
 # %%
@@ -169,62 +169,6 @@ for ranks in (2, 4, 8, 16):
         )
     )
 
-
-# %% [markdown]
-# **The price of a ring: an order of its own.** Chunk j is added up on its way, beginning behind
-# rank j. Cut the array elsewhere, say because a bucket has another size, and other elements begin
-# elsewhere: the same numbers give other bits. Where that is not acceptable, `ordered` sends every
-# chunk directly to its owner, which adds in rank order, with the ring's bytes:
-
-
-# %%
-def in_buckets(comm, data, cuts, algorithm):
-    array = data[comm.rank].copy()
-    for bucket in np.split(array, cuts):
-        all_reduce(comm, bucket, algorithm=algorithm)
-    return array
-
-
-for algorithm in ("ring", "ordered"):
-    worlds = [SimWorld(8), SimWorld(8)]
-    one, four = (
-        w.run(in_buckets, data, cuts, algorithm)[0]
-        for w, cuts in zip(worlds, ([], [248, 496, 744]), strict=True)
-    )
-    leaving = [sum(m.nbytes for m in w.traces[0].sent()) for w in worlds]
-    print(
-        f"{algorithm:7}: one bucket or four: {np.count_nonzero(one != four):3} of 1000 sums have "
-        f"other bits; {leaving[0]:,} B and {leaving[1]:,} B sent"
-    )
-assert np.array_equal(one, four)
-sequential = data[0].copy()
-for rank in range(1, 8):
-    sequential += data[rank]
-print(
-    "ordered against adding rank by rank on one device: max |parallel - single| = "
-    f"{np.abs(one - sequential).max():g}"
-)
-
-# %% [markdown]
-# **Cut into segments** the ring hides its latencies: the first piece of a chunk travels on while
-# the next one still arrives. The same sums, bit for bit, and the same bytes, in more messages. On 8
-# ranks with a latency of 20 µs:
-
-# %%
-for algorithm in ("ring", "segmented_ring"):
-    world = SimWorld(8, links=LinkModel(alpha=2e-5, beta=1e-9, overhead=1e-6))
-    results = world.run(in_buckets, np.tile(data, (1, 500)), [], algorithm)
-    messages, leaving = len(world.traces[0].sent()), sum(m.nbytes for m in world.traces[0].sent())
-    factor = bus_factor("all_reduce", 8)
-    print(
-        f"{algorithm:14} {messages:4} messages, {leaving:,} B leave rank 0, "
-        f"{1e3 * world.end_time:.2f} ms: "
-        f"bus bandwidth {4e6 / world.end_time * factor / 1e9:.3f} GB/s of the link's 1 GB/s"
-    )
-
-# %% [markdown]
-# *Bus bandwidth* is the term of nccl-tests: bytes of the array over the time, times 2 (n-1)/n, what
-# each link must carry at least. So 1 GB/s would be perfect, on any number of ranks.
 
 # %% [markdown]
 # ## 6 Break it
@@ -307,34 +251,16 @@ def passes_on_its_own_part(comm, array):
 check("04.ring_all_reduce", passes_on_its_own_part)
 
 # %% [markdown]
-# **In rank order.** Return this rank's chunk (as `np.array_split(array, n)` cuts it) of the sum
-# over all ranks, added in the order of the ranks: 0 + 1 + ... + (n-1), to the bit.
-
-
-# %%
-def ordered_reduce_scatter(comm, array):
-    raise NotImplementedError("yours")
-
-
-check("04.ordered_reduce_scatter", ordered_reduce_scatter)
-
-# %%
-check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
-
-# %% [markdown]
 # ## 8 Takeaway
 #
 # - All-reduce = reduce-scatter + all-gather. Round a ring each is n-1 steps with one chunk.
 # - Each rank sends **2 (n-1)/n S**, in **2 (n-1) (alpha + beta S/n)** seconds: less than 2 S for
 #   any number of ranks, and no algorithm sends less (Patarasuk and Yuan, 2009).
-# - A sum's bits depend on the order of its additions. `ordered` makes that order the ranks', for
-#   the same bytes.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 python mpi_examples/ring_all_reduce.py
-#     mpiexec -n 4 python mpi_examples/order_of_additions.py
 
 # %% [markdown]
 # ## 10 What others call it
@@ -342,10 +268,8 @@ check("04.ordered_reduce_scatter", solution("04.ordered_reduce_scatter"))
 # | here | elsewhere |
 # |---|---|
 # | `all_reduce(algorithm="ring")` | NCCL `ncclAllReduce` with `NCCL_ALGO=Ring`; Open MPI `coll_tuned_allreduce_algorithm 4` (ring); MPICH `MPIR_CVAR_ALLREDUCE_INTRA_ALGORITHM` |
-# | `all_reduce(algorithm="segmented_ring")` | NCCL cuts every ring into chunks (`NCCL_BUFFSIZE`); Open MPI `coll_tuned_allreduce_algorithm 5` |
-# | `all_reduce(algorithm="ordered")` | nothing exact; NCCL and MPI promise the same bits only for the same sizes and ranks |
 # | `all_reduce` | PyTorch `dist.all_reduce`; JAX `jax.lax.psum`; Horovod `hvd.allreduce` |
 # | `reduce_scatter`, `all_gather` | PyTorch `dist.reduce_scatter_tensor`, `dist.all_gather_into_tensor`; JAX `psum_scatter`, `all_gather` |
 #
-# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb), or [06 Data parallel is one big
-# batch](06_data_parallel_is_one_big_batch.ipynb). All of them are in the [index](README.md).
+# Next: [05 Latency or bandwidth?](05_latency_or_bandwidth.ipynb), or [36 The order of
+# additions](36_order_of_additions.ipynb). All of them are in the [index](README.md).

@@ -261,7 +261,8 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 #
 # - **p-1-s forwards, then one forward and one backward in turn**: GPipe's bubble, (p-1)/(m+p-1) of total, with
 #   **min(m, p-s)** micro-batches alive on stage s instead of m.
-# - So take m much larger than p. What is left of the bubble: more stages per rank, or B split in two (lesson 19).
+# - So take m much larger than p. What is left of the bubble: B split in two (lesson 19), or more
+#   stages per rank (lesson 38).
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
@@ -282,5 +283,5 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # | micro-batches alive | Megatron-LM: "in-flight microbatches" |
 #
 # Next: [18 PipeDream and weight stashing](18_pipedream_and_weight_stashing.ipynb), or [19
-# Interleaved and zero bubble](19_interleaved_and_zero_bubble.ipynb). All of them are in the
+# Zero bubble](19_zero_bubble.ipynb). All of them are in the
 # [index](README.md).

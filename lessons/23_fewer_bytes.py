@@ -9,7 +9,7 @@
 # %% [markdown]
 # # 23 Fewer bytes
 #
-# *40 minutes. Before it: 06 and 07.*
+# *30 minutes. Before it: 06 and 07.*
 #
 # ## 1 The case
 #
@@ -33,17 +33,13 @@ from minidist.autograd import FlopCounter, Parameter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs
-from minidist.equality.compare import compare_rank
 from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import QSGD, Cast, Compressor, PowerSGD, Sign, TopK, compress
+from minidist.parallel.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 from minidist.parallel.gradients import make_buckets
-from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
-from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -76,33 +72,26 @@ images, labels = glyphs().rows(np.arange(480))
 links = LinkModel(alpha=2e-5, beta=1e-8, flops=3e9, memory_bandwidth=6e9)  # 100 MB/s
 
 
-def train(comm, make=None, steps=120, lr=0.5, every=0, width=64):
+def train(comm, make=None, steps=120, lr=0.5, width=64):
     """Returns the loss of each step over all rows, the weights, and the compressor."""
     mine = slice(comm.rank * 480 // comm.size, (comm.rank + 1) * 480 // comm.size)
     with FlopCounter() as counter:
         model = MLP([images.shape[1], width, 10])
         flat = FlatParameters(model.parameters())
-        state, averaged = (
-            make(comm) if make else None,
-            PeriodicModelAverager(flat, comm, every) if every else None,
+        state = make(comm) if make else None
+        model = DistributedDataParallel(
+            model, comm, reduction="sum", algorithm="ordered", flat=flat
         )
-        if averaged is None:
-            model = DistributedDataParallel(
-                model, comm, reduction="sum", algorithm="ordered", flat=flat
-            )
-            if state:
-                model.register_comm_hook(state, compress)
+        if state:
+            model.register_comm_hook(state, compress)
         optimizer, losses = SGD(flat, lr=lr), []
         for _ in range(steps):
             flat.zero_grad()
-            divisor = 480 if averaged is None else mine.stop - mine.start
-            loss = cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=divisor)
+            loss = cross_entropy(model(Tensor(images[mine])), labels[mine], divisor=480)
             comm.compute(counter.take(), name="forward")
             loss.backward()
             comm.compute(counter.take(), name="backward")
             optimizer.step()
-            if averaged:
-                averaged.step()
             losses.append(loss.item())
     return losses, flat.data.copy(), state
 
@@ -129,12 +118,36 @@ for make, what in (
 # %% [markdown]
 # ## 4 The code
 #
-# A *communication hook* replaces the all-reduce of a bucket. Here is one: add what was left behind,
-# compress, keep the difference, send, add up in rank order.
+# A toy with every message: add what was left behind to the gradient, send the sign of each element
+# and one length, keep the difference, and add up what all ranks have sent, in rank order. (The
+# toy's signs are bytes; the library packs eight of them into one.)
+
 
 # %%
-print(inspect.getsource(Compressor.corrected))
-print(inspect.getsource(Sign.reduce))
+def sum_of_signs(comm, gradient, residual):
+    """Return the sum of what the ranks send, and what this rank keeps for the next step."""
+    corrected = gradient + residual
+    length, signs = np.abs(corrected).mean(keepdims=True), np.where(corrected < 0, -1, 1)
+    signs = signs.astype(np.int8)
+    sent = {comm.rank: (length, signs)}
+    for distance in range(1, comm.size):
+        to, source = (comm.rank + distance) % comm.size, (comm.rank - distance) % comm.size
+        sent[source] = np.empty_like(length), np.empty_like(signs)
+        comm.sendrecv(length, to, sent[source][0], source)
+        comm.sendrecv(signs, to, sent[source][1], source)
+    total = sum(sent[rank][0] * sent[rank][1] for rank in range(comm.size))
+    return total, corrected - length * signs
+
+
+first = np.array([[3.0, -1.0, 0.5, -2.0], [1.0, -3.0, 1.5, 4.0]])
+for rank, (total, left) in enumerate(
+    SimWorld(2).run(lambda comm: sum_of_signs(comm, first[comm.rank], np.zeros(4)))
+):
+    print(f"rank {rank}: the sum of what was sent {total}, left for the next step {left}")
+
+# %% [markdown]
+# In the library a *communication hook* replaces the all-reduce of a bucket by such a function:
+# [compression](../minidist/parallel/compression).
 
 # %% [markdown]
 # ## 5 Check
@@ -239,87 +252,6 @@ print(
 assert np.array_equal(everything, whole)
 
 # %% [markdown]
-# There is another way to send fewer bytes: send *rarely*. In **local SGD** every rank trains alone
-# for H steps, then weights are averaged. What is compared is the average, on all rows: a rank's own
-# loss, on the rows that it has just trained on, says nothing about the model.
-
-
-# %%
-def loss_of(weights):
-    """The loss over all rows."""
-    flat = FlatParameters((model := MLP([images.shape[1], 64, 10])).parameters())
-    np.copyto(flat.data, weights)
-    return cross_entropy(model(Tensor(images)), labels).item()
-
-
-for every in (1, 4, 10):
-    world = SimWorld(4)
-    results = world.run(train, every=every)
-    sent = sum(m.nbytes for m in world.traces[0].sent("parameter_gather")) // 120
-    weights = results[0][1]  # after the last average: the same on every rank
-    local = np.mean([losses[-1] for losses, *_ in results])
-    print(
-        f"averaged every {every:2} steps: {sent:6,} B per step; loss of the average "
-        f"{loss_of(weights):.3f}, "
-        f"of a rank on its own rows, before the last average, {local:.3f}"
-    )
-
-# %% [markdown]
-# **DiLoCo** goes on from there: the way from the last common weights to the average is taken for a
-# gradient, and an outer optimizer steps by it, SGD with Nesterov's momentum. The same bytes; with
-# AdamW inside, H may be in the hundreds. The job equals its replay on one device, bit for bit:
-
-# %%
-print(inspect.getsource(OuterOptimizer.outer_step))
-job = {
-    "layers": 1,
-    "width": 16,
-    "heads": 2,
-    "context": 16,
-    "micro_batch": 2,
-    "steps": 12,
-    "reduction": "ordered",
-    "lr": 0.01,
-}
-for outer in ("none", "nesterov"):
-    config = TrainConfig.make(**job, dp=4, local_steps=3, outer_optimizer=outer)
-    verdict = SimWorld(4).run(compare_rank, config)[0]
-    print(
-        f"outer optimizer {outer:9} loss {verdict.losses[-1]:.3f}; equal to its replay on one "
-        f"device: {verdict.equal}"
-    )
-    assert verdict.equal
-
-# %% [markdown]
-# **Streaming DiLoCo** sends one fragment of the weights at a time, and lets the ranks train on
-# while it travels. A fragment that arrives `delay` steps late is merged: the outer optimizer steps
-# the common weights, and a rank keeps the share alpha of its own. All steps together send as much
-# as before, but never more than one fragment at once. The reference keeps what is on its way for
-# `delay` steps on one device:
-
-# %%
-print(inspect.getsource(StreamingOuterOptimizer._merge))
-for fragments in (1, 3):
-    config = TrainConfig.make(
-        **job,
-        dp=4,
-        local_steps=3,
-        outer_optimizer="nesterov",
-        outer_fragments=fragments,
-        outer_delay=1,
-        outer_mixing=0.5,
-    )
-    world = SimWorld(4)
-    verdict = world.run(compare_rank, config)[0]
-    sent = [m.nbytes for m in world.traces[0].sent("parameter_gather")]
-    print(
-        f"{fragments} fragments: {sum(sent):,} B from rank 0, at most {max(sent):,} B in a "
-        "message; "
-        f"loss {verdict.losses[-1]:.3f}; equal to its replay on one device: {verdict.equal}"
-    )
-    assert verdict.equal
-
-# %% [markdown]
 # ## 6 Break it
 #
 # Why must a compressor remember? Two ranks; one number in which they disagree strongly, and one in
@@ -383,44 +315,6 @@ print(inspect.getsource(solution("23.load_residual")))
 check("23.load_residual", solution("23.load_residual"))
 
 # %% [markdown]
-# And DiLoCo's outer step. All ranks began the round with the weights `common`; `weights` are yours
-# after it. Return the new common weights and the new momentum: with d the way from the average back
-# to `common`, momentum = mu momentum + d, and a step of `lr` by d + mu momentum.
-
-
-# %%
-def outer_step(comm, common, weights, momentum, lr, mu):
-    gradient = common - weights
-    momentum = mu * momentum + gradient
-    return common - lr * (gradient + mu * momentum), momentum
-
-
-check("23.outer_step", outer_step)
-
-# %%
-print(inspect.getsource(solution("23.outer_step")))
-check("23.outer_step", solution("23.outer_step"))
-
-# %% [markdown]
-# And the merge of a fragment of Streaming DiLoCo, with an outer optimizer without momentum.
-# `outer_gradient`, the mean over the ranks, has arrived; `own` are your weights, which have made
-# steps meanwhile. Return the new common weights, and your own new ones, in which the share `alpha`
-# is yours.
-
-
-# %%
-def merge(comm, common, own, outer_gradient, lr, alpha):
-    common = common - lr * outer_gradient
-    return common, common
-
-
-check("23.merge", merge)
-
-# %%
-print(inspect.getsource(solution("23.merge")))
-check("23.merge", solution("23.merge"))
-
-# %% [markdown]
 # ## 8 Takeaway
 #
 # - **sent + residual = gradient + earlier residual**: with error feedback nothing is lost, it is
@@ -435,9 +329,6 @@ check("23.merge", solution("23.merge"))
 #
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --compression powersgd:2
 #     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
-#     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
-#     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
-#     mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
 
 # %% [markdown]
 # ## 10 What others call it
@@ -449,8 +340,6 @@ check("23.merge", solution("23.merge"))
 # | `PowerSGD`, warm start | PyTorch `PowerSGDState(matrix_approximation_rank, warm_start, use_error_feedback)`, `powerSGD_hook` |
 # | `Sign` with error feedback | 1-bit SGD (Seide et al. 2014), EF-signSGD; DeepSpeed `OneBitAdam`, `OnebitLamb` |
 # | `TopK` | Deep gradient compression (Lin et al. 2018), with warm-up and momentum correction on top |
-# | `PeriodicModelAverager(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)` |
-# | `StreamingOuterOptimizer`, `--outer-fragments` | Streaming DiLoCo (Douillard et al. 2025); torchft `DiLoCo(fragment_sync_delay, fragment_update_alpha)` |
-# | `OuterOptimizer`, `--outer-optimizer nesterov` | DiLoCo (Douillard et al. 2023); torchft `DiLoCo`; with one rank, Lookahead |
 #
-# Next: [24 Smaller models](24_smaller_models.ipynb). All of them are in the [index](README.md).
+# Next: [24 Smaller models](24_smaller_models.ipynb), or [39 Local SGD and
+# DiLoCo](39_local_sgd_and_diloco.ipynb). All of them are in the [index](README.md).

@@ -171,7 +171,7 @@ print(
 #
 # More servers share the port's work. With as many servers as workers the time is about the ring's,
 # for twice the ranks. (Put a server on every worker, and push and pull *are* a reduce-scatter and
-# an all-gather: that is the `ordered` all-reduce of lesson 04.)
+# an all-gather: that is the `ordered` all-reduce of lesson 36.)
 
 # %%
 for servers in (1, 2, 4, 8):
@@ -287,4 +287,5 @@ check("35.through_servers", solution("35.through_servers"))
 # | a ring of workers | Horovod, PyTorch DDP, NCCL; TensorFlow `MultiWorkerMirroredStrategy` |
 # | servers on the workers' machines | BytePS's colocated mode; ZeRO's owners of shards |
 #
-# This was the last one. All of them are in the [index](README.md).
+# Next: [36 The order of additions](36_order_of_additions.ipynb). All of them are in the
+# [index](README.md).

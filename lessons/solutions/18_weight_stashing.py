@@ -1,6 +1,6 @@
 """Our solutions of lesson 18; they are not a part of the package."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,21 +20,4 @@ def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> l
     return history
 
 
-def two_versions(
-    order: Sequence[str], weights: np.ndarray, gradient: Gradient, m: int
-) -> Iterator[np.ndarray]:
-    """Run with two versions: micro-batch k of batches of m uses version max(k // m - 1, 0); a batch is one update."""
-    versions, total = {0: weights}, np.zeros_like(weights)
-    for action in order:
-        kind, k = action[0], int(action[1:])
-        if kind == "F":
-            continue
-        total = total + gradient(k, versions[max(k // m - 1, 0)])
-        if k % m == m - 1:
-            latest = max(versions)
-            versions = {latest: versions[latest], latest + 1: versions[latest] - RATE * total}
-            total = np.zeros_like(weights)
-            yield versions[latest + 1]
-
-
-SOLUTIONS = {"18.stashing": stashing, "18.two_versions": two_versions}
+SOLUTIONS = {"18.stashing": stashing}

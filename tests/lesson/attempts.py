@@ -21,7 +21,7 @@ def wrong(name, hint):
 
 
 my_add_backward = solution("01.add_backward")
-my_building_block = solution("19.building_block")
+my_building_block = solution("38.building_block")
 my_by_sendrecv = solution("03.by_sendrecv")
 my_cross_entropy_backward = solution("01.cross_entropy_backward")
 my_first_difference = solution("28.first_difference")
@@ -310,14 +310,14 @@ def sends_first(comm, array):
         a += i
 
 
-@wrong("04.ordered_reduce_scatter", "is it the rank's own chunk that")
+@wrong("36.ordered_reduce_scatter", "is it the rank's own chunk that")
 def returns_whole(comm, array):
     x = array.copy()
     my_ring_all_reduce(comm, x)
     return x
 
 
-@wrong("04.ordered_reduce_scatter", "is it the rank's own chunk that")
+@wrong("36.ordered_reduce_scatter", "is it the rank's own chunk that")
 def wrong_chunk(comm, array):
     n, rank = comm.size, comm.rank
     ch = np.array_split(array, n)
@@ -617,7 +617,7 @@ def final_only(order, weights, gradient):
     return my_stashing(order, weights, gradient)[-1]
 
 
-@wrong("18.two_versions", "the gradients are those of two batches")
+@wrong("37.two_versions", "the gradients are those of two batches")
 def two_delay(order, weights, gradient, m):
     v = [weights]
     t = 0
@@ -631,7 +631,7 @@ def two_delay(order, weights, gradient, m):
     return [x.copy() for x in v[1:]]
 
 
-@wrong("18.two_versions", "is the sum of gradients set back")
+@wrong("37.two_versions", "is the sum of gradients set back")
 def not_reset(order, weights, gradient, m):
     v = [weights]
     t = 0
@@ -644,7 +644,7 @@ def not_reset(order, weights, gradient, m):
     return [x.copy() for x in v[1:]]
 
 
-@wrong("18.two_versions", "batch b used version b, which is")
+@wrong("37.two_versions", "batch b used version b, which is")
 def at_f(order, weights, gradient, m):
     begun = {}
     t = 0
@@ -660,12 +660,12 @@ def at_f(order, weights, gradient, m):
                 yield weights
 
 
-@wrong("19.building_block", "the answer is a list with four")
+@wrong("38.building_block", "the answer is a list with four")
 def as_lists_of_three(p, o):
     return [r[:3] for r in my_building_block(p, o)]
 
 
-@wrong("19.building_block", "the answer is a list with four")
+@wrong("38.building_block", "the answer is a list with four")
 def dicts(p, o):
     return dict(enumerate(my_building_block(p, o)))
 

@@ -15,7 +15,7 @@ from minidist.lesson import solution
 from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.plan import Action, get_schedule
 
-_with_gaps = inspect.getmodule(solution("19.building_block"))._with_gaps
+_with_gaps = inspect.getmodule(solution("38.building_block"))._with_gaps
 our_add_backward = solution("01.add_backward")
 our_cross_entropy_backward = solution("01.cross_entropy_backward")
 our_ring_all_reduce = solution("04.ring_all_reduce")
@@ -28,7 +28,7 @@ our_split_cross_entropy = solution("15.split_cross_entropy")
 our_gpipe = solution("16.gpipe")
 our_one_f_one_b = solution("17.one_f_one_b")
 our_stashing = solution("18.stashing")
-our_two_versions = solution("18.two_versions")
+our_two_versions = solution("37.two_versions")
 our_place_ranks = solution("20.place_ranks")
 our_visible = solution("22.visible")
 our_load_residual = solution("23.load_residual")
@@ -1714,11 +1714,11 @@ WRONG = [
     ("04.ring_all_reduce", whole_arrays_travel, "whole arrays travel"),
     ("04.ring_all_reduce", passes_on_its_own_part, "the sum that it has just made"),
     ("04.ring_all_reduce", result_thrown_away, "written into it"),
-    ("04.ordered_reduce_scatter", starts_with_its_own, "its turn is"),
-    ("04.ordered_reduce_scatter", adds_on_the_way, "nothing is added on the way"),
-    ("04.ordered_reduce_scatter", sums_whole_arrays, "whole arrays travel"),
+    ("36.ordered_reduce_scatter", starts_with_its_own, "its turn is"),
+    ("36.ordered_reduce_scatter", adds_on_the_way, "nothing is added on the way"),
+    ("36.ordered_reduce_scatter", sums_whole_arrays, "whole arrays travel"),
     (
-        "04.ordered_reduce_scatter",
+        "36.ordered_reduce_scatter",
         lambda comm, array: np.array_split(array, comm.size)[comm.rank].copy(),
         "with all parts in it",
     ),
@@ -1822,22 +1822,22 @@ WRONG = [
     ("18.stashing", updates_in_place, "in place"),
     ("18.stashing", returns_the_last_only, "after each update"),
     ("18.stashing", first_digit_only, "int(action[1:])"),
-    ("18.two_versions", keeps_all_versions, "two versions are enough"),
-    ("18.two_versions", collects_all_versions, "two versions are enough"),
-    ("18.two_versions", newest_version, "delays it by one"),
-    ("18.two_versions", averages_the_batch, "added, not averaged"),
-    ("18.two_versions", one_update_each, "one update per batch"),
+    ("37.two_versions", keeps_all_versions, "two versions are enough"),
+    ("37.two_versions", collects_all_versions, "two versions are enough"),
+    ("37.two_versions", newest_version, "delays it by one"),
+    ("37.two_versions", averages_the_batch, "added, not averaged"),
+    ("37.two_versions", one_update_each, "one update per batch"),
     ("19.zero_bubble", just_1f1b, "no stage waits for W"),
     ("19.zero_bubble", all_weights_last, "put W off only as long"),
     ("19.zero_bubble", forgets_the_weights, "needs F, I and W"),
     ("19.zero_bubble", lambda p, m: [[f"F{i}" for i in range(m)]] * p, "needs F, I and W"),
     ("19.zero_bubble", lambda p, m: [], "'F0', 'I0', 'W0'"),
     ("19.zero_bubble", two_bubbles_ahead, "put W off only as long"),
-    ("19.building_block", without_waiting, "differ modulo 6"),
-    ("19.building_block", waits_at_the_loss, "counts twice"),
-    ("19.building_block", all_passes_downwards, "up the other way"),
-    ("19.building_block", turns_at_once, "at least the one unit"),
-    ("19.building_block", lambda p, offsets: [], "four starts per rank"),
+    ("38.building_block", without_waiting, "differ modulo 6"),
+    ("38.building_block", waits_at_the_loss, "counts twice"),
+    ("38.building_block", all_passes_downwards, "up the other way"),
+    ("38.building_block", turns_at_once, "at least the one unit"),
+    ("38.building_block", lambda p, offsets: [], "four starts per rank"),
     ("21.slots_and_balance", rounds_down, "rounded up"),
     ("21.slots_and_balance", last_tokens_first, "in token order"),
     ("21.slots_and_balance", probabilities_twice, "P times P"),
@@ -1856,12 +1856,12 @@ WRONG = [
     ("22.visible", causal_only, "keys of other documents"),
     ("22.visible", counts_the_separator, "the document that it ends"),
     ("22.visible", contiguous_queries, "chunk 2P-1-r"),
-    ("23.merge", with_alpha_swapped, "the share of the rank's own weights"),
-    ("23.merge", towards_the_old_ones, "as they are after the outer step"),
-    ("23.merge", with_a_step_of_its_own, "only mixed with the result"),
-    ("23.outer_step", away_from_the_average, "against the gradient"),
-    ("23.outer_step", by_its_own_way, "average the weights first"),
-    ("23.outer_step", heavy_ball, "plus mu times the new momentum"),
+    ("40.merge", with_alpha_swapped, "the share of the rank's own weights"),
+    ("40.merge", towards_the_old_ones, "as they are after the outer step"),
+    ("40.merge", with_a_step_of_its_own, "only mixed with the result"),
+    ("39.outer_step", away_from_the_average, "against the gradient"),
+    ("39.outer_step", by_its_own_way, "average the weights first"),
+    ("39.outer_step", heavy_ball, "plus mu times the new momentum"),
     ("31.gradient_and_noise", mean_of_ranks_means, "counts the rows of a small share more"),
     ("31.gradient_and_noise", lambda *a: noise_by(*a, scale=1.0), "divide their sum by s"),
     ("31.gradient_and_noise", lambda *a: noise_by(*a), "right for equal shares"),

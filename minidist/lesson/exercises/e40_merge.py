@@ -1,4 +1,4 @@
-"""Lesson 23: a fragment of Streaming DiLoCo has arrived, while the replica trained on.
+"""Lesson 40: a fragment of Streaming DiLoCo has arrived, while the replica trained on.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -29,7 +29,7 @@ def merged(case: Case, kind: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
 
 EXERCISES = [
     Exercise(
-        name="23.merge",
+        name="40.merge",
         arguments=lambda case, comm: (data(case)[0], data(case)[1][comm.rank], data(case)[2], LR, ALPHA),
         expected=merged,
         par=Case(3, 8),

@@ -1,4 +1,4 @@
-"""Our solutions of lesson 23; they are not a part of the package."""
+"""Our solutions of lesson 40; they are not a part of the package."""
 
 import numpy as np
 
@@ -18,4 +18,4 @@ def merge(
     return common, alpha * own + (1 - alpha) * common
 
 
-SOLUTIONS = {"23.merge": merge}
+SOLUTIONS = {"40.merge": merge}

@@ -1,4 +1,4 @@
-"""Lesson 19: the building block of a V-shaped schedule, from the offsets that decide its memory.
+"""Lesson 38: the building block of a V-shaped schedule, from the offsets that decide its memory.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -68,7 +68,7 @@ def _says(text: str) -> Any:
 
 EXERCISES = [
     Exercise(
-        name="19.building_block",
+        name="38.building_block",
         arguments=lambda case, comm: (case.size, _offsets_of(case)),
         expected=lambda case: (),
         check_answers=check_answers,

@@ -1,4 +1,4 @@
-"""Lesson 23: the outer step of DiLoCo, after replicas have trained alone.
+"""Lesson 39: the outer step of DiLoCo, after replicas have trained alone.
 
 Proved by: tests/lesson/test_exercises.py
 """
@@ -31,7 +31,7 @@ def stepped(case: Case, kind: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
 
 EXERCISES = [
     Exercise(
-        name="23.outer_step",
+        name="39.outer_step",
         arguments=lambda case, comm: (data(case)[0], data(case)[1][comm.rank], data(case)[2], LR, MU),
         expected=stepped,
         par=Case(4, 8),

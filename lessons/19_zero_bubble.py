@@ -7,28 +7,22 @@
 # ---
 
 # %% [markdown]
-# # 19 Interleaved and zero bubble
+# # 19 Zero bubble
 #
-# *35 minutes. Before it: 17.*
+# *30 minutes. Before it: 17.*
 #
 # ## 1 The case
 #
 # 1F1B on four stages with eight micro-batches; the forward F of a stage takes 1, its backward B
-# takes 2. A rank works for 24 and waits for 9, in 33 altogether. There are two ideas against the
-# waiting, and neither needs more micro-batches or late gradients.
+# takes 2. A rank works for 24 and waits for 9, in 33 altogether. The waiting can be filled without
+# more micro-batches and without late gradients.
 #
-# **Zero bubble**: backward is two computations of length 1 each, the input gradient I, for which
-# the stage before waits, and the weight gradient W, for which no stage waits. So do I at once, and
-# put W where a rank would wait. In the schedule *ZB-H1* there is one W to put into the wait for
-# each step of the way to the last stage; in *ZB-H2* there are two, because a rank takes more
-# micro-batches ahead.
+# Backward is two computations of length 1 each: the input gradient I, for which the stage before
+# waits, and the weight gradient W, for which no stage waits. So do I at once, and put W where a
+# rank would wait. In the schedule *ZB-H1* there is one W to put into the wait for each step of the
+# way to the last stage; in *ZB-H2* there are two, because a rank takes more micro-batches ahead.
 #
-# **Interleaving**: a rank holds two short stages instead of one long one, so the pipeline fills in
-# half the time.
-#
-# How long does the worst rank wait with ZB-H1, and how long with ZB-H2? Activations cross 3
-# boundaries between stages in 1F1B; how many times as much crosses boundaries with two stages per
-# rank?
+# How long does the worst rank wait with ZB-H1, and how long with ZB-H2?
 
 # %%
 import inspect
@@ -57,13 +51,12 @@ from minidist.report.gantt import gantt
 # %%
 h1_guess = predict("wait of the worst rank with ZB-H1", example=6)
 h2_guess = predict("wait of the worst rank with ZB-H2", example=3)
-traffic_guess = predict("activations sent by interleaving, over 1F1B's", example=3)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# What both save: idle time. What they cost: traffic (interleaving), or activations that live until
-# W (zero bubble).
+# **Split backward in two, and let W fill the bubble.** What it saves: idle time. What it costs:
+# activations that live until W.
 #
 # The same work three times: F, I and W take 1 each (B is both, 2). Look at the grey, and at the
 # strips below, which show what it costs in activations. ZB-H1 pays nothing on its fullest rank.
@@ -170,7 +163,7 @@ def step(comm, plan):
 
 
 worlds, results = {}, {}
-for name in (*names, "interleaved", "zb-v"):
+for name in names:
     plan = get_schedule(name).plan(p, m)
     worlds[name] = SimWorld(p, links=FREE)
     results[name] = worlds[name].run(step, plan)
@@ -186,45 +179,14 @@ for name, ranks in results.items():
     )
     assert same
 assert [max(r[0] for r in results[name]) for name in names] == [9, 3, 0]
-crossed = {}
-for name in ("1f1b", "interleaved"):
-    crossed[name] = sum(volume.get("pipeline_activation", 0) for *_, volume, _ in results[name])
-traffic_guess.judge(crossed["interleaved"] / crossed["1f1b"], within=0.02)
-
-# %% [markdown]
-# - **interleaved**: two stages of half the length on each rank, so the idle time is half of 1F1B's.
-#   There are v p = 8 stages with v p - 1 = 7 boundaries instead of 3, so 7/3 of the activations
-#   cross.
-# - **zb-v**: two half stages as well, but the second chunk goes back up, so rank 0 has the loss; no
-#   idle time, and 1F1B's memory.
-
-# %%
-show(
-    gantt(
-        [
-            time_plan(get_schedule(name).plan(p, m), uniform(2 * p, 0.5, 0.5, 0.5), spans=True)
-            for name in ("interleaved", "zb-v")
-        ],
-        command="minidist schedule interleaved zb-v --stages 4 --microbatches 8 --format svg -o "
-        "chunks.svg",
-    )
-)
-
 # %% [markdown]
 # The bubble for other p and m, on paper (of total: idle / (idle + work)):
 
 # %%
-print("  p   m   1f1b   interleaved   zb-h1   zb-h2   zb-v")
+print("  p   m   1f1b   zb-h1   zb-h2")
 for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
-    plans = {
-        name: get_schedule(name).plan(ranks, count)
-        for name in ("1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v")
-    }
-    row = {name: time_plan(plan).bubble_of_total for name, plan in plans.items()}
-    print(
-        f"{ranks:3} {count:3} {row['1f1b']:6.3f} {row['interleaved']:13.3f} {row['zb-h1']:7.3f} "
-        f"{row['zb-h2']:7.3f} {row['zb-v']:6.3f}"
-    )
+    row = [time_plan(get_schedule(name).plan(ranks, count)).bubble_of_total for name in names]
+    print(f"{ranks:3} {count:3} {row[0]:6.3f} {row[1]:7.3f} {row[2]:7.3f}")
 
 # %% [markdown]
 # The activations of a ZB-H2 run, rank by rank, are the cost of no idle time. The plan counts a
@@ -233,53 +195,10 @@ for ranks, count in ((4, 8), (4, 32), (8, 16), (8, 64)):
 
 # %%
 header = {
-    "command": "part 5 of lessons/19_interleaved_and_zero_bubble.py",
+    "command": "part 5 of lessons/19_zero_bubble.py",
     "title": "ZB-H2: activations, alive until W",
 }
 show(draw("memory", worlds["zb-h2"].traces, header))
-
-# %% [markdown]
-# **Less memory than 1F1B.** The picture of zb-v repeats itself: a micro-batch's four passes, F
-# down, F up, I up, I down, come every 6 units. That is its *building block*, and how far a pass
-# starts from one rank to the next decides how long activations live. On every rank the lifetimes of
-# the two chunks add up to about (p-1) times the sum of the four offsets, and a rank begins two
-# chunks every 6 units:
-#
-# | schedule | offsets of F down, F up, I up, I down | half-stage chunks alive | in micro-batches |
-# |---|---|---|---|
-# | `v-min` | 1, 1, 1, 1 | about 4p/6 | (p+4)//3 |
-# | `v-half` | 2, 1, 2, 1 | about 6p/6 | (p+2)//2 |
-# | `zb-v` | 4, 2, 4, 2 | about 12p/6 | p |
-#
-# Repeat the block, then run everything as early as it can (the paper calls it squeezing), with W
-# where a rank would wait:
-
-# %%
-three = {name: get_schedule(name).plan(p, m) for name in ("zb-v", "v-half", "v-min")}
-show(
-    gantt(
-        [time_plan(plan, uniform(2 * p, 0.5, 0.5, 0.5), spans=True) for plan in three.values()],
-        command="minidist schedule zb-v v-half v-min --stages 4 --microbatches 8 --format svg -o "
-        "v.svg",
-    )
-)
-print("  p   1f1b idle, alive   zb-v         v-half       v-min")
-for ranks in (4, 8, 16, 32):
-    row = [time_plan(get_schedule("1f1b").plan(ranks, 2 * ranks))]
-    row += [
-        time_plan(get_schedule(name).plan(ranks, 2 * ranks), uniform(2 * ranks, 0.5, 0.5, 0.5))
-        for name in three
-    ]
-    alive = [max(row[0].peak), *(max(timing.peak) / 2 for timing in row[1:])]
-    print(
-        f"{ranks:3}  ", *(f"{max(t.idle):8.1f}, {a:2.0f}" for t, a in zip(row, alive, strict=True))
-    )
-assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
-
-# %% [markdown]
-# V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a third of its
-# memory. The offsets assume that F, I and W take the same time; where they do not, V-Min's passes
-# fit less well (try `uniform(2 * p, 1, 2, 1)`).
 
 # %% [markdown]
 # ## 6 Break it
@@ -360,45 +279,10 @@ print(inspect.getsource(solution("19.zero_bubble")))
 check("19.zero_bubble", solution("19.zero_bubble"))
 
 # %% [markdown]
-# And the building block of a V-shaped schedule. Given p and the four offsets, return for each rank
-# when F down, F up, I up and I down of the first micro-batch start (each takes 1). Each of the four
-# moves from rank to rank by its offset, they follow one another, and when the block repeats every 6
-# units no rank does two things at once. Of all such blocks return one in which the two chunks of
-# rank 0 live as short as possible, from F to I.
-
-
-# %%
-def my_block(p, offsets):
-    f_down, f_up, i_up, i_down = offsets
-    rows = []
-    for r in range(p):
-        turn, loss, back = (
-            f_down * (p - 1) + 1,
-            (f_down + f_up) * (p - 1) + 2,
-            (f_down + f_up + i_up) * (p - 1) + 3,
-        )
-        rows.append(
-            (f_down * r, turn + f_up * (p - 1 - r), loss + i_up * r, back + i_down * (p - 1 - r))
-        )
-    return rows
-
-
-check("19.building_block", my_block)
-
-# %%
-print(inspect.getsource(solution("19.building_block")))
-check("19.building_block", solution("19.building_block"))
-
-# %% [markdown]
 # ## 8 Takeaway
 #
-# - **Interleaving**: v stages per rank, the bubble / v, the traffic x (v p - 1)/(p - 1); m must be
-#   a multiple of p.
 # - **I first, W where you would wait**: ZB-H1 leaves (p-1)(F+I-W) of the bubble with 1F1B's largest
-#   memory, ZB-H2 (p-1)(F+I-2W) with 2p-1 micro-batches; ZB-V nothing, with 2p half stages, when the
-#   three take the same time.
-# - **A schedule is a block that repeats, and lifetimes are memory**: V-Half keeps (p+2)//2
-#   micro-batches alive and V-Min (p+4)//3, where 1F1B keeps p.
+#   memory, ZB-H2 (p-1)(F+I-2W) with 2p-1 micro-batches.
 # - Zero bubble needs a step without a barrier: step first, validate norm and overflow afterwards,
 #   take it back in the rare case.
 
@@ -407,18 +291,15 @@ check("19.building_block", solution("19.building_block"))
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule zb-h1 --microbatches 8 --steps 5
 #     mpiexec -n 4 python mpi_examples/zero_bubble.py
-#     mpiexec -n 2 python mpi_examples/schedules.py --schedule interleaved
 
 # %% [markdown]
 # ## 10 What others call it
 #
 # | here | elsewhere |
 # |---|---|
-# | `interleaved` | Megatron-LM "virtual pipeline"; PyTorch `ScheduleInterleaved1F1B` |
 # | I, W, and B for both | the Zero Bubble paper: B is the input gradient alone; PyTorch: `I`, `W`, `B` as here |
-# | `zb-h1`, `zb-h2`, `zb-v` | ZB1P, ZB2P, ZBV; PyTorch `ScheduleZBVZeroBubble` |
-# | `v-min`, `v-half` | V-Min, V-Half, and ZB-V is V-ZB in "Pipeline Parallelism with Controllable Memory" |
+# | `zb-h1`, `zb-h2` | ZB1P, ZB2P |
 # | post-validation | the same, Zero Bubble paper, section 4 |
-# | `dualpipe`, `dualpipev` | DeepSeek's DualPipe: two streams that meet; `minidist schedule dualpipe --stages 4 --microbatches 8` |
 #
-# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb). All of them are in the [index](README.md).
+# Next: [20 The 3-D mesh](20_the_3d_mesh.ipynb), or [38 Two stages per
+# rank](38_two_stages_per_rank.ipynb). All of them are in the [index](README.md).

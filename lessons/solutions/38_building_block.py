@@ -1,4 +1,4 @@
-"""Our solutions of lesson 19; they are not a part of the package."""
+"""Our solutions of lesson 38; they are not a part of the package."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -27,4 +27,4 @@ def _with_gaps(
     ]
 
 
-SOLUTIONS = {"19.building_block": building_block}
+SOLUTIONS = {"38.building_block": building_block}

@@ -1,0 +1,233 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 39 Local SGD and DiLoCo
+#
+# *30 minutes. Before it: 23.*
+#
+# ## 1 The case
+#
+# Four ranks are in four places, with slow links between them. The model has 5,000 parameters of 4
+# bytes. Data parallelism sums a gradient of 20,000 B in every step. Instead each rank may train
+# alone for 4 steps, and then the ranks average their weights, with a ring.
+#
+# How many bytes leave a rank per step, on average?
+#
+# And what does training alone change? Take two ranks with one weight w. Rank 0's data pulls w to 0
+# with the loss w²/2; rank 1's data pulls it to 10, four times as strongly, with the loss
+# 4 (w - 10)²/2. The sum of both losses is least at w = 8, where data parallelism ends. Where does w
+# end when the ranks average only every 50 steps?
+
+# %%
+import inspect
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.collectives import all_reduce
+from minidist.comm import LinkModel, SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.data import glyphs
+from minidist.equality.compare import compare_rank
+from minidist.lesson import check, predict, solution
+from minidist.nn import MLP, FlatParameters
+from minidist.optim import SGD
+from minidist.parallel.local_sgd import PeriodicModelAverager
+from minidist.report import draw, show
+
+# %% [markdown]
+# ## 2 Predict
+#
+# Where is each of the two ranks after 50 steps alone?
+
+# %%
+bytes_guess = predict("bytes that leave a rank per step", example=30_000, unit="B")
+end_guess = predict("w, averaged every 50 steps", example=8.0)
+
+# %% [markdown]
+# ## 3 The idea and its picture
+#
+# **Send rarely: train alone for H steps, then average the weights.** That is *local SGD*. What it
+# saves: bytes and waiting, by a factor of H. What it costs: equality with one device. The ranks
+# drift apart between two averages, and the longer they are alone the further.
+#
+# Four steps with a message in each, then four steps with one message at the end:
+
+# %%
+LINKS = LinkModel(alpha=2e-5, beta=1e-8)
+
+
+def four_steps(comm, every):
+    weights = np.zeros(5000, np.float32)
+    for step in range(1, 5):
+        comm.compute(seconds=4e-4, name=f"step {step}")
+        if step % every == 0:
+            all_reduce(comm, weights, "avg", algorithm="ring")
+
+
+for every, what in ((1, "a sum in every step"), (4, "an average every 4 steps")):
+    world = SimWorld(4, links=LINKS)
+    world.run(four_steps, every)
+    title = f"{what}: {world.end_time * 1e3:.1f} ms"
+    command = "part 3 of lessons/39_local_sgd_and_diloco.py"
+    show(draw("lanes", world.traces, {"command": command, "title": title}))
+
+# %% [markdown]
+# ## 4 The code
+#
+# The case as a toy, with its only message:
+
+
+# %%
+def local_sgd(comm, every, steps=400, lr=0.1):
+    """Return w after so many steps; the two ranks average it at each `every`-th step."""
+    strength, best = ((1.0, 0.0), (4.0, 10.0))[comm.rank]
+    w, others = np.zeros(1), np.empty(1)
+    for step in range(1, steps + 1):
+        w = w - lr * strength * (w - best)
+        if step % every == 0:
+            comm.sendrecv(w, 1 - comm.rank, others, 1 - comm.rank)
+            w = (w + others) / 2
+    return w[0]
+
+
+ends = {every: SimWorld(2).run(local_sgd, every)[0] for every in (1, 2, 5, 50)}
+for every, end in ends.items():
+    print(f"averaged every {every:2} steps: w ends at {end:.2f}")
+
+# %% [markdown]
+# ## 5 Check
+
+# %%
+world = SimWorld(4, links=LINKS)
+world.run(four_steps, 4)
+bytes_guess.judge(sum(message.nbytes for message in world.traces[0].sent()) / 4)
+end_guess.judge(ends[50], within=0.02)
+
+# %% [markdown]
+# Each rank has come to its own best value, and the average of these is not the best of the sum.
+# With real data the ranks want nearly the same, so a small H changes little. Digits on four ranks,
+# 120 steps; the loss is that of the average, on all rows:
+
+# %%
+images, labels = glyphs().rows(np.arange(480))
+
+
+def train(comm, every, steps=120):
+    """Return the averaged weights and this rank's last loss on its own rows."""
+    mine = slice(comm.rank * 480 // comm.size, (comm.rank + 1) * 480 // comm.size)
+    model = MLP([images.shape[1], 64, 10])
+    flat = FlatParameters(model.parameters())
+    averager, optimizer = PeriodicModelAverager(flat, comm, every), SGD(flat, lr=0.5)
+    for _ in range(steps):
+        flat.zero_grad()
+        loss = cross_entropy(model(Tensor(images[mine])), labels[mine])
+        loss.backward()
+        optimizer.step()
+        averager.step()
+    return flat.data.copy(), loss.item()
+
+
+def loss_of(weights):
+    flat = FlatParameters((model := MLP([images.shape[1], 64, 10])).parameters())
+    np.copyto(flat.data, weights)
+    return cross_entropy(model(Tensor(images)), labels).item()
+
+
+for every in (1, 4, 10):
+    world = SimWorld(4)
+    results = world.run(train, every)
+    sent = sum(m.nbytes for m in world.traces[0].sent("parameter_gather")) // 120
+    print(
+        f"averaged every {every:2} steps: {sent:6,} B per step; loss of the average "
+        f"{loss_of(results[0][0]):.3f}, of a rank on its own rows {results[0][1]:.3f}"
+    )
+
+# %% [markdown]
+# **DiLoCo** goes on from there: the way from the average back to the last common weights is taken
+# for a gradient, and an *outer optimizer* makes a step with it, SGD with Nesterov's momentum. It
+# sends the same bytes, and with AdamW inside H may be in the hundreds. The job equals its replay on
+# one device, bit for bit:
+
+# %%
+job = {"layers": 1, "width": 16, "heads": 2, "context": 16, "micro_batch": 2, "steps": 12}
+for outer in ("none", "nesterov"):
+    config = TrainConfig.make(
+        **job, reduction="ordered", lr=0.01, dp=4, local_steps=3, outer_optimizer=outer
+    )
+    verdict = SimWorld(4).run(compare_rank, config)[0]
+    print(
+        f"outer optimizer {outer:9} loss {verdict.losses[-1]:.3f}; equal to its replay on one "
+        f"device: {verdict.equal}"
+    )
+    assert verdict.equal
+
+# %% [markdown]
+# ## 6 Break it
+#
+# An outer step with a rank's own way in place of the average's. It looks as harmless as it is
+# wrong: the ranks' common weights are not common any more.
+
+
+# %%
+def own_way(comm, rounds=3):
+    common = np.zeros(1)
+    for _ in range(rounds):
+        weights = common + 1.0 + comm.rank  # what a round of local steps makes of them
+        common = common - 0.7 * (common - weights)
+    return common[0]
+
+
+print("common weights of the ranks:", [f"{w:.1f}" for w in SimWorld(4).run(own_way)])
+
+# %% [markdown]
+# ## 7 Exercise: DiLoCo's outer step
+#
+# All ranks began the round with the weights `common`; `weights` are yours after it. Return the new
+# common weights and the new momentum: with d the way from the average of all ranks' weights back to
+# `common`, momentum = mu momentum + d, and a step of `lr` by d + mu momentum.
+
+
+# %%
+def outer_step(comm, common, weights, momentum, lr, mu):
+    gradient = common - weights
+    momentum = mu * momentum + gradient
+    return common - lr * (gradient + mu * momentum), momentum
+
+
+check("39.outer_step", outer_step)
+
+# %%
+print(inspect.getsource(solution("39.outer_step")))
+check("39.outer_step", solution("39.outer_step"))
+
+# %% [markdown]
+# ## 8 Takeaway
+#
+# - Local SGD sends **2 (n-1)/n Ψ every H steps**. Between two averages ranks drift towards what
+#   their own rows want, so H is a matter of convergence.
+# - DiLoCo takes the average's way for a gradient and gives it to an outer optimizer with momentum:
+#   the same bytes, and a larger H.
+#
+# ## 9 The same code under mpiexec
+#
+#     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
+#     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
+#     mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
+#
+# ## 10 What others call it
+#
+# | here | elsewhere |
+# |---|---|
+# | `PeriodicModelAverager(every=H)` | PyTorch `PostLocalSGDOptimizer`, `PeriodicModelAverager(period=H)` |
+# | `OuterOptimizer`, `--outer-optimizer nesterov` | DiLoCo (Douillard et al. 2023); torchft `DiLoCo`; with one rank, Lookahead |
+# | ranks drift apart | "client drift" in federated learning |
+#
+# Next: [40 One fragment at a time](40_one_fragment_at_a_time.ipynb). All of them are in the
+# [index](README.md).
