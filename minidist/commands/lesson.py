@@ -1,6 +1,6 @@
-"""`minidist lesson`: notebooks for students, and a quiz bank.
+"""`minidist lesson`: notebooks for students, slides, and a quiz bank.
 
-Proved by: tests/lesson/test_student.py, tests/lesson/test_quiz.py
+Proved by: tests/lesson/test_student.py, tests/lesson/test_slides.py, tests/lesson/test_quiz.py
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.commands.output import say
 
-lesson = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Build lessons and quizzes for a course.")
+lesson = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Notebooks, slides and quizzes for a course.")
 
 
 @lesson.command("build")
@@ -54,6 +54,24 @@ def lesson_build(
                 solutions.mkdir(parents=True, exist_ok=True)
                 (solutions / f"{source.stem}.py").write_text(solutions_of(source), encoding="utf-8")
         say(f"written: {output / source.stem}.ipynb")
+
+
+@lesson.command("slides")
+def lesson_slides(
+    numbers: Annotated[list[str], typer.Argument(help="numbers of lessons, such as 04")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="the .html file to write")],
+    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+) -> None:
+    """Run lessons and write their text, numbers and pictures as slides: one HTML file without external requests."""
+    from minidist.lesson.build import sources
+    from minidist.lesson.slides import deck
+
+    if output.suffix != ".html":
+        raise UsageError(f"{quoted(str(output))} must end in .html")
+    text = deck(sources(folder, numbers))
+    with writing("the slides", output, "choose another --output"):
+        output.write_text(text, encoding="utf-8")
+    say(f"written: {output}, {text.count('<section>')} slides")
 
 
 @lesson.command("quiz")

@@ -181,6 +181,7 @@ NEEDED = {
     "report": ["none.jsonl"],
     "lesson build": ["99"],
     "lesson quiz": ["--output", "none.txt"],
+    "lesson slides": ["99", "--output", "none.html"],
     "bench collectives": ["--simulated", "--ranks", "2", "--sizes", "4"],
 }
 
