@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from minidist.report.frame import Style, finish, line, new_figure, plain_numbers, tidy
+from minidist.report.palette import distinct
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +39,7 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
     # One line per algorithm, always in the same colour; opponents are dashed.
     handles = []
     names = sorted(name for name in points if name != "auto" and name not in OTHERS)
-    colour = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)} | OTHERS
+    colour = dict(zip(names, distinct(COLOURS, len(names)), strict=True)) | OTHERS
     for name in (*names, *(name for name in OTHERS if name in points)):
         sizes = sorted(points[name])
         style: Style = {"linestyle": "--"} if name in OTHERS else {}

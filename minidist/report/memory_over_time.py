@@ -14,7 +14,7 @@ from minidist.base.errors import UsageError
 from minidist.base.memory import thinned
 from minidist.base.trace import Trace
 from minidist.report.frame import Style, byte_text, finish, new_figure, patch, tidy, time_unit
-from minidist.report.palette import MEMORY, PALETTE
+from minidist.report.palette import MEMORY, PALETTE, distinct
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,6 +34,9 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
 
     # All panels share the purposes, the axis of time and the scale, so that ranks can be compared.
     purposes = sorted({name for trace in shown for _, live in trace.memory for name in live}, key=_order)
+    own = [name for name in purposes if name not in MEMORY]  # of the user's program; they come last
+    colours = [MEMORY[name] for name in purposes if name in MEMORY]
+    colours += distinct([*MEMORY.values()], len(MEMORY) + len(own))[len(MEMORY) :]
     ends = [time for trace in shown for time, _ in trace.memory]
     steps = not ends or max(ends) == 0  # nothing moved the clock: draw one event after the other
     factor, unit = (1.0, "event") if steps else time_unit(max(ends))
@@ -45,7 +48,7 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
         account = thinned(account, min(MAX_POINTS, ALL_POINTS // len(shown)))
         times = np.arange(len(account)) if steps else np.array([time for time, _ in account]) * factor
         stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in purposes])
-        _stack(panel, times, stacks, [_colour(name) for name in purposes])
+        _stack(panel, times, stacks, colours)
 
         # The peak, with its label on the side where there is room.
         totals = stacks.sum(axis=0)
@@ -66,7 +69,7 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
         tidy(panel)
     panels[-1].set_xlabel("event" if steps else f"time [{unit}]")
     panels[0].set_title(title or "memory over time, by purpose", fontsize=10, loc="left")
-    handles = [patch(_colour(name), name.replace("_", " ")) for name in purposes]
+    handles = [patch(colour, name.replace("_", " ")) for colour, name in zip(colours, purposes, strict=True)]
     return finish(figure, handles, command)
 
 
@@ -90,7 +93,3 @@ def _stack(panel: Any, times: np.ndarray, stacks: np.ndarray, colours: Sequence[
 
 def _order(name: str) -> tuple[int, str]:
     return (list(MEMORY).index(name) if name in MEMORY else len(MEMORY), name)
-
-
-def _colour(name: str) -> str:
-    return MEMORY.get(name, PALETTE["other"])

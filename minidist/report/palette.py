@@ -1,7 +1,11 @@
 """One colour per thing, the same in every picture, so that a reader learns them once.
 
-Proved by: tests/report/test_pictures.py
+Proved by: tests/report/test_pictures.py, tests/report/test_colours.py
 """
+
+from collections.abc import Sequence
+
+from minidist.base.errors import UsageError
 
 PALETTE = {
     "F": "#4477AA",
@@ -47,6 +51,22 @@ MEMORY = {
 
 # Ranks, where the picture is about who holds what.
 RANKS = ("#77AADD", "#EE8866", "#EEDD88", "#44BB99", "#FFAABB", "#99DDFF", "#BBCC33", "#AAAA00")
+
+
+# For what has no colour of its own: purposes of a user's program, more runs than a picture has colours for.
+SPARE = ("#BBBBBB", "#882255", "#CC6677", "#6699CC", "#661100", "#117733", "#AA4499", "#777777")
+
+
+def distinct(colours: Sequence[str], count: int) -> list[str]:
+    """Return `count` different colours: first these, then those of SPARE, then lighter ones of both.
+
+    Raises UsageError for more than there are.
+    """
+    base = [*colours, *(colour for colour in SPARE if colour not in colours)]
+    found = dict.fromkeys([*base, *(shade(colour, 1) for colour in base)])
+    if count > len(found):
+        raise UsageError(f"a picture shows at most {len(found)} lines that can be told apart, and not {count}")
+    return list(found)[:count]
 
 
 def shade(colour: str, chunk: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minidist.report.frame import finish, line, new_figure, tidy
-from minidist.report.palette import PALETTE
+from minidist.report.palette import PALETTE, distinct
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +28,7 @@ def staleness(runs: Sequence[Any], *, title: str = "", command: str = "") -> "Fi
     # virtual time.
     figure = new_figure(9.5, 3.8)
     rate, histogram, losses = figure.subplots(1, 3, width_ratios=(1, 1.3, 1.5))
-    used = [COLOURS[i % len(COLOURS)] for i in range(len(runs))]
+    used = distinct(COLOURS, len(runs))
     for x, (run, colour) in enumerate(zip(runs, used, strict=True)):
         rate.bar(x, run.gradients_per_second, color=colour, width=0.7, gid="rate")
         rate.text(x, run.gradients_per_second, f"{run.gradients_per_second:.0f}", ha="center", va="bottom", fontsize=8)
