@@ -17,6 +17,8 @@ from minidist import cli
 from minidist.base.trace import read_traces
 from minidist.checkpoint import Checkpoint
 from minidist.collectives import ALGORITHMS
+from minidist.equality.dump import read_dump
+from minidist.equality.dump_comparison import compare_with_ours
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.report import draw
 from tests.cupy.stand_in import Device
@@ -92,6 +94,14 @@ def test_order_of_additions(world, example):
     assert [found[f"ring, element {k}"] for k in range(3)] == ["1 + 2 + 0", "0 + 2 + 1", "0 + 1 + 2"]
     assert {found[f"ordered, element {k}"] for k in range(3)} == {"0 + 1 + 2"}
     assert ("MPI_Allreduce, element 2" in found) == (world == "mpi")
+
+
+@in_both_worlds(2)
+def test_dump_gradients(world, example):
+    code, output = example(world, 2, "dump_gradients", "--bug", "one")
+    assert (code, output) == (0, "written: runs/dump\n")
+    found = compare_with_ours(read_dump("runs/dump"), "gpt", 4, None)
+    assert [difference.name for difference in found.differences] == ["gradients/transformer.h.1.mlp.c_fc.weight"]
 
 
 def test_ring_all_reduce_alone_and_with_fewer_elements_than_ranks(example):

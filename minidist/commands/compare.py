@@ -57,25 +57,37 @@ def compare(
     ] = False,
     sample: Annotated[int | None, typer.Option(help="with --matrix: this many layouts, chosen to differ most")] = None,
     processes: Annotated[int, typer.Option(help="with --matrix: processes that share the layouts")] = 1,
+    theirs: Annotated[
+        Path | None,
+        typer.Option(help="a dump of another framework's gradients, compared with ours of its weights and batch"),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="with --theirs: another dump, in the place of our run; needs --tolerance")
+    ] = None,
     tolerance: Annotated[
         float,
         typer.Option(
-            help="of your own functions: largest difference, as a share of a tensor's largest entry",
+            help="of your own functions: largest difference, as a share of a tensor's largest entry; with --against as"
+            " a share of its norm",
             callback=within_limits,
         ),
     ] = 0.0,
 ) -> Result | None:
     """Run the job in parallel and on one device, and compare every tensor of every step.
 
-    The exit code is 1 when they differ.
+    With --theirs, compare the gradients of another framework with ours. The exit code is 1 when they differ.
     """
     from minidist.commands.runner import run_comparison
 
     if functions:
         return _own_functions(functions, ranks, timeout, trace, eager_bytes, tolerance)
+    if theirs is not None:
+        return _dumps(config, theirs, against, tolerance)
+    if against is not None:
+        raise UsageError("--against is the dump that another one is compared with; add --theirs DIR")
     if "tolerance" in given_flags():
         raise UsageError(
-            "--tolerance is of functions of your own; give them, FILE.py:RANK FILE.py:ALONE, or leave it out"
+            "--tolerance is of functions of your own, FILE.py:RANK FILE.py:ALONE, and of --against; leave it out"
         )
     if matrix:
         for name in ("trace", "timeout", "eager_bytes", "deepspeed", "device"):
@@ -135,6 +147,33 @@ def _own_functions(
         expected = alone()
     verdict = compare_returned(expected, outcome.results, tolerance)
     return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)
+
+
+def _dumps(config: TrainConfig, theirs: Path, against: Path | None, tolerance: float) -> Result:
+    """Compare a dump with our run of its weights and batch, or with a second dump."""
+    from minidist.equality.dump import read_dump
+    from minidist.equality.dump_comparison import compare_dumps, compare_with_ours
+    from minidist.equality.dump_names import Heads
+
+    # Shapes say all sizes of the model but the number of heads.
+    describing = {"model", "heads", "kv_heads"}
+    others = sorted((given_settings() & set(TrainConfig.model_fields)) - describing)
+    others += sorted(given_flags() & {"ranks", "trace", "matrix", "sample", "processes", "deepspeed", "device"})
+    if others:
+        raise UsageError(f"{flag(others[0])} is of a job, and --theirs compares files; leave it out")
+    if config.model not in ("gpt", "llama"):
+        raise UsageError(f"--theirs with --model {config.model}; dumps of a gpt or a llama are compared")
+    if against is not None and not 0 < tolerance < 1:
+        raise UsageError("--against needs --tolerance, a share between 0 and 1: nothing says how much rounding differs")
+    if against is None and "tolerance" in given_flags():
+        raise UsageError("--tolerance is of --against; beside our own run it is measured, so leave it out")
+    dump = read_dump(theirs)
+    if against is None:
+        verdict = compare_with_ours(dump, config.model, config.heads, config.kv_heads)
+    else:
+        heads = Heads(config.heads, config.kv_heads or config.heads)
+        verdict = compare_dumps(dump, read_dump(against, "--against"), config.model, heads, tolerance)
+    return Result(verdict.as_dict(), lambda: print(verdict.text()), 0 if verdict.equal else 1)
 
 
 def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) -> Result:

@@ -9,6 +9,10 @@ snapshot.py         all tensors of a step by name   expected.py         those th
 compare.py          every tensor of every step of every rank beside the reference's
 served.py           the same for a parameter server
 layout_sweep.py     the same for all layouts of some ranks
+dump.py             tensors of another framework's ranks, put together
+dump_names.py       its names and layouts as ours
+dump_comparison.py  its gradients beside ours
+difference_patterns.py  how a wrong gradient was made of the right one
 own_functions.py    what a user's own functions return, on ranks and on one device
 collective_check.py a collective of one's own beside NumPy
 summation_order.py  in which order a sum adds, found by calling it

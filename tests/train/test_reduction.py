@@ -69,6 +69,7 @@ def test_auto_takes_for_each_bucket_what_choose_returns():
     used = {m.operation for trace in world.traces for m in trace.sent("gradient_reduce")}
     assert used == {f"all_reduce/{name}" for _, name in chosen}
     assert len(used) > 1
+    assert run_training(config, None, 60.0, None).volumes_hold()
 
 
 def test_auto_under_a_dry_run_and_folded():

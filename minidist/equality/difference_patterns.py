@@ -1,0 +1,184 @@
+"""Why do two gradients differ? A wrong one is often the right one, changed in a simple way.
+
+Each pattern below proposes a tensor made of ours; it holds when theirs is that tensor within the tolerance.
+
+    factor          all elements n times, or 1/n of ours            a sum in place of a mean, a loss scale
+    rows            a sum of other multiples of the rows' gradients  a rank's rows alone, a micro-batch that is missing
+    stale           our gradient of the batch before                 an update with the gradients of the last step
+    one shard       ours on a part of one dim, zeros elsewhere       a gather, or a reduction of one shard, is missing
+    transposed      ours with the last two dims exchanged            a Conv1D's weight in place of a Linear's
+    rotary halves   rows of each head in pairs instead of halves     the two forms of RoPE
+    heads           the heads in another order                       fused matrices that are cut in another order
+
+The gradient of a batch is the sum of its rows' gradients, so one least-squares fit finds factors, missing rows and
+partial sums alike: theirs = c_1 g_1 + ... + c_R g_R with g_r the gradient of row r, divided as the whole batch is.
+
+Proved by: tests/equality/test_difference_patterns.py
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+MOST_FACTOR = 4096  # a larger one is not recognised
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pattern may use beside the two tensors.
+
+    tolerance: of the relative distance. mesh: sizes of the axes, which explain factors. rows: our gradient of each row
+    of the batch. before: our gradient of the batch before. heads: of this tensor's rows (or columns), 0 for none.
+    """
+
+    tolerance: float
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    rows: Sequence[np.ndarray] = ()
+    before: np.ndarray | None = None
+    heads: int = 0
+
+
+Pattern = Callable[[np.ndarray, np.ndarray, Context], str]
+
+
+def distance(theirs: np.ndarray, ours: np.ndarray) -> float:
+    """Return the norm of the difference over the norm of ours; infinity for unequal shapes and values not finite."""
+    if theirs.shape != ours.shape or not np.isfinite(theirs).all():
+        return float("inf")
+    size = float(np.linalg.norm(ours))
+    difference = float(np.linalg.norm(theirs - ours))
+    return difference / size if size else (0.0 if difference == 0 else float("inf"))
+
+
+def explain(theirs: np.ndarray, ours: np.ndarray, context: Context) -> list[str]:
+    """Return what describes the difference: every pattern that holds, or one sentence with the distance."""
+    if not np.isfinite(theirs).all():
+        return [f"{int((~np.isfinite(theirs)).sum())} of {theirs.size} elements are not finite"]
+    if not theirs.any() and ours.any():
+        return ["all zeros"]
+    found = [sentence for pattern in PATTERNS if (sentence := pattern(theirs, ours, context))]
+    if found:
+        return found
+    if theirs.shape != ours.shape:
+        return [f"of shape {theirs.shape}, and ours is {ours.shape}"]
+    cosine = float(np.vdot(theirs, ours)) / (float(np.linalg.norm(theirs) * np.linalg.norm(ours)) or 1.0)
+    return [f"no known pattern: relative distance {distance(theirs, ours):.3g}, cosine {cosine:.4f}"]
+
+
+def factor(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return "n times ours" or "ours divided by n", with the axes of that size."""
+    if theirs.shape != ours.shape or not ours.any():
+        return ""
+    ratio = float(np.vdot(ours, theirs)) / float(np.vdot(ours, ours))
+    if distance(theirs, ratio * ours) > context.tolerance or ratio == 0:
+        return ""
+    return _times(ratio, context.mesh, context.tolerance) + " ours"
+
+
+def rows(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return which rows of the batch count how often."""
+    count = len(context.rows)
+    if count < 2 or theirs.shape != ours.shape:
+        return ""
+    basis = np.stack([row.ravel() for row in context.rows], axis=1)
+    multiples, _, rank, _ = np.linalg.lstsq(basis, theirs.ravel(), rcond=None)
+    if rank < count or distance(theirs.ravel(), basis @ multiples) > context.tolerance:
+        return ""
+
+    # The fit magnifies rounding where rows are alike, so multiples are rounded only when this gives theirs, too.
+    rounded = np.round(multiples * 64) / 64
+    if distance(theirs.ravel(), basis @ rounded) <= context.tolerance:
+        multiples = rounded
+    missing = [r for r in range(count) if abs(multiples[r]) < 1e-2]
+    present = [r for r in range(count) if r not in missing]
+    if not present or np.ptp(multiples) < 1e-2:
+        return ""
+    if np.ptp(multiples[present]) < 1e-2:
+        times = _times(float(multiples[present[0]]), context.mesh, 1e-2)
+        what = "" if times == "1 times" else f"{times} "
+        return f"{what}the gradient of rows {_ranges(present)} of {count}; rows {_ranges(missing)} are missing"
+    listed = ", ".join(f"{value:.3g}" for value in multiples)
+    return f"rows of the batch count differently: {listed} times"
+
+
+def stale(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return whether theirs is our gradient of the batch before."""
+    if context.before is None or distance(theirs, context.before) > context.tolerance:
+        return ""
+    return "our gradient of the batch before: stale by one step"
+
+
+def one_shard(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return which part of which dim is there, where the rest is zero."""
+    if theirs.shape != ours.shape:
+        return ""
+    for dim in range(theirs.ndim):
+        used = np.flatnonzero(np.any(theirs != 0, axis=tuple(d for d in range(theirs.ndim) if d != dim)))
+        if not used.size:
+            return ""
+        first, stop = int(used[0]), int(used[-1]) + 1
+        part = (slice(None),) * dim + (slice(first, stop),)
+        if stop - first < theirs.shape[dim] and distance(theirs[part], ours[part]) <= context.tolerance:
+            return f"ours in {first}:{stop} of dim {dim} (of {theirs.shape[dim]}), zeros elsewhere: one shard only"
+    return ""
+
+
+def transposed(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return whether the last two dims are exchanged."""
+    if ours.ndim < 2 or distance(theirs, ours.swapaxes(-1, -2)) > context.tolerance:
+        return ""
+    return "ours, transposed"
+
+
+def rotary_halves(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return whether rows of each head lie as pairs where ours lie as halves, or the other way round."""
+    count, size = context.heads, ours.shape[0] if ours.ndim else 0
+    if not count or theirs.shape != ours.shape or size % (2 * count):
+        return ""
+    halves, pairs = (count, 2, size // count // 2), (count, size // count // 2, 2)
+    for shape, words in ((halves, "pairs (2i, 2i+1)"), (pairs, "halves (i, i + n/2)")):
+        other = ours.reshape(*shape, *ours.shape[1:]).swapaxes(1, 2).reshape(ours.shape)
+        if distance(theirs, other) <= context.tolerance:
+            return f"ours with the rows of each head as {words}: the other form of rotary positions"
+    swapped = ours.reshape(*halves, *ours.shape[1:])[:, ::-1].reshape(ours.shape)
+    return "ours with the halves of each head swapped" if distance(theirs, swapped) <= context.tolerance else ""
+
+
+def heads(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
+    """Return in which order the heads lie, along dim 0."""
+    count = context.heads
+    if count < 2 or theirs.shape != ours.shape or ours.shape[0] % count:
+        return ""
+    mine, other = (a.reshape(count, -1) for a in (ours, theirs))
+    order = [int(np.argmin([np.linalg.norm(block - head) for head in mine])) for block in other]
+    if sorted(order) != list(range(count)) or distance(other, mine[order]) > context.tolerance:
+        return ""
+    return f"ours with the heads in the order {', '.join(map(str, order))}"
+
+
+PATTERNS: tuple[Pattern, ...] = (factor, rows, stale, one_shard, transposed, rotary_halves, heads)
+
+
+def _times(ratio: float, mesh: Mapping[str, int], tolerance: float) -> str:
+    """Return a factor in words, with the axes that have this size: "2 times (tp)"."""
+    sign, size = ("minus " if ratio < 0 else ""), abs(ratio)
+    n = round(size) if size >= 1 else round(1 / size)
+    if not 1 <= n <= MOST_FACTOR or abs((size if size >= 1 else 1 / size) - n) > max(tolerance, 1e-3) * n:
+        return f"{ratio:.6g} times"
+    names = [axis for axis, ranks in mesh.items() if ranks == n and n > 1]
+    why = f" ({' or '.join(names)} has {n} ranks)" if names else ""
+    if n == 1:
+        return f"{sign}1 times"
+    return f"{sign}{n} times{why}" if size >= 1 else f"{sign}1/{n} of{why}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return 0, 1, 2, 5 as "0-2, 5"."""
+    result: list[list[int]] = []
+    for number in numbers:
+        if result and number == result[-1][-1] + 1:
+            result[-1].append(number)
+        else:
+            result.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in result)

@@ -1,0 +1,200 @@
+"""`compare --theirs`: every planted bug is named by its pattern, with the first tensor that it makes differ."""
+
+import json
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from minidist import cli
+from minidist.base.errors import UsageError
+from minidist.equality.dump import read_dump, write_dump
+from minidist.equality.dump_comparison import compare_dumps, compare_with_ours
+from minidist.equality.dump_names import Heads
+from tests.equality import planted
+
+
+def report(folder, kind="gpt"):
+    return compare_with_ours(read_dump(folder), kind, planted.HEADS, 2 if kind == "llama" else None)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "llama"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_right_run_is_equal(kind, ranks, tmp_path):
+    found = report(planted.data_parallel(tmp_path, kind, ranks=ranks), kind)
+    assert found.equal, found.text()
+    assert found.compared == len(list(planted.model_of(kind).parameters()))
+    assert found.tolerance < 1e-4
+
+
+BUGS = {
+    "sum for a mean": (r"^2 times \(dp has 2 ranks\) ours$", None),
+    "divided twice": (r"^1/2 of \(dp has 2 ranks\) ours$", None),
+    "missing micro-batch": (r"^the gradient of rows 0-1, 3 of 4; rows 2 are missing$", None),
+    "stale": (r"^our gradient of the batch before: stale by one step$", None),
+    "one parameter is not reduced": (
+        r"^the gradient of rows 0-1 of 4; rows 2-3 are missing$",
+        "gradients/transformer.h.1.mlp.c_fc.weight",
+    ),
+    "no all-reduce": (r"^the gradient of rows 0-1 of 4; rows 2-3 are missing$", None),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_has_its_pattern(bug, tmp_path):
+    pattern, first = BUGS[bug]
+    found = report(planted.data_parallel(tmp_path, bug=bug))
+    assert not found.equal
+    (text,) = found.differences[0].patterns
+    assert re.match(pattern, text), found.text()
+    if first is None:
+        # Backward begins at the last layer norm.
+        assert found.differences[0].name == "gradients/transformer.ln_f.bias"
+        assert len(found.differences) >= found.compared - planted.LAYERS
+    else:
+        assert [difference.name for difference in found.differences] == [first]
+    # Replicas that hold different values are reported, too.
+    assert bool(found.unequal) == (bug in ("one parameter is not reduced", "no all-reduce"))
+
+
+def rotary_pairs(name, gradient):
+    """The rows of queries and keys as Meta's checkpoints have them."""
+    if not name.endswith(("q_proj.weight", "k_proj.weight")):
+        return gradient
+    heads = planted.HEADS if "q_proj" in name else 2
+    return gradient.reshape(heads, 2, -1, gradient.shape[1]).swapaxes(1, 2).reshape(gradient.shape)
+
+
+def head_order(name, gradient):
+    if not name.endswith("q_proj.weight"):
+        return gradient
+    return gradient.reshape(planted.HEADS, -1, gradient.shape[1])[[2, 3, 0, 1]].reshape(gradient.shape)
+
+
+def one_shard(name, gradient):
+    if not name.endswith("o_proj.weight"):
+        return gradient
+    result = np.zeros_like(gradient)
+    result[:8] = gradient[:8]
+    return result
+
+
+def transposed(name, gradient):
+    return np.ascontiguousarray(gradient.T) if name.endswith("o_proj.weight") else gradient
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence", "last"),
+    [
+        (
+            rotary_pairs,
+            "ours with the rows of each head as pairs (2i, 2i+1): the other form of rotary positions",
+            "k_proj",
+        ),
+        (head_order, "ours with the heads in the order 2, 3, 0, 1", "q_proj"),
+        (one_shard, "ours in 0:8 of dim 0 (of 16), zeros elsewhere: one shard only", "o_proj"),
+        (transposed, "ours, transposed", "o_proj"),
+    ],
+)
+def test_a_changed_layout_has_its_pattern(change, sentence, last, tmp_path):
+    found = report(planted.data_parallel(tmp_path, "llama", change=change), "llama")
+    assert f"model.layers.1.self_attn.{last}.weight" in found.differences[0].name
+    assert found.differences[0].patterns == [sentence]
+
+
+def test_activations_come_before_gradients(tmp_path):
+    """The first block whose output differs is named, and the gradients behind it follow."""
+    folder = planted.data_parallel(tmp_path / "a")
+    ours = compare_with_ours(read_dump(folder), "gpt", planted.HEADS, None)
+    assert ours.order[0].startswith("gradients/transformer.ln_f")
+    dump = read_dump(folder)
+    tensors = {**dump.tensors, "activations/transformer.h.1": np.zeros((4, 6, 16), np.float32)}
+    for name in dump.of_kind("gradients"):
+        tensors[f"gradients/{name}"] = tensors[f"gradients/{name}"].astype(np.float32)
+    found = report(write_dump(tmp_path / "b", [tensors], {}))
+    assert found.differences[0].name == "activations/transformer.h.1"
+    assert found.differences[0].patterns == ["all zeros"]
+
+
+def test_bfloat16_has_a_tolerance_of_its_own(tmp_path):
+    folder = planted.data_parallel(tmp_path / "a")
+    dump = read_dump(folder)
+    tensors = {
+        name: a.astype(ml_dtypes.bfloat16) if name.startswith("gradients/") else a for name, a in dump.tensors.items()
+    }
+    coarse = report(write_dump(tmp_path / "b", [tensors], {}))
+    assert coarse.equal, coarse.text()
+    assert 1e-3 < coarse.tolerance < 0.5
+    tensors = {name: 2 * a if name.startswith("gradients/") else a for name, a in tensors.items()}
+    assert report(write_dump(tmp_path / "c", [tensors], {})).differences[0].patterns == ["2 times ours"]
+
+
+def test_two_dumps(tmp_path):
+    right, wrong = planted.data_parallel(tmp_path / "a"), planted.data_parallel(tmp_path / "b", bug="divided twice")
+    heads = Heads(planted.HEADS, planted.HEADS)
+    assert compare_dumps(read_dump(right), read_dump(right), "gpt", heads, 1e-6).equal
+    found = compare_dumps(read_dump(wrong), read_dump(right), "gpt", heads, 1e-5)
+    assert found.differences[0].patterns == ["1/2 of (dp has 2 ranks) ours"]
+
+
+def command(capsys, *words):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["compare", *words])
+    captured = capsys.readouterr()
+    return end.value.code, captured.out, captured.err
+
+
+def test_the_command(tmp_path, capsys):
+    folder = str(planted.data_parallel(tmp_path / "a", bug="sum for a mean"))
+    code, out, _ = command(capsys, "--theirs", folder, "--model", "gpt", "--heads", "4")
+    assert code == 1
+    assert "first: gradients/transformer.ln_f.bias is 2 times (dp has 2 ranks) ours" in out
+    code, out, _ = command(capsys, "--theirs", folder, "--model", "gpt", "--heads", "4", "--json")
+    assert json.loads(out)["first_difference"] == "gradients/transformer.ln_f.bias"
+    right = str(planted.data_parallel(tmp_path / "b"))
+    code, out, _ = command(capsys, "--theirs", right, "--model", "gpt", "--heads", "4")
+    assert (code, out.startswith("equal: ")) == (0, True), out
+    assert command(capsys, "--theirs", right, "--against", right, "--tolerance", "1e-6")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--theirs", "nowhere", "--model", "gpt"], "is not a folder"),
+        (["--against", "x"], "add --theirs DIR"),
+        (["--theirs", "x", "--dp", "2"], "--dp is of a job"),
+        (["--theirs", "x", "--model", "mlp"], "dumps of a gpt or a llama"),
+        (["--theirs", "x", "--against", "y"], "--against needs --tolerance"),
+        (["--theirs", "x", "--tolerance", "0.1"], "it is measured, so leave it out"),
+    ],
+)
+def test_wrong_flags_end_with_2(words, part, capsys):
+    code, _, err = command(capsys, *words)
+    assert (code, part in err) == (2, True), err
+
+
+def test_what_our_run_cannot_use_is_refused(tmp_path):
+    dump = read_dump(planted.data_parallel(tmp_path / "a"))
+    small = {name: a.astype(np.float32) if a.dtype.kind == "f" else a for name, a in dump.tensors.items()}
+    weights = {name: a for name, a in small.items() if name.startswith("weights/")}
+    rest = {name: a for name, a in small.items() if not name.startswith("weights/")}
+    cases = {
+        "has no weights": rest,
+        "has no batch/tokens": {name: a for name, a in small.items() if not name.startswith("batch/")},
+        "it holds integers": {**small, "batch/tokens": np.zeros((2, 3), np.float32)},
+        "values outside of 0 to 10": {**small, "batch/tokens": np.full((2, 7), 11)},
+        "has no weights/transformer.ln_f.bias": {
+            n: a for n, a in small.items() if n != "weights/transformer.ln_f.bias"
+        },
+        "have no counterpart, such as 'gradients/more'": {**small, "gradients/more": np.zeros(3, np.float32)},
+        "no tensor of the dump has a name": {
+            **weights,
+            "batch/tokens": small["batch/tokens"],
+            "gradients/a": np.zeros(2),
+        },
+    }
+    for number, (sentence, tensors) in enumerate(cases.items()):
+        folder = write_dump(tmp_path / f"case-{number}", [tensors], {})
+        with pytest.raises(UsageError, match=sentence):
+            report(folder)
