@@ -19,6 +19,7 @@ from datetime import date
 from functools import cached_property
 from multiprocessing import Pipe
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted
@@ -94,8 +95,10 @@ def examine(
     without = "not run, there is no MPI here (pip install 'minidist[mpi]')" if mpi else ""
     seed = seed_of_the_day() if seed is None else seed
     path = tuple(place or os.getcwd() for place in sys.path)
-    code = getattr(function, "__code__", None)
-    cells = ((code.co_filename, call_site.cell_name(code.co_filename)),) if code is not None else ()
+    # Code of the notebook's cells: the judge has the names of their temporary files only.
+    functions = (function, *getattr(function, "__globals__", {}).values())
+    files = {each.__code__.co_filename for each in functions if isinstance(each, FunctionType)}
+    cells = tuple((file, call_site.cell_name(file)) for file in sorted(files) if "ipykernel_" in file)
     request = Request(name, packed, seed, path, launcher, without, limits or Limits(), cells)
     verdict = _session().judge(request)
     return Result(**vars(verdict))

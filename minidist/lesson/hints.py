@@ -35,6 +35,10 @@ FIRST = (
 LAST = (
     Hint(lambda f: "returned None" in f.message, "does every path of your function end in a return?"),
     Hint(lambda f: f.raised(RankTimeoutError, ProcessEndedError), "a loop does not end: does its condition change?"),
+    Hint(
+        lambda f: f.raised(MemoryError),
+        "the answer needs more memory than it may take (`--memory` of minidist grade): does a list grow without end?",
+    ),
     Hint(lambda f: f.raised(EndlessError), "a loop sends again and again: count its steps for 2 ranks on paper"),
     Hint(
         lambda f: f.raised(UsageError) and "names rank" in f.message,

@@ -24,7 +24,7 @@ import numpy as np
 
 from minidist.base.errors import DeadlockError, MinidistError, UsageError, text_of
 from minidist.base.trace import Trace
-from minidist.comm import Comm, SimWorld
+from minidist.comm import Comm, SimWorld, call_site
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.state import SimRequest
 from minidist.lesson.exercise import Case, Exercise
@@ -111,7 +111,9 @@ def run(
             outcome.error = _portable(error)
             text = text_of(error)
             name = "" if isinstance(error, DeadlockError) else type(error).__name__
-            outcome.message = ": ".join(part for part in (name, text) if part)
+            line = None if isinstance(error, MinidistError) else call_site.line_of_error(error)
+            where = f", at {line}" if line is not None else ""
+            outcome.message = ": ".join(part for part in (name, text) if part) + where
 
     outcome.printed, outcome.traces = printed.getvalue(), world.traces
     outcome.metrics = {

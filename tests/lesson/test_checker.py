@@ -140,6 +140,16 @@ def test_the_seed_draws_cases_and_is_printed(monkeypatch):
     assert "(drawn by seed 7)" in result.text
 
 
+def test_an_error_names_its_line_also_in_a_helper_of_another_cell(monkeypatch):
+    scope = {}
+    exec(compile("def helper(array):\n    return array[99]", "/tmp/ipykernel_9/8.py", "exec"), scope)
+    exec(compile("def calls(comm, outgoing):\n    helper([])", "/tmp/ipykernel_9/7.py", "exec"), scope)
+    monkeypatch.setitem(call_site.cells, "/tmp/ipykernel_9/7.py", "Cell In[4]")
+    monkeypatch.setitem(call_site.cells, "/tmp/ipykernel_9/8.py", "Cell In[3]")
+    text = examine("03.by_order", scope["calls"], mpi=False).text
+    assert "IndexError: list index out of range, at Cell In[3], line 2" in text
+
+
 def test_a_report_names_the_cell_of_the_notebook(monkeypatch):
     source = "def waits(comm, outgoing):\n    comm.recv(outgoing, comm.rank)"
     scope = {}
