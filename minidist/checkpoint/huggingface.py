@@ -4,6 +4,8 @@
     DIR/model.safetensors                    all weights; of a large model instead
     DIR/model-00001-of-00003.safetensors     a part of them, and
     DIR/model.safetensors.index.json         which file has which tensor
+    DIR/shard-00001-model-00001-of-00001.safetensors    or a part of every tensor, as torch.distributed.checkpoint
+                                             writes them; DCP_SHARDING_INFO in the file says where the parts begin
 
 The names and shapes of our parameters are those of `GPT2LMHeadModel` and `LlamaForCausalLM`, so nothing is transposed
 or renamed; files of GPT-2 without the prefix "transformer." are read, too. Every key of config.json that changes what
@@ -12,7 +14,8 @@ the model computes must say what minidist's model does, or the folder is refused
 Nothing is sent. Every rank that loads a folder reads all tensors of it. Writing reads a checkpoint, which the ranks
 have written together, and holds one file's tensors at a time.
 
-Source of the format: the documentation of transformers, "save_pretrained", and of safetensors, "Format".
+Source of the formats: the documentation of transformers, "save_pretrained", of safetensors, "Format", and of
+torch.distributed.checkpoint, HuggingFaceStorageWriter.
 Proved by: tests/checkpoint/test_huggingface.py
 """
 
@@ -28,7 +31,7 @@ import numpy as np
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.base.half import named_dtype
-from minidist.base.read_file import read_json
+from minidist.base.read_file import parse_json, read_json
 from minidist.checkpoint.directory import Checkpoint
 from minidist.checkpoint.saved_model import saved_config, vocabulary_of
 from minidist.config.models import llama_inner
@@ -38,6 +41,9 @@ CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.i
 FILE_BYTES = 5 * 10**9  # of tensors in a file at most, as transformers' default
 KINDS = {"gpt2": "gpt", "llama": "llama"}  # model_type -> --model
 REMEDY = "write the folder with save_pretrained(DIR, safe_serialization=True), or with train --save-hf"
+
+SHARDING = "DCP_SHARDING_INFO"  # of a file with parts of tensors: tensor -> {"saved_offsets": [...]}
+SHARD = "shard-{:05d}-model-00001-of-00001.safetensors"
 
 # Tensors that older files hold beside the parameters: masks, and the table of rotary angles.
 NOT_PARAMETERS = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|.*rotary_emb\.inv_freq")
@@ -135,7 +141,7 @@ class HuggingFaceFolder:
                 f"{self.where}: model_type in {CONFIG} is {quoted(kind)}; it must be one of {', '.join(KINDS)}"
             )
         self.model = KINDS[kind]
-        self.files = self._files()
+        self.pieces = self._pieces()
 
     def check(self, config: TrainConfig) -> None:
         """Raise UsageError unless the folder's model is the job's; the vocabulary is compared when it is loaded."""
@@ -162,7 +168,7 @@ class HuggingFaceFolder:
 
     def load(self, model: Any) -> None:
         """Give a whole model the folder's weights, converted to the model's own dtype."""
-        names, parameters = set(self.files), list(model.parameters())
+        names, parameters = set(self.pieces), list(model.parameters())
         for parameter in parameters:
             name = parameter.name if parameter.name in names else parameter.name.removeprefix("transformer.")
             if name not in names:
@@ -210,43 +216,67 @@ class HuggingFaceFolder:
             return "gelu_new"
         return found
 
-    def _files(self) -> dict[str, Path]:
-        """Return the file of every tensor."""
+    def _pieces(self) -> dict[str, list[tuple[Path, list[int]]]]:
+        """Return for every tensor the files that have it or a part of it, and where in the tensor that part begins."""
         from safetensors import SafetensorError, safe_open
 
+        parts = sorted(path.name for path in self.path.glob("shard-*.safetensors"))
         if (self.path / INDEX).is_file():
             index = read_json(self.path / INDEX, "--init-from", REMEDY)
             table = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
                 raise UsageError(f"{self.where}: {INDEX} has no weight_map of tensors to files; {REMEDY}")
-            listed = set(table.values())
+            listed = sorted(set(table.values()))
         else:
-            listed = {SINGLE}
+            listed = parts if parts and not (self.path / SINGLE).is_file() else [SINGLE]
 
         # A file's own header says what is in it; the index may be another model's.
-        result: dict[str, Path] = {}
-        for name in sorted(listed):
+        result: dict[str, list[tuple[Path, list[int]]]] = {}
+        for name in listed:
             path = self.path / name
             if path.parent != self.path or not path.is_file():
                 raise UsageError(f"{self.where} has no file {quoted(name)}; {REMEDY}")
             try:
                 with safe_open(path, framework="numpy") as file:
-                    result |= dict.fromkeys(file.keys(), path)
-            except (SafetensorError, OSError, ValueError) as error:
+                    begins = parse_json((file.metadata() or {}).get(SHARDING, "{}"))
+                    for key in file.keys():  # noqa: SIM118
+                        shape = file.get_slice(key).get_shape()
+                        first = begins[key]["saved_offsets"] if begins else [0] * len(shape)
+                        if len(first) != len(shape) or not all(type(n) is int and n >= 0 for n in first):
+                            raise ValueError(f"the part of {key} begins at {first}")
+                        result.setdefault(key, []).append((path, first))
+            except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"{self.where}: file {quoted(name)} is damaged ({error}); copy it again") from None
         return result
 
     def _tensor(self, name: str) -> np.ndarray:
-        """Return one tensor, read from its file."""
+        """Return one tensor, read from its files."""
         from safetensors import SafetensorError, safe_open
 
         named_dtype("bfloat16")  # which NumPy does not know before
-        try:
-            with safe_open(self.files[name], framework="numpy") as file:
-                return np.asarray(file.get_tensor(name))
-        except (SafetensorError, OSError, ValueError, TypeError) as error:
-            where = f"{self.where}: tensor {quoted(name)} of {quoted(self.files[name].name)}"
-            raise UsageError(f"{where} cannot be read ({error}); copy the file again") from None
+        values: list[np.ndarray] = []
+        for path, _ in self.pieces[name]:
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    values.append(np.asarray(file.get_tensor(name)))
+            except (SafetensorError, OSError, ValueError, TypeError) as error:
+                where = f"{self.where}: tensor {quoted(name)} of {quoted(path.name)}"
+                raise UsageError(f"{where} cannot be read ({error}); copy the file again") from None
+        if len(values) == 1 and not any(self.pieces[name][0][1]):
+            return values[0]
+
+        # The parts together are as large as the tensor, and each element is in one of them.
+        begins = [np.array(first) for _, first in self.pieces[name]]
+        shape = np.max([first + value.shape for first, value in zip(begins, values, strict=True)], axis=0)
+        if sum(value.size for value in values) != prod(map(int, shape)):
+            raise UsageError(f"{self.where}: parts of tensor {quoted(name)} are missing or there twice; copy all files")
+        whole, filled = np.empty(shape, values[0].dtype), np.zeros(shape, bool)
+        for first, value in zip(begins, values, strict=True):
+            place = tuple(slice(a, a + n) for a, n in zip(first.tolist(), value.shape, strict=True))
+            whole[place], filled[place] = value, True
+        if not filled.all():
+            raise UsageError(f"{self.where}: parts of tensor {quoted(name)} overlap; copy all files of one checkpoint")
+        return whole
 
 
 def check_saving_huggingface(config: TrainConfig, folder: Path) -> None:
@@ -260,8 +290,13 @@ def check_saving_huggingface(config: TrainConfig, folder: Path) -> None:
         raise UsageError(f"--save-hf {quoted(str(folder))} is not an empty folder; give the name of a new one")
 
 
-def write_huggingface(checkpoint: Checkpoint, folder: Path, file_bytes: int = FILE_BYTES) -> None:
-    """Write a checkpoint's weights as a folder of Hugging Face. file_bytes: of tensors in a file at most."""
+def write_huggingface(
+    checkpoint: Checkpoint, folder: Path, file_bytes: int = FILE_BYTES, shards: int | None = None
+) -> None:
+    """Write a checkpoint's weights as a folder of Hugging Face. file_bytes: of tensors in a file at most.
+
+    shards: write so many files, each with a part of the rows of every tensor, as torch.distributed.checkpoint does.
+    """
     from safetensors.numpy import save_file
 
     config = saved_config(checkpoint)
@@ -285,12 +320,30 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path, file_bytes: int = FI
 
     with writing("the model", folder, "make room there, or choose another --save-hf"):
         folder.mkdir(parents=True, exist_ok=True)
-        for file, names in zip(files, parts, strict=True):
+        for number in range(shards or 0):
+            _write_shard(checkpoint, weights, folder / SHARD.format(number + 1), number, shards or 1)
+        for file, names in zip(files, parts, strict=True) if shards is None else ():
             tensors = {name: checkpoint.tensor(weights[name]) for name in names}
             save_file(tensors, folder / file, metadata={"format": "pt"})
-        if len(parts) > 1:
+        if len(parts) > 1 and shards is None:
             where = {name: file for file, names in zip(files, parts, strict=True) for name in names}
             index = {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": where}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         # Last, because a folder with it is taken for whole.
         (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_shard(checkpoint: Checkpoint, weights: Mapping[str, str], path: Path, number: int, shards: int) -> None:
+    """Write shard `number` of `shards`: of each tensor the rows that DTensor's Shard(0) gives to this rank."""
+    from safetensors.numpy import save_file
+
+    tensors, begins = {}, {}
+    for name, stored in weights.items():
+        shape = checkpoint.tensors[stored]["shape"]
+        rows = -(-shape[0] // shards)
+        first, stop = min(number * rows, shape[0]), min((number + 1) * rows, shape[0])
+        if first < stop:
+            each = prod(shape[1:])
+            tensors[name] = checkpoint.read(stored, first * each, stop * each).reshape(stop - first, *shape[1:])
+            begins[name] = {"saved_offsets": [first, *[0] * (len(shape) - 1)]}
+    save_file(tensors, path, metadata={"format": "pt", "DCP_VERSION": "1.0", SHARDING: json.dumps(begins)})

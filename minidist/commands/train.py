@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError, quoted
+from minidist.base.limits import MAX_RANKS, check_count
 from minidist.commands.options import (
     DeepSpeed,
     DeviceName,
@@ -46,6 +47,13 @@ def train(
         Path | None,
         typer.Option("--save-hf", help="with --save: a new folder for the trained weights as Hugging Face stores them"),
     ] = None,
+    hf_shards: Annotated[
+        int | None,
+        typer.Option(
+            "--hf-shards",
+            help="with --save-hf: so many files, each with a part of every tensor, as torch's DCP has them",
+        ),
+    ] = None,
     deepspeed: DeepSpeed = None,
     device: DeviceName = "cpu",
     dry: Annotated[
@@ -76,6 +84,10 @@ def train(
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
     if fold and not (dry and trace in (None, Path("none"))):
         raise UsageError("--fold is of a dry run and keeps no trace; add --dry-run, and leave out --trace")
+    if hf_shards is not None:
+        if save_hf is None:
+            raise UsageError("--hf-shards says how --save-hf writes its files; add --save-hf FOLDER, or leave it out")
+        check_count(hf_shards, "--hf-shards", least=1, most=MAX_RANKS)
     if save_hf is not None:
         from minidist.checkpoint.huggingface import check_saving_huggingface
 
@@ -103,7 +115,7 @@ def train(
         from minidist.checkpoint.huggingface import write_huggingface
 
         assert config.save is not None
-        write_huggingface(Checkpoint(config.save), save_hf)
+        write_huggingface(Checkpoint(config.save), save_hf, shards=hf_shards)
 
     def show() -> None:
         print(summary.table())

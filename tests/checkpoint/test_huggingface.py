@@ -77,6 +77,42 @@ def test_several_files_with_an_index(written, tmp_path):
         assert np.array_equal(value, weights[name]), name
 
 
+@pytest.mark.parametrize("shards", [1, 3, 40])
+def test_parts_of_every_tensor(written, shards, tmp_path):
+    """Uneven rows, and with 40 shards files that have no row of the norms."""
+    model, folder, weights = written
+    write_huggingface(Checkpoint(str(folder.parent / "ck")), tmp_path / "parts", shards=shards)
+    files = sorted((tmp_path / "parts").glob("*.safetensors"))
+    assert len(files) == shards
+    assert sum(value.nbytes for file in files for value in load_file(file).values()) == sum(
+        value.nbytes for value in weights.values()
+    )
+    config = TrainConfig.make(**JOB, **model, init_from=str(tmp_path / "parts"))
+    for name, value in loaded(config).items():
+        assert np.array_equal(value, weights[name]), name
+    if shards == 3:
+        files[1].unlink()
+        with pytest.raises(UsageError, match=r"are missing or there twice|overlap"):
+            loaded(config)
+
+
+def test_damaged_parts_are_refused(written, tmp_path):
+    model, folder, weights = written
+    config = TrainConfig.make(**JOB, **model, init_from=str(tmp_path))
+    (tmp_path / CONFIG).write_text((folder / CONFIG).read_text())
+    path, name = tmp_path / "shard-00001-model-00001-of-00001.safetensors", next(iter(weights))
+    begins = {key: {"saved_offsets": [0] * value.ndim} for key, value in weights.items()}
+    for wrong in (3, [], [0], [-1, 0], ["0", 0], [0, 0, 0], None):
+        info = json.dumps({**begins, name: {"saved_offsets": wrong}})
+        save_file(weights, path, metadata={"DCP_SHARDING_INFO": info})
+        with pytest.raises(UsageError, match="is damaged"):
+            loaded(config)
+    for info in ("[", "[1]", '{"a": 1}'):
+        save_file(weights, path, metadata={"DCP_SHARDING_INFO": info})
+        with pytest.raises(UsageError, match="is damaged"):
+            loaded(config)
+
+
 @pytest.mark.parametrize("layout", ["zero3", "pp", "tp"])
 def test_every_layout_begins_with_the_same_weights(written, layout):
     model, folder, _ = written
@@ -219,3 +255,23 @@ def test_transformers_computes_the_same_logits(written):
     load_initial_weights(config.model_copy(update={"init_from": str(folder.parent / "theirs")}), back)
     for mine, its in zip(ours.parameters(), back.parameters(), strict=True):
         assert np.array_equal(mine.data, its.data), mine.name
+
+
+@pytest.mark.peers
+def test_torchs_distributed_checkpoint_reads_and_writes_the_parts(written, tmp_path):
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    model, folder, weights = written
+    write_huggingface(Checkpoint(str(folder.parent / "ck")), tmp_path / "ours", shards=3)
+    found = {name: torch.zeros(value.shape) for name, value in weights.items()}
+    dcp.load(found, storage_reader=dcp.HuggingFaceStorageReader(str(tmp_path / "ours")), no_dist=True)
+    for name, value in weights.items():
+        assert np.array_equal(found[name].numpy(), value), name
+
+    # And back, with the writer of torch.
+    (tmp_path / "theirs").mkdir()
+    writer = dcp.HuggingFaceStorageWriter(str(tmp_path / "theirs"), save_distributed=True)
+    dcp.save(found, storage_writer=writer, no_dist=True)
+    (tmp_path / "theirs" / CONFIG).write_text((folder / CONFIG).read_text())
+    for name, value in loaded(TrainConfig.make(**JOB, **model, init_from=str(tmp_path / "theirs"))).items():
+        assert np.array_equal(value, weights[name]), name
