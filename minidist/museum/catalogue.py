@@ -15,12 +15,17 @@ def exhibits() -> list[Exhibit]:
         messages,
         pipelines,
         recent_data,
+        recent_loss_scales,
         recent_losses,
+        recent_optimizer,
         recent_parallel,
         split,
     )
 
-    modules = (gradients, memory, messages, pipelines, split, recent_data, recent_losses, recent_parallel)
+    modules = (
+        *(gradients, memory, messages, pipelines, split),
+        *(recent_data, recent_losses, recent_parallel, recent_optimizer, recent_loss_scales),
+    )
     everything = [e for module in modules for e in module.EXHIBITS]
     return sorted(everything, key=lambda e: (_number(e.number), e.number))
 

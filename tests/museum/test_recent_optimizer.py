@@ -1,0 +1,28 @@
+"""More of the second wing: accumulation, norms and scales of a job, against the same job on one device."""
+
+import pytest
+
+from minidist.comm import SimWorld
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
+from minidist.museum import recent_loss_scales, recent_optimizer
+from tests.museum.test_recent import config_of
+
+LAYOUTS = [
+    (2, recent_optimizer.ACCUMULATED),
+    (2, recent_optimizer.OWN_EXPERTS),
+    (4, recent_optimizer.HYBRID),
+    (2, recent_optimizer.CLIPPED_EXPERTS),
+    (2, {"zero": 2}),
+    (2, recent_loss_scales.SPLIT),
+    (2, recent_loss_scales.SEQUENCES),
+    (2, recent_loss_scales.STAGES),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings"), LAYOUTS)
+def test_a_job_equals_one_device(ranks, settings):
+    """Every loss, gradient, weight and optimizer state of two steps."""
+    config = config_of(settings)
+    verdict = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
+    assert verdict.equal, verdict.first_difference
