@@ -49,9 +49,9 @@ buffered = predict("programs that hang when every send is buffered", example=0)
 # ## 3 The idea and its picture
 #
 # **Whether a send waits for its receive is not yours to assume.** The length up to which a message
-# is buffered differs between libraries (we measured 4,032 B, 8,192 B, 65,536 B and none at all), so
-# a program that relies on it works until its messages grow. What a correct program costs: an order
-# that was chosen on purpose. What it saves: a job that hangs at night.
+# is buffered differs between libraries: we measured 4,032 B, 8,192 B, 65,536 B and none at all. A
+# program that relies on it works until its messages grow. A correct program needs an order of sends
+# and receives that was chosen on purpose. It does not hang when a message becomes longer.
 #
 # Program 1, when sends wait. The red bars are ranks that wait, and the arrows beside them form a
 # circle: each waits for the next one.

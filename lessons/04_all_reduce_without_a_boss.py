@@ -150,8 +150,8 @@ for rank, (whole, real) in list(enumerate(SimWorld(8).run(both, data)))[:2]:
     )
 
 # %% [markdown]
-# Time grows with n for the boss, and hardly for the ring once the array is large: then the boss's
-# port carries n - 1 arrays in each direction. For a small array the ring's 2 (n-1) latencies are
+# Time grows with n for the boss, whose port carries n - 1 arrays in each direction. For the ring it
+# hardly grows once the array is large. For a small array the ring's 2 (n-1) latencies are
 # more expensive than the boss's overheads; lesson 05 finds what is better than both.
 
 # %%

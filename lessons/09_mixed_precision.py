@@ -56,14 +56,15 @@ scaled = predict("entries that become zero with the loss times 1,024", example=1
 # ## 3 The idea and its picture
 #
 # Store parameters, gradients and activations in **2 bytes instead of 4**, and train to the same
-# loss. That is half of the memory that a step touches, and half of every message; on processors
-# with 16-bit matrix units also several times the speed. What it costs: a float32 copy of the
-# parameters (so a parameter costs 2 + 2 + 12 B with Adam, as many as 4 + 4 + 8), and a loss scale,
-# because **float16 runs out of range long before it runs out of digits**.
+# loss. That is half of the memory that a step touches, and half of every message. Processors with
+# 16-bit matrix units are also several times as fast. What it costs: a float32 copy of the
+# parameters and a loss scale. With the copy a parameter costs 2 + 2 + 12 B with Adam, as many as
+# the 4 + 4 + 8 B of float32. The scale is needed because **float16 runs out of range long before it
+# runs out of digits**.
 #
-# The sizes of the gradient's entries. Every bar is the share of entries of one size. The shaded
-# part is what float16 can hold, without a scale: most of its range lies to the right and is not
-# used, and what is red is zero.
+# The picture shows the sizes of the gradient's entries. Every bar is the share of entries of one
+# size. The shaded part is what float16 can hold without a scale: most of its range lies to the
+# right and is not used. Entries under a red bar are zero in float16.
 
 # %%
 TOKENS = 2**20

@@ -14,9 +14,9 @@
 # ## 1 The case
 #
 # In lesson 14 every rank of four still keeps the whole of every norm's input, every dropout mask
-# and every residual sum: a block keeps 34 sbh + 5 as²b bytes for backward (2-byte values, 1-byte
-# masks; s tokens, b samples, width h, a heads), and only 24 sbh and the scores are divided by t.
-# But a norm works token by token. So let each rank have its own part of the tokens between the
+# and every residual sum. For s tokens, b samples, width h and a heads, with values of 2 bytes and
+# masks of 1 byte, a block keeps 34 sbh + 5 as²b bytes for backward. Only 24 sbh and the scores are
+# divided by t. But a norm works token by token. So let each rank have its own part of the tokens between the
 # layers, gather all tokens before the first matrix, and scatter the sums after the second.
 #
 # With t = 4, how much does a block then keep, compared with lesson 14? And how many bytes does a

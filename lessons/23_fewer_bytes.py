@@ -14,7 +14,7 @@
 # ## 1 The case
 #
 # Four ranks sum a gradient in 32-bit numbers round a ring (lesson 04). The links are slow, so
-# somebody sends only the *sign* of each element, one bit, and one length per bucket: a 32nd of the
+# one may send only the *sign* of each element, one bit, and one length per bucket: a 32nd of the
 # bytes of an array. But signs cannot be added up on their way: the sum of three signs is not a
 # sign. So every rank receives the signs of every rank.
 #
@@ -60,8 +60,8 @@ memory_guess = predict("loss without memory, over that with memory", example=1.0
 # Send less of the gradient, and still train to the same place: **remember what was not sent, and
 # send it later**. What it saves: bytes, and with them time where links are slow. What it costs:
 # computing, memory for what is remembered (as many numbers as there are parameters), and equality
-# with one device: the steps are other steps, so it is the *convergence* that has to be shown, and
-# the bookkeeping that can be proved.
+# with one device. The steps are other steps, so the *convergence* has to be shown by a run. The
+# bookkeeping can be proved.
 #
 # A step of data parallelism on four ranks with slow links: first the whole gradient in a ring, then
 # the largest hundredth of its elements. Backward takes equally long; what is left of the messages
@@ -118,9 +118,9 @@ for make, what in (
 # %% [markdown]
 # ## 4 The code
 #
-# A toy with every message: add what was left behind to the gradient, send the sign of each element
-# and one length, keep the difference, and add up what all ranks have sent, in rank order. (The
-# toy's signs are bytes; the library packs eight of them into one.)
+# Here is a toy with every message. It adds what was left behind to the gradient, and sends the sign
+# of each element and one length. The difference stays for the next step. What all ranks have sent
+# is added up in rank order. The toy's signs are bytes; the library packs eight of them into one.
 
 
 # %%

@@ -129,10 +129,10 @@ show(draw("loss", [], header, names=("dense, float", "80 % zeros, INT8")))
 # ## 4 The code
 #
 # **Quantise.** A grid is a scale s, an integer z that stands for 0, and the smallest and the
-# largest integer. Training computes with the points of the grid, in floats, and pretends in
-# backward that nothing was rounded: rounding has the derivative 0 almost everywhere, and nothing
-# would learn. (That is the *straight-through estimator*; where a value was clamped, the gradient is
-# 0.)
+# largest integer. Training computes with the points of the grid, in floats. Rounding has
+# the derivative 0 almost everywhere, so with it no weight would learn; backward therefore leaves
+# the rounding out. That is the *straight-through estimator*. Where a value was clamped, the
+# gradient is 0.
 
 # %%
 print(inspect.getsource(Grid.levels))

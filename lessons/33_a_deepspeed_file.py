@@ -26,9 +26,9 @@
 #
 # It runs on four ranks. The number of micro-batches per step is not in the file, but it follows.
 # Stage 2 keeps no whole gradient (lesson 11), so it has to send the gradient of every micro-batch,
-# where stage 1 sends it once per step. And with WarmupLR the learning rate
-# rises from 0 to 3e-3 over two steps; DeepSpeed computes it when a step has ended, i/2 of the full
-# rate after step number i (the first step is number 0), and before the first step it is 0.
+# where stage 1 sends it once per step. And with WarmupLR the learning rate rises from 0 to 3e-3 over
+# two steps. DeepSpeed computes it when a step has ended: i/2 of the full rate after step number i,
+# where the first step is number 0. Before the first step it is 0.
 #
 # How many micro-batches has a rank per step? How many bytes does a step send, over those of stage
 # 1? And how many steps at the beginning change no weight at all?
@@ -176,8 +176,8 @@ assert verdict.equal
 # %% [markdown]
 # ## 6 Break it
 #
-# Defaults that nobody has written down. Leave the two lines out that say how the scheduler warms up:
-# DeepSpeed's warm-up is then logarithmic, and takes 1,000 steps.
+# A default is a setting that the file does not show. Leave out the two lines that say how the
+# scheduler warms up: DeepSpeed's warm-up is then logarithmic, and takes 1,000 steps.
 
 # %%
 content = json.loads(FILE.read_text())

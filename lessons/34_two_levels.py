@@ -59,11 +59,11 @@ guess = {
 #
 # **Put what is many on the fast wire**: first inside each machine, then across, so that the slow
 # links carry as little as they can. What it saves: with L ranks per machine the slow links carry an
-# L-th of the array from each rank. What it costs: three phases one after the other, and somebody
+# L-th of the array from each rank. What it costs: three phases one after the other, and the program
 # has to know which ranks share a machine.
 #
-# Who sends how much to whom: the ring in the order of ranks, then the same with ranks dealt out,
-# then two levels.
+# The pictures show how many bytes each rank sends to each other one: in the ring in the order of
+# ranks, in the same ring with neighbours on different machines, and with two levels.
 
 # %%
 SIZE = 125_000  # numbers of 8 B

@@ -204,9 +204,9 @@ assert np.array_equal(ringed, single)
 # %% [markdown]
 # ## 6 Break it
 #
-# One slow worker. In the ring, as in a server that waits for all, everybody waits for it. A server
-# that does not wait (`asp`) goes on. Gradients per second of all workers, when one of three needs
-# four times as long:
+# One worker is slow. In the ring all ranks wait for it, as they do with a server that waits for all.
+# A server that does not wait (`asp`) goes on. These are the gradients per second of all workers,
+# when one of three needs four times as long:
 
 
 # %%

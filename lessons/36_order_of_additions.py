@@ -14,9 +14,9 @@
 # ## 1 The case
 #
 # Eight ranks add up 1,000 real numbers each with the ring of lesson 04. On Monday the array travels
-# as one bucket. On Tuesday somebody changes a setting, and the same array travels as four buckets
-# of about 250 numbers. Nothing else has changed, and yet the sums are not the same: a computer
-# rounds after each addition, so (a + b) + c and a + (b + c) may differ in their last bits, and the
+# as one bucket. On Tuesday a setting has changed, and the same array travels as four buckets
+# of about 250 numbers. Nothing else has changed, and yet the sums are not the same. A computer
+# rounds after each addition, so (a + b) + c and a + (b + c) may differ in their last bits. And the
 # ring adds every chunk in another order.
 #
 # How many of the 1,000 sums have other bits on Tuesday? There is an all-reduce whose order of
