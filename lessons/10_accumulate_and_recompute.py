@@ -186,9 +186,10 @@ for m in (2, 4):
 
 # %% [markdown]
 # With less memory than that, layers must run more than twice; with more, some need not run again.
-# The table is for 16 layers of 1 unit that have an input of 1 unit. It shows what a budget buys; the
-# layers at the end are kept whole, because they are freed first. The last column is what the best
-# plan of all needs, which has segments inside segments (Griewank and Walther's *revolve*).
+# The numbers are for 16 layers of 1 unit that have an input of 1 unit. The first lines show what a
+# budget buys; the layers at the end are kept whole, because they are freed first. The others show
+# what the best plan of all needs, which has segments inside segments (Griewank and Walther's
+# *revolve*).
 
 # %%
 for budget in (7, 8, 10, 13, 17):
