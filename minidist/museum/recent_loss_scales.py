@@ -20,6 +20,9 @@ from minidist.train.strategies.pipeline import PipelineParallel
 CHECKS = "tests/museum/test_recent_optimizer.py"
 SPLIT: dict[str, Any] = {"tp": 2}
 SEQUENCES: dict[str, Any] = {"cp": 2}
+HEADS: dict[str, Any] = {"cp": 2, "attention": "ulysses"}
+BALANCED: dict[str, Any] = {"dp": 2, "ep": 2, "experts": 2}
+SPLIT_EXPERTS: dict[str, Any] = {"tp": 2, "experts": 2}
 STAGES: dict[str, Any] = {"pp": 2, "microbatches": 4, "layers": 2}
 
 
@@ -53,6 +56,34 @@ def multiplied_by_context_ranks(patch: Patch) -> None:
 
     def parallelize(job: Any, comm: Comm, *rest: Any) -> Any:
         job.targets_per_sample //= job.batches.dims.cp
+        return recipe.parallelize(job, comm, *rest)
+
+    patch.setattr(trainer, "parallelize", parallelize)
+
+
+def divided_by_context_ranks(patch: Patch) -> None:
+    """the divisor has the tokens of all ranks, and the ranks of a sequence are counted once more"""
+
+    def parallelize(job: Any, comm: Comm, *rest: Any) -> Any:
+        job.targets_per_sample *= job.batches.dims.cp
+        return recipe.parallelize(job, comm, *rest)
+
+    patch.setattr(trainer, "parallelize", parallelize)
+
+
+def balance_over_all_tokens(patch: Patch) -> None:
+    """the balancing loss of a rank's tokens is divided by the tokens of all data-parallel ranks"""
+    _weaken_balance(patch, "dp")
+
+
+def balance_by_tensor_ranks(patch: Patch) -> None:
+    """the weight of the balancing loss is divided by the tensor-parallel ranks"""
+    _weaken_balance(patch, "tp")
+
+
+def _weaken_balance(patch: Patch, axis: str) -> None:
+    def parallelize(job: Any, comm: Comm, *rest: Any) -> Any:
+        job.model.aux_loss_weight /= getattr(job.batches.dims, axis)
         return recipe.parallelize(job, comm, *rest)
 
     patch.setattr(trainer, "parallelize", parallelize)
@@ -116,5 +147,38 @@ EXHIBITS = [
         jobs.train_job(2, steps=3, optimizer="sgd", **{**TINY, **STAGES}),
         (Catch(CHECKS, "test_a_job_equals_one_device", (2, STAGES)),),
         "https://github.com/areal-project/AReaL/pull/1273",
+    ),
+    Exhibit(
+        "136",
+        "the loss shrinks with the ranks of a sequence",
+        "A rank's loss was weighted by its tokens, divided by the tokens of all ranks, and multiplied by the number of"
+        " replicas, because gradients are averaged. They are averaged over the ranks of a sequence as well, and these"
+        " were not in the factor: with 8 of them and one replica, a loss of 1.0 became 0.125.",
+        divided_by_context_ranks,
+        jobs.train_job(2, steps=3, optimizer="sgd", **TINY, **HEADS),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, HEADS)),),
+        "https://github.com/ByteDance-Seed/VeOmni/pull/338",
+    ),
+    Exhibit(
+        "137",
+        "the balancing loss weakens with every data-parallel rank",
+        "The global balancing loss of the experts counted the tokens of all data-parallel ranks in its divisor, but a"
+        " rank had the probabilities of its own tokens alone. Its gradient was as many times too small as there were"
+        " ranks, so the same coefficient meant less than for the other balancing losses.",
+        balance_over_all_tokens,
+        jobs.train_job(2, steps=3, **TINY, **BALANCED),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, BALANCED)),),
+        "https://github.com/NVIDIA/Megatron-LM/issues/3672",
+    ),
+    Exhibit(
+        "138",
+        "the balancing loss depends on the tensor-parallel ranks",
+        "With a loss per token, the balancing loss was scaled by the tokens of one rank, to cancel a later division by"
+        " those of all ranks. The ranks of the tensor- and context-parallel group were missing in that factor, so runs"
+        " that differed in nothing but tensor parallelism had different losses.",
+        balance_by_tensor_ranks,
+        jobs.train_job(2, steps=3, **TINY, **SPLIT_EXPERTS),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SPLIT_EXPERTS)),),
+        "https://github.com/NVIDIA/Megatron-LM/pull/5047",
     ),
 ]

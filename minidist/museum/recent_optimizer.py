@@ -10,18 +10,22 @@ from typing import Any
 from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.checkpoint import resume
+from minidist.comm import Comm
 from minidist.museum import jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.optim.schedule import WarmupLinear
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.zero import ShardReducer
+from minidist.train import recipe, trainer
 from minidist.train.strategies.mesh import MeshStrategy
 
 CHECKS, RESUME = "tests/museum/test_recent_optimizer.py", "tests/checkpoint/test_resume.py"
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "context": 4, "precision": "fp64"}
 ACCUMULATED: dict[str, Any] = {"zero": 2, "micro_batch": 1, "accumulation": 3}
 OWN_EXPERTS: dict[str, Any] = {"zero": 3, "dp": 2, "ep": 2, "experts": 2, "micro_batch": 1, "accumulation": 2}
+SHARDED: dict[str, Any] = {"zero": 3, "micro_batch": 1, "accumulation": 2}
+SCALED: dict[str, Any] = {"precision": "fp16", "reduction": "ordered"}
 HYBRID: dict[str, Any] = {"zero": 3, "dp_replicate": 2, "clip": 0.05}
 CLIPPED_EXPERTS: dict[str, Any] = {"dp": 2, "ep": 2, "experts": 2, "clip": 0.05}
 
@@ -59,6 +63,41 @@ def doubled_by_a_group_of_one(patch: Patch) -> None:
         right(self, piece)
 
     patch.setattr(FSDPParamGroup, "add_reduced", add_reduced)
+
+
+def overwritten_by_a_group_of_one(patch: Patch) -> None:
+    """with one rank in the group, the gradient of a micro-batch is copied over the sum of the earlier ones"""
+    right = FSDPParamGroup.add_reduced
+
+    def add_reduced(self: Any, piece: Array) -> None:
+        self.shard.filled = self.shard.filled and self.shard.comm.size > 1
+        right(self, piece)
+
+    patch.setattr(FSDPParamGroup, "add_reduced", add_reduced)
+
+
+def sum_divided_again(patch: Patch) -> None:
+    """in place of the new gradient, what is accumulated so far is divided by the number of ranks"""
+    right = FSDPParamGroup.add_reduced
+
+    def add_reduced(self: Any, piece: Array) -> None:
+        if self.shard.filled:
+            self.shard.grad_buffer()[...] /= self.shard.comm.size
+        piece *= self.shard.comm.size  # not divided: here the loss's divisor has the rows of all ranks
+        right(self, piece)
+
+    patch.setattr(FSDPParamGroup, "add_reduced", add_reduced)
+
+
+def loss_not_scaled(patch: Patch) -> None:
+    """backward begins with the loss itself, and the gradient is divided by the loss scale"""
+
+    def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
+        if made.scaler is not None:
+            made.scaler.scale_loss = lambda loss: loss
+        return recipe.parallelize(made, comm, *rest)
+
+    patch.setattr(trainer, "parallelize", parallelize)
 
 
 def norm_over_replicas(patch: Patch) -> None:
@@ -214,5 +253,37 @@ EXHIBITS = [
         jobs.train_job(2, steps=3, zero=2, **TINY),
         (Catch(CHECKS, "test_a_job_equals_one_device", (2, {"zero": 2})),),
         "https://github.com/deepspeedai/DeepSpeed/issues/8224",
+    ),
+    Exhibit(
+        "133",
+        "a group of one rank keeps the last micro-batch",
+        "A reduced gradient is copied into the shard for the first micro-batch, and added for the others. The branch"
+        " for one rank, where nothing is to be reduced, had the copy alone. Most parameters got about one of N parts of"
+        " their gradient; weights whose buffer was their own, such as the tied embedding, were right.",
+        overwritten_by_a_group_of_one,
+        jobs.train_job(2, steps=3, **TINY, **OWN_EXPERTS),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, OWN_EXPERTS)),),
+        "https://github.com/ServiceNow/Fast-LLM/issues/550",
+    ),
+    Exhibit(
+        "134",
+        "what is accumulated is divided, and the new gradient is not",
+        "A gradient had to be divided by the number of ranks before it was added to the shard. The division was of the"
+        " shard, which is another array than the gradient where gradients are sharded: earlier micro-batches were"
+        " divided with each later one, and the last one never.",
+        sum_divided_again,
+        jobs.train_job(2, steps=3, **TINY, **SHARDED),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SHARDED)),),
+        "https://github.com/NVIDIA/Megatron-LM/pull/3023",
+    ),
+    Exhibit(
+        "135",
+        "gradients are divided by a scale that the loss never had",
+        "In bf16 without ZeRO the optimizer had a dynamic loss scale of 65,536. Backward did not multiply the loss by"
+        " it, and the step divided the gradients by it. Here the precision is fp16, where the loss needs the scale.",
+        loss_not_scaled,
+        jobs.train_job(2, steps=3, optimizer="sgd", **{**TINY, **SCALED}),
+        (Catch(CHECKS, "test_a_job_equals_one_device", (2, SCALED)),),
+        "https://github.com/deepspeedai/DeepSpeed/pull/7839",
     ),
 ]
