@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test pytest exhaustive chaos fuzz lint lessons site site-test museum mutants peers matrix bench clean
+.PHONY: demo test pytest exhaustive chaos fuzz lint lessons site site-test pyodide-test museum mutants peers matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -58,7 +58,13 @@ site: .venv/test.stamp
 
 # The site in a headless Chromium (Debian, Ubuntu: apt-get install chromium).
 site-test: site
-	$(BIN)/python -m pytest -n 2 -m site tests/website
+	$(BIN)/python -m pytest -n 2 -m site tests/website/test_site.py
+
+# Simulated ranks on WebAssembly, under Node and in Chromium; needs node and npm. See docs/browser.md.
+pyodide-test: .venv/test.stamp
+	$(call INSTALL,site)
+	npm install --no-fund --no-audit --silent --prefix build/pyodide pyodide@314
+	$(BIN)/python -m pytest -n 2 -m site tests/website/test_pyodide.py
 
 museum: .venv/test.stamp
 	$(BIN)/minidist museum

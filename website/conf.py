@@ -21,10 +21,8 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "website.d
 # The pages of the repository are Markdown as GitHub shows it; links to headings use GitHub's names.
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 myst_heading_anchors = 4
-myst_enable_extensions = ["fieldlist"]
 
-# Notebooks are committed with their outputs, which their tests keep up to date. A terminal session is no language of
-# every version of Pygments' names for fences.
+# Notebooks are committed with their outputs, which their tests keep up to date.
 nb_execution_mode = "off"
 nb_mime_priority_overrides = [("html", "image/svg+xml", 0)]
 suppress_warnings = ["misc.highlighting_failure"]  # a cell may hold what is not Python, such as `!` commands

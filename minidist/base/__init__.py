@@ -20,6 +20,8 @@ files.py          writing files
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
 user_file.py      FILE.py:FUNCTION
+fibers.py         programs in one thread that run until they pause
+promise_fibers.py fibers on JavaScript promises, in a browser
 registry.py       entries that are found by name
 process.py        settings of the process
 interrupts.py     where a run was when Ctrl-C ended it

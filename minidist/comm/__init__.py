@@ -1,6 +1,6 @@
 """Communication: one interface, two worlds. Nothing here knows what a tensor is.
 
-`Comm` is the interface; `SimWorld` runs ranks as greenlets on a virtual clock, `MPIWorld` runs them as processes under
+`Comm` is the interface; `SimWorld` runs ranks as fibers on a virtual clock, `MPIWorld` runs them as processes under
 `mpiexec`, and `launch` picks the one that fits.
 
 communicator.py     a group of ranks and its collective calls

@@ -23,7 +23,9 @@ from typing import NamedTuple
 
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PLUMBING = (_PACKAGE + "comm" + os.sep, _PACKAGE + "collectives" + os.sep)
-_OTHERS = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(Path(sys.executable).parent), "<frozen")
+_OTHERS: tuple[str, ...] = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
+if sys.platform != "emscripten":  # in a browser the interpreter's folder is the user's
+    _OTHERS += (str(Path(sys.executable).parent),)
 _USER, _OURS, _PLUMBER, _OTHER = range(4)
 _kind_of_file: dict[str, int] = {}  # by file name, which is faster to hash than a code object
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from greenlet import greenlet
 
+from minidist.base.fibers import Fiber
 from minidist.comm.point_to_point import Request, Work
 
 
@@ -29,6 +29,6 @@ class Stream:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.greenlet: greenlet | None = None
+        self.fiber: Fiber | None = None
         self.queue: deque[Work] = deque()
         self.waiting: MPIRequest | None = None

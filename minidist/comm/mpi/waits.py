@@ -6,8 +6,7 @@ Proved by: tests/comm/mpi/test_failures.py
 import sys
 from typing import Any, Protocol
 
-from greenlet import greenlet
-
+from minidist.base.fibers import Fiber
 from minidist.base.trace import Trace
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import call_site
@@ -67,4 +66,4 @@ class Watched(Protocol):
     trace: Trace
     logs: dict[str, CallLog]  # of the collective calls, by communicator
     made: dict[str, Claim]  # communicators, also the one that is being made
-    main: greenlet
+    main: Fiber

@@ -9,7 +9,7 @@ the upper half of the tags, and is compared before the payload is received:
 
 Header receives are posted when the user posts, so MPI itself decides which message each gets, wildcards too. A payload
 that has not been asked for can block its sender, so a rank that waits, for anything, also takes the headers that have
-come. A stream is a greenlet that tests its request and hands control back; `progress()` and every blocking wait resume
+come. A stream is a fiber that tests its request and hands control back; `progress()` and every blocking wait resume
 all streams.
 
 Proved by: tests/comm/test_conformance.py, tests/comm/mpi/test_failures.py
@@ -25,7 +25,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from greenlet import getcurrent, greenlet
 
 from minidist.base import arrays as xp
 from minidist.base.errors import (
@@ -36,6 +35,7 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
+from minidist.base.fibers import current, spawn
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
@@ -135,7 +135,7 @@ class MPIWorld:
         self.streams: dict[str, Stream] = {}
         self.active: list[Stream] = []  # those with work to do
         self.running: Stream | None = None  # None: the main program
-        self.main, self.thread = getcurrent(), threading.get_ident()
+        self.main, self.thread = current(), threading.get_ident()
 
         # Messages.
         self.trace = Trace(self.rank, self.size, keeps_events=self.record is True)
@@ -583,9 +583,8 @@ class MPIWorld:
         self.unwaited[id(work)] = work
 
         # A stream whose queue was empty has ended; it starts again.
-        if stream.greenlet is None or stream.greenlet.dead:
-            stream.greenlet = greenlet(self._run_stream, parent=self.main)
-            stream.greenlet.gr_context = contextvars.copy_context()
+        if stream.fiber is None or stream.fiber.dead:
+            stream.fiber = spawn(self._run_stream, stream, contextvars.copy_context(), self.main)
             self.active.append(stream)
             # The main program lets all streams run until the work is done.
             if self.running is None:
@@ -595,21 +594,20 @@ class MPIWorld:
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
             work = stream.queue.popleft()
-            getcurrent().gr_context = work.context
-            work.result = work.function()
+            work.result = work.context.run(work.function)
             work.end, work.finished = self.time(), True
 
     def _resume(self, stream: Stream) -> None:
-        assert stream.greenlet is not None
+        assert stream.fiber is not None
         self.running = stream
         try:
-            stream.greenlet.switch(stream)
+            stream.fiber.switch()
         except Exception as error:
             error.add_note(f"raised in {stream.name} of rank {self.rank}")
             raise
         finally:
             self.running = None
-            if stream.greenlet.dead:
+            if stream.fiber.dead:
                 self.active.remove(stream)
 
     def progress(self) -> None:

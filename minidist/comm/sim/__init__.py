@@ -1,6 +1,6 @@
-"""The simulated world: ranks are greenlets in one process, and time is virtual.
+"""The simulated world: ranks are fibers in one process, and time is virtual.
 
-world.py             the ranks as greenlets
+world.py             the ranks as fibers
 folded.py            one rank of each class runs, and stands for all of them
 state.py             what the parts of the world share
 matching.py          which send meets which receive

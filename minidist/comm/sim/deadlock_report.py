@@ -44,8 +44,8 @@ def _waiting(stream: Stream) -> Waiting:
     """Describe one blocked stream, with the line of the wait when that is another one than the post's."""
     item = stream.waiting
     assert item is not None
-    # A suspended greenlet's stack shows where the program waits, which may be far from where it posted.
-    frame = stream.greenlet.gr_frame if stream.greenlet is not None and stream.is_main else None
+    # A suspended fiber's stack shows where the program waits, which may be far from where it posted.
+    frame = stream.fiber.gr_frame if stream.fiber is not None and stream.is_main else None
     site = call_site(frame) if frame is not None else item.site  # no user code is on another stream's stack
     waited_at = "" if site == item.site else f", waited for at {site}"
 

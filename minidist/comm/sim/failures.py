@@ -23,9 +23,8 @@ Proved by: tests/comm/sim/test_failures.py
 from collections.abc import Callable
 from contextlib import suppress
 
-from greenlet import GreenletExit, getcurrent
-
 from minidist.base.errors import RankDeadError
+from minidist.base.fibers import FiberExit, throw
 from minidist.comm.buffers import WorkArrays
 from minidist.comm.point_to_point import ANY
 from minidist.comm.sim.state import SimRequest, SimState, remove
@@ -51,7 +50,7 @@ class Failures:
         """Stop a rank that is dead, or that dies now, before it posts a message."""
         # A dead rank's `finally` blocks may still try to send: that ends them.
         if rank in self.state.dead:
-            raise GreenletExit
+            raise FiberExit
         if rank in self.pending:
             if self.pending[rank] == 0:
                 del self.pending[rank]
@@ -77,14 +76,13 @@ class Failures:
 
         # End its streams, the caller's own last.
         for stream in state.streams():
-            if stream.rank == rank and stream is not caller and stream.greenlet and not stream.greenlet.dead:
-                stream.greenlet.parent = getcurrent()  # where control goes when it has ended
+            if stream.rank == rank and stream is not caller and stream.fiber and not stream.fiber.dead:
                 state.running = stream
                 with suppress(Exception):  # of its own `finally`
-                    stream.greenlet.throw(GreenletExit)
+                    throw(stream.fiber, FiberExit)
         state.running = caller
         if caller.rank == rank:
-            raise GreenletExit
+            raise FiberExit
 
     def _purge(self, rank: int) -> None:
         """Remove a dead rank's requests, and fail those of the ranks that wait for it by name."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
-import greenlet as greenlets
-
 from minidist.base.errors import RankDeadError
+from minidist.base.fibers import Fiber
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
 from minidist.comm.call_log import Call, CallLog
@@ -34,7 +33,7 @@ class Stream:
     rank: int
     name: str
     is_main: bool
-    greenlet: greenlets.greenlet | None = None
+    fiber: Fiber | None = None
     time: float = 0.0
     out_free: float = 0.0  # the ports are free from then on
     in_free: float = 0.0

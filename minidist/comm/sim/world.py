@@ -1,7 +1,7 @@
-"""The simulated world: ranks are greenlets in this process, time is virtual, and a deadlock is a certainty.
+"""The simulated world: ranks are fibers in this process, time is virtual, and a deadlock is a certainty.
 
-This module runs the ranks; how their messages meet is in `matching`. Greenlets switch only where a rank blocks, so a
-run is deterministic; when no greenlet can run, none ever will, and the report can say exactly which rank waits for
+This module runs the ranks; how their messages meet is in `matching`. Fibers switch only where a rank blocks, so a run
+is deterministic; when no fiber can run, none ever will, and the report can say exactly which rank waits for
 which. Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering
 deadlocks here, always, instead of on the day when its messages grow.
 
@@ -21,8 +21,6 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Any
 
-from greenlet import GreenletExit, getcurrent, greenlet
-
 from minidist.base.errors import (
     CommunicationError,
     MismatchError,
@@ -33,6 +31,7 @@ from minidist.base.errors import (
     UsageError,
     quoted,
 )
+from minidist.base.fibers import FiberExit, current, spawn, throw
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace, check_record
 from minidist.comm.call_log import CallLog, unlike_calls
@@ -129,7 +128,7 @@ class SimWorld:
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
 
-        # What every rank does: a greenlet each.
+        # What every rank does: a fiber each.
         results: list[Any] = [None] * self.size
         members = range(self.size)
 
@@ -142,12 +141,13 @@ class SimWorld:
             if stream.rank not in state.dead:
                 state.returned.add(stream.rank)
 
-        self.hub, self.in_run = getcurrent(), True
+        self.hub, self.in_run = current(), True
+        # Each with a context of its own, because ranks set context variables (purpose, autocast) of their own.
         for rank in self.running_ranks():
-            self._spawn(mains[rank], program)
+            mains[rank].fiber = spawn(program, mains[rank], contextvars.copy_context(), self.hub)
 
-        # Run them. Whatever ends the run, no greenlet and no thread stays behind.
-        watchdog = HangWatchdog(state, self.timeout) if self.timeout else None
+        # Run them. Whatever ends the run, no fiber and no thread stays behind. A browser has no threads.
+        watchdog = HangWatchdog(state, self.timeout) if self.timeout and sys.platform != "emscripten" else None
         try:
             with interruptible():
                 self._schedule()
@@ -212,11 +212,6 @@ class SimWorld:
         """Return what pairs the messages of a run. A subclass may limit them."""
         return Matching(self.state, self.failures, self._block)
 
-    def _spawn(self, stream: Stream, program: Callable[[Stream], None]) -> None:
-        # A context of its own, because ranks set context variables (purpose, autocast) of their own.
-        stream.greenlet = greenlet(program, parent=self.hub)  # where control goes when it ends
-        stream.greenlet.gr_context = contextvars.copy_context()  # else it starts from an empty context
-
     def _schedule(self) -> None:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
@@ -225,9 +220,9 @@ class SimWorld:
                 state.running = stream = ready.popleft()
                 stream.waiting = None
                 state.switches += 1
-                assert stream.greenlet is not None
+                assert stream.fiber is not None
                 try:
-                    stream.greenlet.switch(stream)
+                    stream.fiber.switch()
                 except (Exception, SystemExit) as error:
                     self._annotate(error, stream)
                     raise
@@ -276,19 +271,19 @@ class SimWorld:
                 )
 
     def _end_streams(self) -> None:
-        # Blocked greenlets would stay in memory with all their arrays; ending them runs their `finally` blocks.
+        # Blocked fibers would stay in memory with all their arrays; ending them runs their `finally` blocks.
         for stream in self.state.streams():
-            if stream.greenlet is not None and not stream.greenlet.dead:
+            if stream.fiber is not None and not stream.fiber.dead:
                 self.state.running = stream
                 with suppress(Exception):  # of the rank's own `finally`; the error that ended the run is what counts
-                    stream.greenlet.throw(GreenletExit)
+                    throw(stream.fiber, FiberExit)
 
     def _block(self, on: Request | Work) -> None:
         """Let the other streams run until `on` wakes this one."""
         # A killed rank never communicates again: see `failures`.
         stream = self.state.running
         if stream.rank in self.state.dead:
-            raise GreenletExit
+            raise FiberExit
         if get_ident() != self.state.thread:
             raise second_thread(on.comm, on.site)
         stream.waiting = on
@@ -323,8 +318,8 @@ class SimWorld:
             work.guards = state.works[rank].add(work, work.arrays)
 
         # A stream whose queue was empty has ended; it starts again.
-        if stream.greenlet is None or stream.greenlet.dead:
-            self._spawn(stream, self._run_stream)
+        if stream.fiber is None or stream.fiber.dead:
+            stream.fiber = spawn(self._run_stream, stream, contextvars.copy_context(), self.hub)
             state.ready.append(stream)
         return work
 
@@ -332,13 +327,12 @@ class SimWorld:
         while stream.queue:
             # A work starts when the stream is free, but not before it was asked for.
             work = stream.queue.popleft()
-            getcurrent().gr_context = work.context
             stream.time = max(stream.time, work.started)
             works = self.state.works[stream.rank]
             if work.guards:
                 works.begin(work, work.guards)
             try:
-                work.result = work.function()
+                work.result = work.context.run(work.function)
             except RankDeadError as error:
                 if self.on_failure == "end":
                     raise
