@@ -16,6 +16,8 @@ LAYOUTS = [
     (2, {"zero": 2}),
     (2, recent_optimizer.SHARDED),
     (2, recent_optimizer.SCALED),
+    (2, recent_optimizer.STALE),
+    (2, recent_optimizer.ADAM),
     (2, recent_loss_scales.HEADS),
     (2, recent_loss_scales.BALANCED),
     (2, recent_loss_scales.SPLIT_EXPERTS),
