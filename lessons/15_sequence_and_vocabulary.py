@@ -285,6 +285,7 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py --sequence-parallel
+#     mpiexec -n 2 python mpi_examples/layouts.py --bug norm
 #     mpiexec -n 2 minidist compare --tp 2 --sequence-parallel --precision fp64 --steps 3
 
 # %% [markdown]

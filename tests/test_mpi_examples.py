@@ -96,6 +96,19 @@ def test_order_of_additions(world, example):
     assert ("MPI_Allreduce, element 2" in found) == (world == "mpi")
 
 
+@pytest.mark.parametrize("bug", ["none", "norm", "sum", "twice"])
+def test_layouts(example, capfd, bug):
+    code, output = example("simulated", 2, "layouts", "--bug", bug)
+    sentences = {
+        "none": "types of 10 results are right",
+        "norm": "a summand that nothing sums",
+        "sum": "so it counts 2 times",
+        "twice": "it is reduced twice",
+    }
+    assert sentences[bug] in output
+    assert code == (bug != "none")
+
+
 @in_both_worlds(2)
 def test_dump_gradients(world, example):
     code, output = example(world, 2, "dump_gradients", "--bug", "one")

@@ -62,6 +62,7 @@ class Summary:
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
+    layouts_checked: int | None = None  # with --check-layouts: results whose type was checked, of rank 0
     messages_by_purpose: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -83,6 +84,7 @@ class Summary:
             *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
             *(("partitions",) if self.partitions else ()),
+            *(("layouts_checked",) if self.layouts_checked is not None else ()),
         )
         return {name: getattr(self, name) for name in names}
 
@@ -131,6 +133,8 @@ class Summary:
         if self.partitions:
             cuts = (f"{partition} for {_count(steps, 'step')}" for partition, steps in self.partitions)
             lines.append(f"layers of the stages: {', then '.join(cuts)}")
+        if self.layouts_checked is not None:
+            lines.append(f"types of {self.layouts_checked:,} results over the tensor axis are right")
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
         if self.sparsity:
@@ -337,6 +341,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.int8,
         _teacher(results),
         [(run.partition, run.steps) for run in first.cuts] or None,
+        first.layouts_checked,
         messages,
     )
 

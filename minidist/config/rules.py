@@ -1235,6 +1235,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
     ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
+    ("check_layouts", lambda j: j.tp > 1, "--tp 2 or more"),
     (
         "orthogonalize",
         lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
@@ -1281,11 +1282,17 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
+
+def _given(name: str) -> str:
+    """Return how a setting is given: a flag with the place of its value, or the flag alone of one that is on."""
+    return flag(name) if TrainConfig.model_fields[name].annotation is bool else f"{flag(name)} {{{name}}}"
+
+
 WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
     Rule(
         f"{name.replace('_', '-')}-without-effect",
         ineffective(name, effective),
-        f"{flag(name)} {{{name}}} has no effect here, because it belongs to {other}",
+        f"{_given(name)} has no effect here, because it belongs to {other}",
         "add that, or leave it out",
     )
     for name, effective, other in EFFECTS

@@ -371,6 +371,10 @@ class TrainConfig(BaseModel):
     check_replicas: bool = Field(
         False, description="after every step, compare all copies of every parameter bit for bit"
     )
+    check_layouts: bool = Field(
+        False,
+        description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",
+    )
     check_data: bool = Field(
         False, description="after every step, check that all ranks together read each sample once per epoch"
     )

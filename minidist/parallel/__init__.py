@@ -25,6 +25,7 @@ overflow.py             agreement on whether a gradient overflowed
 noise_scale.py          the gradient noise scale
 quantization.py         ranges of quantised inputs, agreed over the ranks
 axes_check.py           over which ranks gradients may be summed
+layout_check.py         types of results over the tensor axis
 redistribute.py         tensors move to the ranks that hold them in another layout
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks

@@ -21,11 +21,13 @@ from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory, thinned
 from minidist.base.trace import SpanEvent
+from minidist.base.watchers import watching
 from minidist.checkpoint.resume import resume_job, save_job, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.nn.quantization import int8_bytes
 from minidist.parallel import SavedOnHost
+from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.pipeline.runtime import LayerProfile
 from minidist.train.evaluate import evaluate, evaluate_int8
@@ -92,7 +94,15 @@ def train(
         saved = done  # the steps of the last checkpoint, 0 without one
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
 
+        layouts: LayoutChecker | None = None
+        if config.check_layouts:
+            # What enters a stage from outside is whole, or this rank's rows.
+            boundary = VARYING if config.sequence_parallel else INVARIANT
+            layouts = stack.enter_context(watching(LayoutChecker(strategy.axes.tp, "tp", boundary)))
+
         for step in range(done, config.steps):
+            if layouts is not None:
+                layouts.begin_step()
             # The scale of this step's gradients: an overflow changes the scaler's.
             began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
             comm.world.place = place_of(config, step, saved)
@@ -173,6 +183,7 @@ def train(
             held_out=held_out,
             runs=job.plan.runs,
             cuts=[] if recut is None else recut.runs,
+            layouts_checked=None if layouts is None else layouts.checked,
             sparsity=job.pruned(config.steps),
             teacher=None if job.teacher is None else job.teacher.counts(),
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,

@@ -485,6 +485,7 @@ CASES = {
     "context-without-effect": ({"model": "mlp", "context": 8}, "--context 8 has no effect here"),
     "batch-norm-without-effect": ({"batch_norm": "none"}, "--batch-norm none has no effect here, .* --model cnn"),
     "attention-without-effect": ({"attention": "ulysses"}, "--attention ulysses has no effect here, .* --cp 2 or more"),
+    "check-layouts-without-effect": ({"check_layouts": True}, "--check-layouts has no effect .* --tp 2 or more"),
     "prefetch-without-effect": ({"dp": 2, "prefetch": 2}, "--prefetch 2 has no effect here, .* belongs to --zero 3"),
     "reduce-bucket-size-without-effect": ({"reduce_bucket_size": 5}, "--reduce-bucket-size 5 .* --zero 1 or 2"),
     "bucket-cap-mb-without-effect": ({"zero": 1, "bucket_cap_mb": 1.0}, "--bucket-cap-mb 1.0 .* belongs to --zero 0"),

@@ -61,7 +61,7 @@ def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
 
 def gather_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """Return all ranks' columns; backward keeps this rank's columns of the gradient."""
-    return x if comm.size == 1 else _Gather.apply(x, comm, x.ndim - 1, False)
+    return x if comm.size == 1 else _Gather.apply(x, comm, x.ndim - 1)
 
 
 def scatter_to_sequence_parallel_region(x: Tensor, comm: Comm) -> Tensor:
@@ -81,7 +81,8 @@ def gather_from_sequence_parallel_region(
     if comm.size == 1:
         return x
     # The gathered array is used now, and dropped when nothing in forward needs it any more.
-    whole = _Gather.apply(x, comm, SEQUENCE, tensor_parallel_output_grad)
+    gather = _GatherSummands if tensor_parallel_output_grad else _Gather
+    whole = gather.apply(x, comm, SEQUENCE)
     return _Gathered(whole, x, comm) if regather else whole
 
 
@@ -140,16 +141,21 @@ class _Scatter(Function):
 
 class _Gather(Function):
     @staticmethod
-    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int, partial: bool) -> xp.Array:
-        ctx.comm, ctx.dim, ctx.partial = comm, dim, partial
+    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
+        ctx.comm, ctx.dim = comm, dim
         return gathered(comm, x, dim, "tensor_forward")
 
     @staticmethod
     def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        # Each rank has a part of the gradient of the whole (of its own columns), or each has all of it.
-        if ctx.partial:
-            return _scattered_sum(ctx.comm, grad, ctx.dim, "tensor_backward")
+        # Each rank has all of the gradient of the whole.
         return own_part(ctx.comm, grad, ctx.dim)
+
+
+class _GatherSummands(_Gather):
+    @staticmethod
+    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
+        # Each rank has a part of the gradient of the whole, that of its own columns.
+        return _scattered_sum(ctx.comm, grad, ctx.dim, "tensor_backward")
 
 
 class _ReduceScatter(Function):
