@@ -70,9 +70,8 @@ def keep_largest(
     for layer, (key, group) in enumerate(zip(keys, groups, strict=True)):
         earlier = [other for other in range(layer) if groups[other] == group]
         before = table[:, earlier].sum() + table[:rank, layer].sum()
-        mask = key > digits[group]
-        mask[(key == digits[group]).nonzero()[0][: max(0, int(left[group] - before))]] = True
-        masks.append(mask)
+        is_equal = key == digits[group]
+        masks.append((key > digits[group]) | is_equal & (is_equal.cumsum() <= int(left[group] - before)))
     return masks
 
 

@@ -104,6 +104,7 @@ class Pruner:
         self.matrices, self.schedule, self.scope, self.pattern = dict(matrices), schedule, scope, pattern
         self.comm = comm if comm is not None and comm.size > 1 else None
         self.masks: dict[str, Part] = {}  # with bools as values
+        self.zeros: dict[str, int] = {}  # how many elements each mask leaves out
 
     def prune(self, done: int, weights: Sequence[Part]) -> None:
         """End step number `done`: find new masks when the schedule says so, and set what is pruned to zero.
@@ -113,12 +114,19 @@ class Pruner:
         held = {part.name: part for part in weights if part.name in self.matrices}
         if self.matrices and self.schedule.is_due(done):
             found = self._largest(done, held) if self.pattern is None else self._patterns(held)
-            self.load([held[name]._replace(values=mask) for name, mask in found.items() if name in held])
+            masks = [held[name]._replace(values=mask) for name, mask in found.items() if name in held]
+            self.load(masks, self._zeros(done))
         self.apply(weights)
 
-    def load(self, masks: Sequence[Part]) -> None:
-        """Take over masks, such as those of a checkpoint."""
+    def load(self, masks: Sequence[Part], zeros: Mapping[str, int] | None = None) -> None:
+        """Take over masks, such as those of a checkpoint.
+
+        zeros: how many elements each of them leaves out, where that is known; otherwise they are counted.
+        """
         self.masks = {mask.name: mask._replace(values=track(mask.values, "optimizer")) for mask in masks}
+        if zeros is None:
+            zeros = {mask.name: mask.values.size - int(mask.values.sum()) for mask in masks}
+        self.zeros = dict(zeros)
 
     def apply(self, parts: Sequence[Part]) -> None:
         """Set the pruned elements of weights or gradients to zero."""
@@ -137,6 +145,11 @@ class Pruner:
                 kept[place.start - first : place.stop - first] = self.masks[parameter.name].values
         return kept
 
+    def number_kept(self, bucket: Bucket) -> int:
+        """Return how many elements `kept` keeps, padding among them."""
+        masked = (p.name for p in bucket.parameters if p.name in self.masks)
+        return int(bucket.buffer.size) - sum(self.zeros[name] for name in masked)
+
     def groups(self) -> list[int]:
         """Return the group of each matrix in which its elements are compared: its own, or one for all."""
         return [0] * len(self.matrices) if self.scope == "global" else list(range(len(self.matrices)))
@@ -147,6 +160,18 @@ class Pruner:
         if self.scope == "global" and self.pattern is None:
             sizes = [sum(sizes)]
         return [self.schedule.pruned(size, done) for size in sizes]
+
+    def _zeros(self, done: int) -> dict[str, int] | None:
+        """Return how many elements of each matrix are pruned, where that does not depend on values, otherwise None.
+
+        It depends on values which of several matrices, or of several shards, has the smallest ones.
+        """
+        if self.pattern is not None:
+            n, m = self.pattern
+            return {name: matrix.size // m * (m - n) for name, matrix in self.matrices.items()}
+        if self.comm is not None or self.scope == "global":
+            return None
+        return dict(zip(self.matrices, self.pruned(done), strict=True))
 
     def _largest(self, done: int, held: Mapping[str, Part]) -> dict[str, Array]:
         keys = []
@@ -179,11 +204,14 @@ class KeptEntries(Compressor):
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return 2 (n-1)/n of what is kept now, for the actual chunk sizes of the all-reduce."""
-        kept = int(self.pruner.kept(bucket).sum())
+        kept = self.pruner.number_kept(bucket)
         return volume("all_reduce", self.algorithm, kept, self.comm.size, rank).elements * bucket.buffer.itemsize
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do an all-reduce of the kept entries, one after the other in one array."""
         kept, total = self.pruner.kept(bucket), xp.zeros_like(bucket.buffer)
-        total[kept] = all_reduce(comm, bucket.buffer[kept], algorithm=self.algorithm)
+        # The number is given, because a dry run's mask has no values that could be counted.
+        values = xp.empty(self.pruner.number_kept(bucket), bucket.buffer.dtype, bucket.buffer)
+        xp.compress(kept, bucket.buffer, out=values)
+        xp.place(total, kept, all_reduce(comm, values, algorithm=self.algorithm))
         self.finish(bucket, total)

@@ -63,6 +63,8 @@ FUNCTION_CALLS = {
     "concatenate": (((A, A),), {"axis": 1}),
     "stack": (((A, A),), {"axis": 1}),
     "take": ((A, V[:2]), {"axis": 1}),
+    "compress": ((BITS[:6], A.ravel()), {"axis": 0, "out": OUT}),
+    "place": ((A.copy(), A > 2, A.ravel()), {}),
     "put_along_axis": ((A.copy(), np.zeros((2, 1), int), 7.0, 1), {}),
     "copyto": ((A.copy(), A), {}),
     "packbits": ((BITS,), {}),

@@ -76,6 +76,9 @@ JOBS = [
     (2, {"dp": 2, "model": "mlp", "data": "glyphs"}),
     (2, {"dp": 2, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
     (2, {"dp": 2, "noise_scale": True}),
+    (3, {"dp": 3, "sparsity": 0.7, "sparsity_schedule": "1,3", "steps": 4, "global_batch": 6, "bucket_cap_mb": 0.004}),
+    (2, {"dp": 2, "sparsity_pattern": "2:4", "sparsity_schedule": "1", "precision": "bf16", "evaluate_every": 1}),
+    (4, {"pp": 2, "dp": 2, "microbatches": 2, "sparsity": 0.5, "sparsity_schedule": "1", "clip": 1.0}),
     (2, {"dp": 2, "evaluate_every": 1, "zero": 3}),
     (2, {"tp": 2, "sequence_parallel": True, "offload": "activations", "recompute": "full"}),
     (2, {"cp": 2, "model": "llama", "kv_heads": 1}),
@@ -203,6 +206,11 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
         (["--save", "runs/x", "--resume"], "--resume needs values"),
         (["--adaptive-batch", "64"], "--adaptive-batch '64' needs values"),
         (["--distill-from", "x", "--teacher-cache", "y"], "--teacher-cache 'y' needs values"),
+        (
+            ["--sparsity", "0.5", "--sparsity-schedule", "1", "--sparsity-scope", "global"],
+            "--sparsity-scope 'global' needs values",
+        ),
+        (["--sparsity", "0.5", "--sparsity-schedule", "1", "--zero", "2"], "--sparsity with --zero '2' needs values"),
         (["--gpu", "h1000"], "--gpu 'h1000' is unknown"),
     ],
 )

@@ -33,6 +33,7 @@ JOBS = [
     (4, {"dp": 4, "evaluate_every": 1}),
     (4, {"dp": 4, "local_steps": 2, "optimizer": "sgd"}),
     (4, {"dp": 4, "compression": "topk:0.1"}),
+    (4, {"dp": 4, "sparsity": 0.7, "sparsity_schedule": "1"}),
     (4, {"tp": 4, "sequence_parallel": True, "recompute": "selective"}),
     (2, {"cp": 2, "model": "llama", "kv_heads": 2}),
     (4, {"cp": 4, "attention": "ulysses"}),
