@@ -41,18 +41,16 @@ class Layout:
     """How one global tensor lies over a mesh.
 
     `axes` and `dims` pair up: the tensor is cut along `dims[i]` over mesh axis `axes[i]`; on every other axis it is
-    replicated. `partial_over` names axes over which the values are still summands (a gradient before its reduction).
-    `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V). `padding`: so many
-    zeros follow at the end of the cut dim before it is cut; they are on no global tensor. `copies`: so many
-    neighbouring ranks of the axis hold the same tile (key-value heads, when there are fewer of them than ranks). A
-    tensor that is cut over two axes has one block, no padding and no copies. `ranks`: of each axis the world ranks
-    along it, where they are known.
+    replicated. `blocks`: the cut dim consists of so many equal blocks, and each is cut (3 for a fused Q|K|V).
+    `padding`: so many zeros follow at the end of the cut dim before it is cut; they are on no global tensor.
+    `copies`: so many neighbouring ranks of the axis hold the same tile (key-value heads, when there are fewer of
+    them than ranks). A tensor that is cut over two axes has one block, no padding and no copies. `ranks`: of each
+    axis the world ranks along it, where they are known.
     """
 
     global_shape: tuple[int, ...]
     axes: tuple[str, ...] = ()
     dims: tuple[int, ...] = ()
-    partial_over: tuple[str, ...] = ()
     blocks: int = 1
     padding: int = 0
     copies: int = 1

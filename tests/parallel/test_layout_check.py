@@ -3,6 +3,8 @@
 import pytest
 
 from minidist import cli
+from minidist.autograd import Parameter, gelu
+from minidist.base import arrays as xp
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig, resolve_dims
 from minidist.nn.norm import LayerNorm
@@ -31,7 +33,10 @@ LAYOUTS = [
     {"tp": 2, "recompute": "full", **SPLIT},
     {"tp": 2, "recompute": "selective", **SPLIT},
     {"tp": 2, "cp": 2},
+    {"tp": 2, "dp": 2, "zero": 1},
+    {"tp": 2, "dp": 2, "zero": 2, **SPLIT},
     {"tp": 2, "dp": 2, "zero": 3},
+    {"tp": 2, "cp": 2, **SPLIT},
     {"tp": 2, "dropout": 0.1, **SPLIT},
     {"tp": 2, "precision": "bf16", **SPLIT},
     {"tp": 2, "evaluate_every": 1},
@@ -79,9 +84,6 @@ def test_the_bias_of_a_row_parallel_layer_on_every_rank(monkeypatch):
         y = original(x, weight, bias, activation, in_out)
         return y + BIAS["it"] if bias is None and "c_proj" in weight.name else y
 
-    from minidist.autograd import Parameter
-    from minidist.base import arrays as xp
-
     BIAS = {"it": Parameter(xp.zeros(16, xp.float32), True, "c_proj.bias")}
     monkeypatch.setattr(layers, "linear", with_bias)
     text = error_of(tp=2)
@@ -92,6 +94,13 @@ def test_the_bias_of_a_row_parallel_layer_on_every_rank(monkeypatch):
 def test_a_sum_that_is_not_reduced(monkeypatch):
     monkeypatch.setattr(layers, "row_parallel_sum", lambda product, bias, comm: product)
     assert "counts 2 times: add it after the reduction" in error_of(tp=2)  # the residual stream beside summands
+
+
+def test_a_summand_in_a_nonlinear_operation(monkeypatch):
+    monkeypatch.setattr(layers, "row_parallel_sum", lambda product, bias, comm: gelu(product))
+    text = error_of(tp=2)
+    assert "gelu of the input of shape (4, 8, 16), P over tp (2 ranks)" in text
+    assert "it is a summand on each rank: reduce it before this operation" in text
 
 
 def test_a_sum_that_is_reduced_twice(monkeypatch):
