@@ -118,7 +118,7 @@ EXHIBITS = [
     Exhibit(
         "130",
         "whole logits are taken for a part of the vocabulary",
-        "The head gathered the logits of all ranks, and they went to the loss for a split vocabulary, which summed the"
+        "As reported, the head gathered the logits of all ranks, and they went to the loss for a split vocabulary, which summed the"
         " exponentials over ranks again. With t ranks the loss was the right one plus log(t), and gradients were"
         " wrong.",
         gathered_and_split_again,
