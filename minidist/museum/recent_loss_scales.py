@@ -118,9 +118,9 @@ EXHIBITS = [
     Exhibit(
         "130",
         "whole logits are taken for a part of the vocabulary",
-        "As reported, the head gathered the logits of all ranks, and they went to the loss for a split vocabulary, which summed the"
-        " exponentials over ranks again. With t ranks the loss was the right one plus log(t), and gradients were"
-        " wrong.",
+        "As reported, the head gathered the logits of all ranks, and they went to the loss for a split vocabulary,"
+        " which summed the exponentials over ranks again. With t ranks the loss was the right one plus log(t), and"
+        " gradients were wrong.",
         gathered_and_split_again,
         jobs.train_job(2, steps=3, **TINY, **SPLIT),
         (Catch(CHECKS, "test_a_job_equals_one_device", (2, SPLIT)),),
