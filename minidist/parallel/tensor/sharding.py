@@ -80,7 +80,7 @@ def splits(layout: Layout, mesh: MeshLike) -> Iterator[tuple[Comm, Layout]]:
     shape = layout.global_shape
     for axis, dim in zip(layout.axes, layout.dims, strict=True):
         # A later axis splits what the earlier ones have left.
-        one = Layout(shape, (axis,), (dim,), (), layout.blocks, layout.padding, layout.copies)
+        one = Layout(shape, (axis,), (dim,), layout.blocks, layout.padding, layout.copies)
         yield mesh[axis], one
         shape = local_shape(one, mesh[axis].size)
 
