@@ -401,7 +401,7 @@ def test_tiles_join_to_the_whole_and_boxes_say_where_they_lie(data):
     sizes[dim] *= ranks * blocks
     padding = draw(st.integers(0, sizes[dim] - 1)) if blocks == 1 else 0
     shape = tuple(n - padding * (i == dim) for i, n in enumerate(sizes))
-    layout = Layout(shape, ("tp",), (dim,), (), blocks, padding, copies)
+    layout = Layout(shape, ("tp",), (dim,), blocks, padding, copies)
     whole = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
     tiles = [take_shard(whole, layout, rank, ranks * copies) for rank in range(ranks * copies)]
     assert np.array_equal(join_shards(np.stack(tiles), layout), whole)
