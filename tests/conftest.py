@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+from collections import Counter
+from zlib import crc32
 
 pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
@@ -50,6 +52,22 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
         """Begin with the files that take longest, so that no worker is left with one of them at the end."""
         place = {f"tests/{name}.py": number for number, name in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.nodeid.split("::")[0], len(place)))
+
+
+_cases: Counter[str] = Counter()  # of each test that is collected
+
+
+def pytest_itemcollected(item):
+    """Leave of a test that is marked `sampled(n)` the first case and about one in n; `make exhaustive` runs the others.
+
+    A checksum of the name draws them, so that they are the same everywhere, and no value of a parameter is left out.
+    """
+    mark = item.get_closest_marker("sampled")
+    if mark is not None:
+        test = item.nodeid.split("[")[0]
+        _cases[test] += 1
+        if _cases[test] > 1 and crc32(item.nodeid.encode()) % mark.args[0]:
+            item.add_marker("exhaustive")
 
 
 def pytest_collection():

@@ -73,6 +73,7 @@ def test_an_injected_bug_is_visible_and_is_caught(exhibit):
 CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught_by}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", CATCHES)
 def test_the_same_tests_pass_without_a_bug(name):
     CATCHES[name].run()
