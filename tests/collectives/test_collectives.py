@@ -34,7 +34,7 @@ def cases(draw, operation, algorithm):
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity, on every rank alike
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
 @given(data=st.data())

@@ -35,7 +35,7 @@ def sample_under_mpi():
     return layout_sweep.stratified([layout for layout in of_4 if layout["precision"] != "fp16"], 4, seed=3)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(12))
 def test_a_layout_equals_one_device(number):
     row = layout_sweep.judge(sample()[number], RANKS, {})

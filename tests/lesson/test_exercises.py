@@ -8,7 +8,7 @@ from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.wrong_answers import WRONG
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "function", "hint"), [*WRONG, *ATTEMPTS[::3]], ids=lambda value: getattr(value, "__name__", None)
 )
@@ -25,7 +25,7 @@ def test_every_attempt_gets_a_hint_that_fits(name, function, hint):
     assert hint in examine(name, function, mpi=False).hint
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", names())
 def test_our_solution_passes_at_par(name):
     result = examine(name, solution(name), mpi=False)

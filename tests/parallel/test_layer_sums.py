@@ -33,7 +33,7 @@ LARS_JOB = {"optimizer": "lars", "lr": 2.0, "momentum": 0.9, "trust_coefficient"
 jobs = pytest.mark.parametrize("job", [LAMB_JOB, LARS_JOB], ids=["lamb", "lars"])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @jobs
 @pytest.mark.parametrize(
     ("ranks", "layout"),

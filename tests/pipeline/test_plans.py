@@ -64,7 +64,7 @@ def test_the_published_table():
     assert max(time_plan(plan("dualpipe", 4, 12)).idle) == 2
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("f", "i", "w"), [(1, 1, 1), (3, 2, 1), (2, 3, 2)])
 def test_closed_forms_of_time_and_memory(f, i, w):
     check_closed_forms(SIZES, f, i, w)

@@ -29,7 +29,7 @@ def table(tmp_path, ranks, **values):
     return {name: volume["measured"] for name, volume in summary.bytes_by_purpose.items()}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ranks", "values"),
     [

@@ -51,7 +51,7 @@ def config_of(layout, precision, **more):
     return TrainConfig.make(**{**GPT, **LAYOUTS[layout][1], "precision": precision, "reduction": "ordered", **more})
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("layout", "precision"), [*((layout, "fp16") for layout in LAYOUTS), ("pp 2", "bf16"), ("zero 3", "bf16")]
 )

@@ -74,7 +74,7 @@ MORE = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("values", "seconds"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
 )
