@@ -1,10 +1,11 @@
 """Causal self-attention as one node: softmax(Q K^T / sqrt(d)) V, where position i sees positions 0..i.
 
-Queries go in blocks of 64, and a block meets only the keys up to its own end: half of the score matrix is never
-computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
+Queries go in blocks of 64 (256 on a GPU), and a block meets only the keys up to its own end: half of the score matrix
+is never computed and none of it is ever masked except the diagonal blocks. The exponentials are saved unnormalised; the
 division by their row sums is folded into the (much smaller) outputs and output gradients. Heads are strided views of
 the packed projection, so nothing is copied. Scores lie as (keys, queries), so that a maximum over keys compares whole
-rows at once. With P the softmax, dS = P * (dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
+rows at once, and no product reads them transposed, because CuPy would copy them. With P the softmax, dS = P *
+(dO V^T - rowsum(dO * O)) (Dao et al., "FlashAttention", 2022, app. B).
 
 Dropout of the weights multiplies P by a mask M of 0 and 1 / (1 - p) before it meets V; then dS = P * (M * dO V^T -
 rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools.
@@ -12,6 +13,7 @@ rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools
 Proved by: tests/autograd/test_fused.py
 """
 
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Protocol
 
@@ -23,6 +25,7 @@ from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 _BLOCK = 64  # queries at once
+_GPU_BLOCK = 256  # on a GPU, which has to be given more work at once
 _CACHE = 256 * 1024  # bytes of scores at once
 
 
@@ -125,10 +128,12 @@ def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
     return [split[:, :, part].transpose(0, 2, 1, 3) for part in range(parts)]
 
 
-def _samples_at_once(q: xp.Array) -> int:
-    """How many samples' scores for one query block fit into the cache together: many when they are small, else one."""
-    _, heads, length, _ = q.shape
-    return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize))
+def _at_once(q: xp.Array) -> tuple[int, int]:
+    """How many samples and queries are one block: as many samples as fit into the cache together; on a GPU all."""
+    batch, heads, length, _ = q.shape
+    if xp.on_gpu(q):
+        return max(1, batch), _GPU_BLOCK
+    return max(1, _CACHE // max(1, heads * min(_BLOCK, length) * length * q.dtype.itemsize)), _BLOCK
 
 
 def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor, drop: Drop = None) -> Saved:
@@ -138,23 +143,20 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
     """
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    diagonal = _diagonal(min(_BLOCK, length), q)
-    ones = xp.ones(length, q.dtype, q)
-    step = _samples_at_once(q)
+    step, queries = _at_once(q)
+    exponentials = _exponentials(q, min(queries, length))
     saved = []
     for n in range(0, batch, step):
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
-        for start in range(0, length, _BLOCK):
-            end = min(start + _BLOCK, length)
-            # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end; its diagonal block is masked.
+        for start in range(0, length, queries):
+            end = min(start + queries, length)
+            # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end.
             e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
-            e[:, :, start:] += diagonal[: end - start, : end - start]
-            e -= _largest(e)
-            xp.exp(e, out=e)
-            # O = e^T V / row sums: the division is done on the output, which is much smaller than the scores.
-            inverse = xp.reciprocal(ones[:end] @ e)[..., None]
+            inverse = exponentials(e)
+            # O^T = V^T e / row sums: the division is done on the output, which is much smaller than the scores.
             part = on[:, :, start:end]
-            xp.matmul(_dropped(e, drop, n, step, start, end).swapaxes(2, 3), vn[:, :, :end], out=part)
+            weights = _dropped(e, drop, n, step, start, end)
+            xp.matmul(vn[:, :, :end].swapaxes(2, 3), weights, out=part.swapaxes(2, 3))
             part *= inverse
             saved.append((source.save(e), inverse))
     return saved
@@ -175,23 +177,22 @@ def _backward(
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
-    step = _samples_at_once(q)
+    step, queries = _at_once(q)
     for n in reversed(range(0, batch, step)):
         qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
         dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
-        for start in reversed(range(0, length, _BLOCK)):
-            end = min(start + _BLOCK, length)
+        for start in reversed(range(0, length, queries)):
+            end = min(start + queries, length)
             kept, inverse = saved.pop()
             e = kept.data
             # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
             ds = _dropped(vn[:, :, :end] @ do.swapaxes(2, 3), drop, n, step, start, end)
-            ds -= delta.swapaxes(2, 3)
-            ds *= e
-            # dQ = dS K, dK = dS^T Q, dV = P^T dO.
+            _score_gradients(ds, delta.swapaxes(2, 3), e)
+            # dQ^T = K^T dS, dK = dS Q, dV = P dO, with scores as (keys, queries).
             part = dqn[:, :, start:end]
-            xp.matmul(ds.swapaxes(2, 3), kn[:, :, :end], out=part)
+            xp.matmul(kn[:, :, :end].swapaxes(2, 3), ds, out=part.swapaxes(2, 3))
             part *= scale
             scaled_q = qn[:, :, start:end] * scale
             e = _dropped(e, drop, n, step, start, end)
@@ -201,6 +202,34 @@ def _backward(
             else:
                 dkn[:, :, :end] += ds @ scaled_q
                 dvn[:, :, :end] += e @ do
+
+
+def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
+    """A function that turns a block's scores (..., keys, at most `queries`) into exponentials, in place.
+
+    It returns 1 / row sums (..., queries, 1). The last key is the last query's own; keys after a query's own are 0.
+    """
+    if (kernels := xp.kernels_of(q)) is not None:
+        return kernels.causal_exponentials
+    diagonal, ones = _diagonal(queries, q), xp.ones(q.shape[2], q.dtype, q)
+
+    def exponentials(e: xp.Array) -> xp.Array:
+        keys, n = e.shape[2:]
+        e[:, :, keys - n :] += diagonal[:n, :n]
+        e -= _largest(e)
+        xp.exp(e, out=e)
+        return xp.reciprocal(ones[:keys] @ e)[..., None]
+
+    return exponentials
+
+
+def _score_gradients(ds: xp.Array, delta: xp.Array, e: xp.Array) -> None:
+    """ds = (ds - delta) * e, in place."""
+    if (kernels := xp.kernels_of(ds)) is not None:
+        kernels.score_gradients(ds, delta, e)
+        return
+    ds -= delta
+    ds *= e
 
 
 def _largest(e: xp.Array) -> xp.Array:

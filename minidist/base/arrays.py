@@ -10,6 +10,7 @@ another one, scattering into rows, and sums that are fast on both.
 Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 """
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
@@ -74,6 +75,9 @@ from minidist.base.meta import MetaArray, NoDevice
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
 
+# Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
+GPU_BLOCK = 1 << 24
+
 __all__ = [
     "Array",
     "absolute",
@@ -85,7 +89,8 @@ __all__ = [
     "as_array",
     "as_rows",
     "bincount",
-    "block_starts",
+    "block_length",
+    "blocks",
     "broadcast_to",
     "channels_last_rows",
     "compress",
@@ -110,6 +115,7 @@ __all__ = [
     "is_array",
     "isfinite",
     "isnan",
+    "kernels_of",
     "largest",
     "log",
     "matmul",
@@ -119,6 +125,7 @@ __all__ = [
     "moved",
     "multiply",
     "ndarray",
+    "on_gpu",
     "ones",
     "ones_like",
     "packbits",
@@ -234,9 +241,30 @@ def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array
     return result
 
 
-def block_starts(value: Array, block: int) -> range:
-    """Where the blocks of a loop over a 1-D array begin; of a meta array the first, which has the memory of any."""
-    return range(0, min(value.size, 1) if isinstance(value, MetaArray) else value.size, block)
+def on_gpu(value: Array) -> bool:
+    """Whether it is an array of a GPU: neither one of NumPy's nor a meta array."""
+    return type(value) is not ndarray and not isinstance(value, MetaArray)
+
+
+def kernels_of(value: Array) -> Any:
+    """The module of kernels in CUDA C (cuda_kernels.py) for one of CuPy's arrays; None for all others."""
+    if type(value) is ndarray or type(value).__module__.partition(".")[0] != "cupy":
+        return None
+    from minidist.base import cuda_kernels
+
+    return cuda_kernels
+
+
+def block_length(value: Array, block: int) -> int:
+    """How many elements of a 1-D array a loop takes at once: `block`, which fits into the cache, and more on a GPU."""
+    return max(block, GPU_BLOCK) if on_gpu(value) else block
+
+
+def blocks(value: Array, block: int) -> Iterator[slice]:
+    """The blocks of `block_length` elements of a 1-D array; of a meta array the first, which has the memory of any."""
+    block = block_length(value, block)
+    for start in range(0, min(value.size, 1) if isinstance(value, MetaArray) else value.size, block):
+        yield slice(start, min(start + block, value.size))
 
 
 def owner(value: Array) -> Array:
@@ -274,8 +302,14 @@ def dot_rows(a: Array, b: Array) -> Array:
 
 
 def scatter_add(target: Array, index: Any, values: Array) -> None:
-    """`target[index] += values` where an index that occurs twice is added twice, in index order."""
-    np.add.at(target, index, values)
+    """`target[index] += values` where an index that occurs twice is added twice, in index order.
+
+    `values` has the shape of target[index].
+    """
+    if (kernels := kernels_of(target)) is not None:
+        kernels.scatter_add(target, index, values)
+    else:
+        np.add.at(target, index, values)
 
 
 def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
@@ -283,7 +317,9 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
 
     The order of addition depends on the rows alone, so equal calls give equal bits.
     """
-    if type(target) is not ndarray:
+    if (kernels := kernels_of(target)) is not None:
+        kernels.scatter_add_rows(target, rows, values)
+    elif type(target) is not ndarray:
         np.add.at(target, rows, values)
     elif rows.size:
         order = np.argsort(rows, kind="stable")

@@ -68,13 +68,17 @@ class Adam(Optimizer):
         # scale: sqrt(1 - beta2^t), which the step multiplies instead of every element of v
         beta1, beta2 = self.betas
         scale = math.sqrt(1 - beta2**self.step_count)
+        alpha, eps = lr * scale / (1 - beta1**self.step_count), self.eps * scale
+        if (kernels := xp.kernels_of(data)) is not None:
+            kernels.adam(data, grad, state["exp_avg"], state["exp_avg_sq"], beta1, beta2, alpha, eps)
+            return
         average_gradient(state, grad, self.betas, work)
 
         # p -= alpha_t m / (sqrt(v) + eps_t)
         xp.sqrt(state["exp_avg_sq"], out=work)
-        work += self.eps * scale
+        work += eps
         xp.divide(state["exp_avg"], work, out=work)
-        work *= lr * scale / (1 - beta1**self.step_count)
+        work *= alpha
         data -= work
 
 

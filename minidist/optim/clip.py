@@ -38,13 +38,14 @@ def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
         for elements in skip:
             array[elements] = 0
 
-    # sums: the result. squares: one piece in float64, at most 64 rows of 1,024, used again for every piece.
+    # sums: the result. squares: one piece in float64, at most `chunk` elements, used again for every piece.
     size = array.size
     sums = xp.empty(-(-size // NORM_BLOCK), xp.float64, array)
-    squares = xp.empty(min(_CHUNK, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
-    for start in xp.block_starts(array, _CHUNK):
+    chunk = xp.block_length(array, _CHUNK)
+    squares = xp.empty(min(chunk, -(-size // NORM_BLOCK) * NORM_BLOCK), xp.float64, array)
+    for place in xp.blocks(array, _CHUNK):
         # Convert one piece to float64 and square it there.
-        piece = array[start : start + _CHUNK]
+        piece = array[place]
         blocks = -(-piece.size // NORM_BLOCK)
         part = squares[: blocks * NORM_BLOCK]
         part[piece.size :] = 0  # the last block is summed like a full one, padded with zeros
@@ -52,7 +53,7 @@ def block_square_sums(array: xp.Array, skip: Sequence[slice] = ()) -> xp.Array:
         xp.square(part, out=part)
 
         # One sum per row of 1,024.
-        first = start // NORM_BLOCK
+        first = place.start // NORM_BLOCK
         part.reshape(blocks, NORM_BLOCK).sum(axis=1, out=sums[first : first + blocks])
     return sums
 

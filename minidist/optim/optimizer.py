@@ -211,8 +211,7 @@ class Optimizer:
         decay, half = self._decay_of(run), is_half(data.dtype)
 
         # Block by block, so that all arithmetic finds its data in the cache.
-        for start in xp.block_starts(data, BLOCK):
-            block = slice(start, min(start + BLOCK, data.size))
+        for block in xp.blocks(data, BLOCK):
             parts = {name: array[block] for name, array in state.items()}
             # What is updated: the float32 master in half precision, else the parameter itself.
             values = parts.pop(MASTER) if half else data[block]
@@ -220,7 +219,7 @@ class Optimizer:
             gradient = upcast(grad[block])
             if self.grad_scale != 1.0:
                 gradient = gradient * float(self.grad_scale)
-            function(values, gradient, parts, [array[: block.stop - start] for array in work], lr, decay, first)
+            function(values, gradient, parts, [array[: block.stop - block.start] for array in work], lr, decay, first)
             if half:
                 data[block] = downcast(values, data.dtype)
         return True
@@ -280,9 +279,8 @@ class Optimizer:
     def _workspace(self, data: xp.Array) -> list[xp.Array]:
         # Temporaries of one block, made once for each dtype and used by every run.
         dtype = _computing(data.dtype)
-        arrays = self._work.get(dtype)
-        if arrays is None or (arrays and arrays[0].size < min(data.size, BLOCK)):
-            size = min(data.size, BLOCK)
+        arrays, size = self._work.get(dtype), min(data.size, xp.block_length(data, BLOCK))
+        if arrays is None or (arrays and arrays[0].size < size):
             arrays = [track(xp.empty(size, dtype, data), "workspace") for _ in range(self.temporaries)]
             self._work[dtype] = arrays
         return arrays

@@ -84,7 +84,8 @@ METHOD_CALLS = {
     "__setitem__": ((0, 2.0), {}),
     "sum": ((), SUM),
     "mean": ((), SUM),
-    **dict.fromkeys(("max", "min", "all"), ((), {"axis": 0, "out": OUT, "keepdims": False})),
+    **dict.fromkeys(("max", "all"), ((), {"axis": 0, "out": OUT, "keepdims": False})),
+    "min": ((), {"axis": 0, "keepdims": False}),
     "argmax": ((), {"axis": 1}),
     "cumsum": ((), {"axis": 1}),
     "round": ((), {"decimals": 1}),
@@ -139,7 +140,9 @@ def same_kind(result, expected, values):
     elif isinstance(expected, (np.ndarray, np.generic)):
         assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
         assert not expected.ndim or result.flags.c_contiguous == expected.flags.c_contiguous
-        if values:
+        if values and type(result).__module__ == "cupy":
+            np.testing.assert_allclose(values(result), expected, rtol=1e-15)  # its cos differs in the last bit
+        elif values:
             np.testing.assert_array_equal(values(result), expected)
     elif values:
         assert to_numpy(result) == expected

@@ -142,13 +142,34 @@ def test_a_device_that_is_not_there_is_one_sentence(flags, sentence, capsys):
     assert sentence in capsys.readouterr().err
 
 
-@pytest.mark.cuda
-def test_every_axis_on_a_gpu():
+@pytest.fixture
+def gpu():
     try:
-        device = device_of("cuda")
+        return device_of("cuda")
     except UsageError as error:
         pytest.skip(str(error))
-    for ranks, settings in AXES:
-        with creating_on(device):
-            verdict = run_comparison(TrainConfig.make(**{**SMALL, **settings}), ranks, 60.0)
-        assert verdict.equal, verdict.sentence()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("ranks", "settings"), AXES, ids=lambda value: str(value).strip("{}").replace("'", ""))
+def test_every_axis_equals_one_device_on_a_gpu(ranks, settings, gpu):
+    with creating_on(gpu):
+        verdict = run_comparison(TrainConfig.make(**{**SMALL, **settings}), ranks, 60.0)
+    assert verdict.equal, verdict.sentence()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
+def test_a_job_on_a_gpu_has_the_losses_of_the_host(ranks, settings, gpu):
+    config = TrainConfig.make(**{**SMALL, **settings})
+
+    def program(comm):
+        return train(comm, config)
+
+    host = SimWorld(ranks).run(program)
+    with creating_on(gpu):
+        device = SimWorld(ranks).run(program)
+    for ours, theirs in zip(device, host, strict=True):
+        assert ours.losses == pytest.approx(theirs.losses, rel=1e-2 if config.precision in ("fp16", "bf16") else 1e-4)
+        assert ours.sizes == theirs.sizes
+        assert ours.peak_by_purpose == theirs.peak_by_purpose

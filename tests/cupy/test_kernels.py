@@ -1,0 +1,125 @@
+"""The kernels in CUDA C compute what the array functions beside them do, and sums have the same bits in each run."""
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Tensor, cross_entropy
+from minidist.autograd.attention import causal_attention
+from minidist.autograd.gelu import gelu_with_derivative
+from minidist.autograd.layer_norm import layer_norm
+from minidist.base import arrays as xp
+from minidist.base.device import device_of
+from minidist.base.errors import UsageError
+from minidist.nn import FlatParameters, Linear
+from minidist.optim import Adam, AdamW
+from tests.cupy.stand_in import Device
+
+RNG = np.random.default_rng(0)
+
+
+def test_only_arrays_of_cupy_have_kernels():
+    for value in (np.ones(3), Device().asarray(np.ones(3))):
+        assert xp.kernels_of(value) is None
+
+
+def test_a_gpu_takes_larger_blocks():
+    there = Device().asarray(np.ones(5))
+    assert xp.block_length(np.ones(5), 2) == 2
+    assert [(b.start, b.stop) for b in xp.blocks(np.ones(5), 2)] == [(0, 2), (2, 4), (4, 5)]
+    assert [(b.start, b.stop) for b in xp.blocks(there, 2)] == [(0, 5)]
+    assert list(xp.blocks(Device().asarray(np.ones(0)), 2)) == []
+
+
+@pytest.fixture
+def gpu():
+    try:
+        return device_of("cuda")
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
+def close(there, here, dtype):
+    # 1 + tanh of a large negative number has no digits left: it is off by the last digit of 1, times x.
+    np.testing.assert_allclose(there.get(), here, rtol=1e-12 if dtype == np.float64 else 2e-5, atol=5e-6)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5, 64)])
+def test_gelu(gpu, shape, dtype):
+    x = np.asarray(3 * RNG.standard_normal(shape), dtype)
+    for there, here in zip(gelu_with_derivative(gpu.asarray(x)), gelu_with_derivative(x), strict=True):
+        assert (there.shape, there.dtype) == (here.shape, here.dtype)
+        close(there, here, dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", [Adam, AdamW])
+def test_adam(gpu, kind, dtype):
+    """Ten steps with gradients from 1e-9 to 1e3: eps matters in some and the second moment's digits in others."""
+    results = []
+    gradients = [(10.0 ** RNG.uniform(-9, 3, 4 * 3 + 3)).astype(dtype) for _ in range(10)]
+    for device in (None, gpu):
+        model = Linear(4, 3, dtype=dtype).to(device)
+        flat = FlatParameters(model.parameters())
+        optimizer = kind(flat, lr=1e-2, weight_decay=0.1)
+        for gradient in gradients:
+            flat.grad[...] = gradient if device is None else device.asarray(gradient)
+            optimizer.step()
+        results.append([flat.data, *(state for own in optimizer.state.values() for state in own.values())])
+    for here, there in zip(*results, strict=True):
+        np.testing.assert_allclose(there.get(), here, rtol=1e-12 if dtype == np.float64 else 1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("rows", "width", "entries"), [(1, 1, 5000), (50, 3, 2000), (1000, 64, 7), (4, 5, 0)])
+def test_sums_into_rows_are_in_index_order(gpu, rows, width, entries):
+    index = RNG.integers(0, rows, entries)
+    values = (10.0 ** RNG.uniform(-4, 4, (entries, width))).astype(np.float32)
+    expected = np.ones((rows, width), np.float32)
+    np.add.at(expected, index, values)
+    for _ in range(3):
+        target = gpu.asarray(np.ones((rows, width), np.float32))
+        xp.scatter_add_rows(target, gpu.asarray(index), gpu.asarray(values))
+        np.testing.assert_array_equal(target.get(), expected)
+
+
+@pytest.mark.cuda
+def test_sums_at_an_index_are_in_index_order(gpu):
+    first, second = RNG.integers(0, 5, 400), RNG.integers(0, 6, 400)
+    values = RNG.standard_normal((400, 3)).astype(np.float32)
+    expected, target = np.zeros((5, 6, 3), np.float32), gpu.zeros((5, 6, 3), np.float32)
+    np.add.at(expected, (first, second), values)
+    xp.scatter_add(target, (gpu.asarray(first), gpu.asarray(second)), gpu.asarray(values))
+    np.testing.assert_array_equal(target.get(), expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("length", [1, 5, 256, 300, 700])
+def test_attention_in_the_blocks_of_a_gpu(gpu, length):
+    """Lengths below, at and above one block of queries, with what is left over."""
+    qkv, g = RNG.standard_normal((2, length, 3 * 32)), RNG.standard_normal((2, length, 32))
+    results = []
+    for asarray in (np.asarray, gpu.asarray):
+        x = Tensor(asarray(qkv), requires_grad=True)
+        y = causal_attention(x, 4)
+        y.backward(asarray(g))
+        results.append((xp.to_host(y.data), xp.to_host(x.grad)))
+    for here, there in zip(*results, strict=True):
+        np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [1, 96, 128, 1000])
+def test_norms_and_losses(gpu, width):
+    x, w, b = RNG.standard_normal((6, 4, width)), RNG.standard_normal(width), RNG.standard_normal(width)
+    targets = RNG.integers(0, width, (6, 4))
+    results = []
+    for asarray in (np.asarray, gpu.asarray):
+        tensors = [Tensor(asarray(a), requires_grad=True) for a in (x, w, b)]
+        loss = cross_entropy(layer_norm(*tensors), asarray(targets))
+        loss.backward()
+        results.append([loss.item(), *(xp.to_host(t.grad) for t in tensors)])
+    for here, there in zip(*results, strict=True):
+        np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-10)
