@@ -68,6 +68,7 @@ from numpy import (
     zeros_like,
 )
 
+from minidist.base import meta_kernels
 from minidist.base.device import Device, creating
 from minidist.base.errors import UsageError
 from minidist.base.meta import MetaArray, NoDevice
@@ -110,6 +111,7 @@ __all__ = [
     "frexp",
     "full",
     "generic",
+    "has_values",
     "inf",
     "int64",
     "is_array",
@@ -246,9 +248,21 @@ def on_gpu(value: Array) -> bool:
     return type(value) is not ndarray and not isinstance(value, MetaArray)
 
 
+def has_values(value: Array) -> bool:
+    """Whether an array has values; a meta array of a dry run has none, so whatever is only computed may be left out."""
+    return not isinstance(value, MetaArray)
+
+
 def kernels_of(value: Array) -> Any:
-    """The module of kernels in CUDA C (cuda_kernels.py) for one of CuPy's arrays; None for all others."""
-    if type(value) is ndarray or type(value).__module__.partition(".")[0] != "cupy":
+    """The module of whole operations: cuda_kernels.py for CuPy's arrays, meta_kernels.py for meta arrays.
+
+    None for all others, for which the array functions beside each call are the operation.
+    """
+    if type(value) is ndarray:
+        return None
+    if isinstance(value, MetaArray):
+        return meta_kernels
+    if type(value).__module__.partition(".")[0] != "cupy":
         return None
     from minidist.base import cuda_kernels
 

@@ -317,9 +317,10 @@ class MetaArray(NDArrayOperatorsMixin):
             return _reduce(ufunc, method, inputs, out, more)
         if method != "__call__":
             return NotImplemented
-        shape, dtypes, order = _plan(
-            ufunc, more.get("dtype"), _shape(more.get("where", True)), *[_described(value) for value in inputs]
-        )
+        where = _shape(more["where"]) if "where" in more else ()
+        shape, dtypes, order = _plan(ufunc, more.get("dtype"), where, *[_described(value) for value in inputs])
+        if out is None and ufunc.nout == 1:
+            return _result(shape, dtypes[0], order)
         targets = (out if isinstance(out, tuple) else (out,)) if out is not None else (None,) * ufunc.nout
         results = []
         for target, dtype in zip(targets, dtypes, strict=True):
@@ -337,11 +338,14 @@ class MetaArray(NDArrayOperatorsMixin):
         return rule(*arguments, **keywords)
 
 
+_BASIC = frozenset({int, slice, type(None), type(Ellipsis)})
+
+
 def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
     """Return the shape of the copy that indexing makes, or None if it makes a view."""
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = index if type(index) is tuple else (index,)
     for part in parts:
-        if isinstance(part, (np.ndarray, MetaArray, list)):
+        if type(part) not in _BASIC and isinstance(part, (np.ndarray, MetaArray, list)):
             break
     else:
         return None

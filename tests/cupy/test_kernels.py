@@ -1,5 +1,9 @@
 """The kernels in CUDA C compute what the array functions beside them do, and sums have the same bits in each run."""
 
+import ast
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,8 +12,10 @@ from minidist.autograd.attention import causal_attention
 from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.layer_norm import layer_norm
 from minidist.base import arrays as xp
+from minidist.base import meta_kernels
 from minidist.base.device import device_of
 from minidist.base.errors import UsageError
+from minidist.base.meta import MetaArray
 from minidist.nn import FlatParameters, Linear
 from minidist.optim import Adam, AdamW
 from tests.cupy.stand_in import Device
@@ -17,9 +23,21 @@ from tests.cupy.stand_in import Device
 RNG = np.random.default_rng(0)
 
 
-def test_only_arrays_of_cupy_have_kernels():
+def test_only_arrays_of_cupy_and_without_data_have_kernels():
     for value in (np.ones(3), Device().asarray(np.ones(3))):
         assert xp.kernels_of(value) is None
+    assert xp.kernels_of(MetaArray(3)) is meta_kernels
+
+
+def test_the_operations_of_meta_arrays_are_those_of_cupy():
+    """The names and the parameters: cuda_kernels.py cannot be imported without CuPy, so it is parsed."""
+    tree = ast.parse(Path(meta_kernels.__file__).with_name("cuda_kernels.py").read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    assert len(functions) == 7
+    for function in functions:
+        own = inspect.signature(getattr(meta_kernels, function.name))
+        if list(own.parameters) != ["arguments"]:
+            assert list(own.parameters) == [argument.arg for argument in function.args.args], function.name
 
 
 def test_a_gpu_takes_larger_blocks():
