@@ -71,7 +71,7 @@ from numpy import (
 from minidist.base import meta_kernels
 from minidist.base.device import Device, creating
 from minidist.base.errors import UsageError
-from minidist.base.meta import MetaArray, NoDevice
+from minidist.base.meta import MetaArray, NoDevice, new_like_meta
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -219,7 +219,9 @@ def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
     """An uninitialised C-contiguous array on the device of `like` (the host when None)."""
     if like is None and (device := creating.get()) is not None:
         return device.empty(shape, dtype)  # type: ignore[no-any-return]
-    return np.empty(shape, dtype) if like is None or type(like) is ndarray else np.empty(shape, dtype, like=like)
+    if like is None or type(like) is ndarray:
+        return np.empty(shape, dtype)
+    return new_like_meta(shape, dtype) if isinstance(like, MetaArray) else np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:

@@ -38,7 +38,7 @@ class NoDevice:
     """Makes the arrays of a dry run. Floats have no data; integers have, because programs compute indices with them."""
 
     def empty(self, shape: Any, dtype: Any) -> Any:
-        return _new(shape, dtype)
+        return new_like_meta(shape, dtype)
 
     zeros = empty
 
@@ -112,7 +112,7 @@ class MetaArray(NDArrayOperatorsMixin):
     __slots__ = ("__weakref__", "_layout", "base")
 
     def __init__(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> None:
-        wanted = (shape,) if isinstance(shape, (int, np.integer)) else tuple(int(length) for length in shape)
+        wanted = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)
         self._layout = _layout(wanted, np.dtype(dtype))
         self.base: MetaArray | None = None
 
@@ -261,8 +261,10 @@ class MetaArray(NDArrayOperatorsMixin):
     def astype(self, dtype: Any, order: Any = "K", copy: bool = True, **_: Any) -> "MetaArray":
         if not copy and np.dtype(dtype) == self.dtype and (order == "K" or self.flags.c_contiguous):
             return self
-        axes = _keep_order([_described(self)], self.shape) if order == "K" else None
-        return MetaArray._of(_layout(self.shape, np.dtype(dtype), axes))
+        layout = self._layout
+        keeps = order == "K" and not layout.flags.c_contiguous
+        axes = _keep_order([_described(self)], layout.shape) if keeps else None
+        return MetaArray._of(_layout(layout.shape, np.dtype(dtype), axes))
 
     def round(self, decimals: int = 0, out: Any = None) -> Any:
         return MetaArray(self.shape, self.dtype) if out is None else out
@@ -418,7 +420,7 @@ def _like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = Tru
     return MetaArray._of(_layout(prototype.shape, np.dtype(dtype or prototype.dtype), axes))
 
 
-def _new(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
+def new_like_meta(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
     """Return a new array. Arrays of integers are real, because programs compute indices with them."""
     return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)
 
@@ -478,8 +480,8 @@ def _viewing(function: Any) -> Callable[..., Any]:
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda array: array.shape,
-    np.empty: _new,
-    np.zeros: _new,
+    np.empty: new_like_meta,
+    np.zeros: new_like_meta,
     np.empty_like: _like,
     np.zeros_like: _like,
     np.ones_like: _like,
