@@ -131,6 +131,7 @@ class SavedAxis(CompressedAxis, Protocol):
 
     def weights(self) -> list[LocalShard]: ...
     def masks(self) -> list[LocalShard]: ...
+    def kept(self) -> dict[str, int]: ...
     def masked(self, done: int) -> list[LocalShard]: ...
     def load_masks(self, masks: Sequence[LocalShard]) -> None: ...
     def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
@@ -297,10 +298,9 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
         tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
-        masks = axis.masks()
-        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in masks]
+        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
         # Of pruned weights the kept ones are stored, and bits in place of masks.
-        sparse = {f"{kind}/{shard.parameter.name}" for shard in masks for kind in ("weights", "masks")}
+        kept = {f"{kind}/{name}": number for name, number in axis.kept().items() for kind in ("weights", "masks")}
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
                 name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
@@ -312,7 +312,9 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
                 # Replicas on the data axis times those on the other axes.
                 both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
                 shards = checkpoint_shards(name, shard, strategy.axes, both)
-                result += [replace(part, sparse=name in sparse) for part in shards]
+                if name in kept:
+                    shards = [replace(part, sparse=True, kept=kept[name]) for part in shards]
+                result += shards
     return result
 
 

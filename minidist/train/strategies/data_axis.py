@@ -201,6 +201,11 @@ class DataAxis:
             if s.parameter.name in masks
         ]
 
+    def kept(self) -> dict[str, int]:
+        """Return how many elements each of `masks` keeps, by the name of the weight."""
+        zeros = {} if self.pruner is None else self.pruner.zeros
+        return {mask.parameter.name: mask.values.size - zeros[mask.parameter.name] for mask in self.masks()}
+
     def masked(self, done: int) -> list[LocalShard]:
         """Return the weights that have masks after `done` steps."""
         if self.pruner is None or done < self.pruner.schedule.begin:
