@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,12 +35,14 @@ from minidist.checkpoint.directory import (
     name_of_step,
     order_of,
     save,
+    tensors_of,
 )
-from minidist.checkpoint.dry_storage import DryStorage
+from minidist.checkpoint.dry_storage import DryStorage, file_bytes
 from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
+from minidist.comm.sim.folded import others_of, seen_from
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
@@ -150,6 +152,7 @@ class SavedStrategy(Protocol):
     def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
     def owns(self, axis: Any, parameter: Parameter) -> bool: ...
     def buffers(self) -> Sequence[Buffer]: ...
+    def seen_from(self, comm: Comm) -> Self: ...
     def scalars(self) -> dict[str, float]: ...
     def load_scalars(self, scalars: dict[str, float]) -> None: ...
 
@@ -174,11 +177,22 @@ def save_job(
     if comm.rank == 0:
         state |= {"batch_plan": plan} if plan else {}
         state |= {} if partition is None else {"partition": list(partition)}
-    shards = [*_shards(strategy), *error_feedback_shards(strategy)]
-    shards += buffer_shards(strategy.buffers())
-    path = save(comm, directory, step, shards, state, storage)
+    path = save(comm, directory, step, _job_shards(strategy), state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
     return path
+
+
+def saved_bytes(comm: Comm, strategy: SavedStrategy, storage: Storage) -> dict[int, int]:
+    """Return the bytes of a rank's file of tensors in the last checkpoint, by rank.
+
+    They are those of this rank and, where it stands for others (`FoldedWorld`), of all of these.
+    """
+    result = {comm.rank: storage.tensor_bytes}
+    # Each of the others writes another part of the tensors, which the code of a save chooses by its place.
+    for rank in others_of(comm):
+        shards = _job_shards(strategy.seen_from(seen_from(comm, rank)))
+        result[rank] = file_bytes(tensors_of(shards))
+    return result
 
 
 def keep_last(
@@ -290,6 +304,11 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
             f"the checkpoint {quoted(str(checkpoint.path))} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
     return state
+
+
+def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+    """Return all that this rank holds of a checkpoint."""
+    return [*_shards(strategy), *error_feedback_shards(strategy), *buffer_shards(strategy.buffers())]
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:

@@ -136,7 +136,7 @@ def test_a_checkpoint_has_the_bytes_of_the_real_one_and_no_file(ranks, settings,
                 return train(comm, config)
 
         world = SimWorld(ranks, checks=False)
-        written = [result.checkpoint_bytes for result in world.run(program)]
+        written = [result.checkpoint_bytes[rank] for rank, result in enumerate(world.run(program))]
         return written, [trace.bytes_by_purpose() for trace in world.traces], world.end_time
 
     real, dry = sizes(tmp_path / "real", False), sizes(tmp_path / "dry", True)
