@@ -23,7 +23,7 @@ import json
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -38,10 +38,11 @@ from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
+from minidist.base.meta import MetaArray
 from minidist.base.read_file import parse_json
 from minidist.base.trace import purpose
 from minidist.checkpoint.storage import SAVING, Storage
-from minidist.collectives import broadcast
+from minidist.collectives import barrier, broadcast
 from minidist.comm import Comm
 from minidist.comm.mpi.staging import fetch, is_device_array
 
@@ -71,7 +72,8 @@ class CheckpointShard:
 
     Either elements [start, stop) of the tensor in C order (`stop` None: all of it), or the `box` ((start, stop) for
     each dim). replica: when several ranks hold the same values; one of them writes. sparse: many values are zero, so
-    the others are stored, with a bit for each element; of bools the bits alone.
+    the others are stored, with a bit for each element; of bools the bits alone. kept: how many are not zero, for a dry
+    run, whose arrays do not show it.
     """
 
     name: str
@@ -82,6 +84,7 @@ class CheckpointShard:
     box: tuple[tuple[int, int], ...] | None = None
     replica: ReplicaId = SINGLE
     sparse: bool = False
+    kept: int | None = None
 
     def place(self) -> dict[str, Any]:
         """Return the place of the shard in its tensor, for the metadata."""
@@ -120,7 +123,7 @@ def save(
 
         # [2] Every rank writes its shards.
         _write_shards(comm.rank, saving, shards, storage)
-        comm.barrier()
+        barrier(comm)
 
         # [3] All files are on disk: the metadata, the folder's final name, and `latest`, each in one step.
         if comm.rank == 0 and storage.has_files:
@@ -129,7 +132,7 @@ def save(
             pointer = saving.with_suffix(".latest")
             storage.write(pointer, name.encode())
             storage.rename(pointer, root / "latest")
-        comm.barrier()
+        barrier(comm)
     return root / name
 
 
@@ -155,26 +158,19 @@ def _unused(root: Path, step: int) -> int:
 
 def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], storage: Storage) -> None:
     """Write this rank's file of tensors, and a list of its content for rank 0."""
-    mine, listed = {}, []
-    for number, shard in enumerate(shards):
-        # One of the ranks with the same values writes them; the name decides which, so that they share the work.
-        if zlib.crc32(shard.name.encode()) % shard.replica.size != shard.replica.number:
-            continue
-        key, array = (
-            f"{number}",
-            np.ascontiguousarray(fetch(shard.array) if is_device_array(shard.array) else shard.array),
-        )
+    mine: dict[str, Any] = {}
+    listed = []
+    for key, shard, array in _written(shards):
         what: dict[str, Any] = {
             "name": shard.name,
             "shape": list(shard.shape),
             "dtype": str(array.dtype),
             "checksum": _checksum(array),
         }
+        stored = _stored(key, shard, array)
         if shard.sparse:
-            mine[f"{key}.mask"], array = _compact(array)
-            what["kept"] = array.size
-        if not shard.sparse or array.size:
-            mine[key] = array
+            what["kept"] = stored[key].size if key in stored else 0
+        mine |= stored
         listed.append({**what, **shard.place(), "file": f"rank-{rank:04d}.safetensors", "key": key})
     # A rank whose values are all written by others writes an empty list only.
     nbytes = storage.write_tensors(folder / f"rank-{rank:04d}.safetensors", mine)
@@ -182,14 +178,43 @@ def _write_shards(rank: int, folder: Path, shards: Iterable[CheckpointShard], st
     storage.write(folder / f"rank-{rank:04d}.json", json.dumps(record).encode())
 
 
-def _compact(array: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def tensors_of(shards: Iterable[CheckpointShard]) -> dict[str, Any]:
+    """Return the arrays in the file of the rank that has these shards, by their names there."""
+    result: dict[str, Any] = {}
+    for key, shard, array in _written(shards):
+        result |= _stored(key, shard, array)
+    return result
+
+
+def _written(shards: Iterable[CheckpointShard]) -> Iterator[tuple[str, CheckpointShard, np.ndarray]]:
+    """Yield the shards that a rank writes: (name in its file, shard, contiguous array)."""
+    for number, shard in enumerate(shards):
+        # One of the ranks with the same values writes them; the name decides which, so that they share the work.
+        if zlib.crc32(shard.name.encode()) % shard.replica.size == shard.replica.number:
+            array = fetch(shard.array) if is_device_array(shard.array) else shard.array
+            # Not np.ascontiguousarray, which asks the arrays of a dry run for values. A file has no arrays of no dim.
+            contiguous = array.astype(array.dtype, order="C", copy=False)
+            yield f"{number}", shard, contiguous if array.ndim else contiguous.reshape(1)
+
+
+def _stored(key: str, shard: CheckpointShard, array: np.ndarray) -> dict[str, Any]:
+    """Return a shard's arrays in the file by name: all values, or bits and the values that are not zero, if any."""
+    if not shard.sparse:
+        return {key: array}
+    bits, values = _compact(array, shard.kept)
+    return {f"{key}.mask": bits, **({key: values} if values.size else {})}
+
+
+def _compact(array: np.ndarray, kept: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return a bit for each element that is not zero, eight in a byte, and these elements; of bools none is needed.
 
-    A zero is one whose bits are all zero: -0.0 is kept.
+    A zero is one whose bits are all zero: -0.0 is kept. kept: how many are not zero, where the array has no values.
     """
     flat = array.reshape(-1)
     mask = flat.view(f"u{flat.dtype.itemsize}") != 0
-    return np.packbits(mask), flat[mask] if flat.dtype != bool else flat[:0]
+    if flat.dtype == bool:
+        return np.packbits(mask), flat[:0]
+    return np.packbits(mask), flat[:kept] if isinstance(flat, MetaArray) else flat[mask]
 
 
 def _expanded(bits: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
@@ -274,7 +299,7 @@ def _digest(data: bytes) -> str:
 
 
 def _checksum(array: Any) -> str:
-    return _digest(np.ascontiguousarray(array).tobytes())
+    return _digest(array.tobytes())
 
 
 def _latest(root: Path) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard
 
@@ -54,7 +55,7 @@ def rank_state_shards(rank: int, states: Iterable[RankState]) -> list[Checkpoint
                     " pass of a step"
                 )
             continue
-        array = np.asarray(state.value)
+        array = xp.as_array(state.value)
         shards.append(CheckpointShard(_key(state.name, rank), array.shape, array))
     return shards
 

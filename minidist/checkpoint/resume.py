@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,12 +35,14 @@ from minidist.checkpoint.directory import (
     name_of_step,
     order_of,
     save,
+    tensors_of,
 )
-from minidist.checkpoint.dry_storage import DryStorage
+from minidist.checkpoint.dry_storage import DryStorage, file_bytes
 from minidist.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
+from minidist.comm.sim.folded import others_of, seen_from
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
@@ -131,6 +133,7 @@ class SavedAxis(CompressedAxis, Protocol):
 
     def weights(self) -> list[LocalShard]: ...
     def masks(self) -> list[LocalShard]: ...
+    def kept(self) -> dict[str, int]: ...
     def masked(self, done: int) -> list[LocalShard]: ...
     def load_masks(self, masks: Sequence[LocalShard]) -> None: ...
     def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
@@ -149,6 +152,7 @@ class SavedStrategy(Protocol):
     def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
     def owns(self, axis: Any, parameter: Parameter) -> bool: ...
     def buffers(self) -> Sequence[Buffer]: ...
+    def seen_from(self, comm: Comm) -> Self: ...
     def scalars(self) -> dict[str, float]: ...
     def load_scalars(self, scalars: dict[str, float]) -> None: ...
 
@@ -173,11 +177,22 @@ def save_job(
     if comm.rank == 0:
         state |= {"batch_plan": plan} if plan else {}
         state |= {} if partition is None else {"partition": list(partition)}
-    shards = [*_shards(strategy), *error_feedback_shards(strategy)]
-    shards += buffer_shards(strategy.buffers())
-    path = save(comm, directory, step, shards, state, storage)
+    path = save(comm, directory, step, _job_shards(strategy), state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
     return path
+
+
+def saved_bytes(comm: Comm, strategy: SavedStrategy, storage: Storage) -> dict[int, int]:
+    """Return the bytes of a rank's file of tensors in the last checkpoint, by rank.
+
+    They are those of this rank and, where it stands for others (`FoldedWorld`), of all of these.
+    """
+    result = {comm.rank: storage.tensor_bytes}
+    # Each of the others writes another part of the tensors, which the code of a save chooses by its place.
+    for rank in others_of(comm):
+        shards = _job_shards(strategy.seen_from(seen_from(comm, rank)))
+        result[rank] = file_bytes(tensors_of(shards))
+    return result
 
 
 def keep_last(
@@ -291,16 +306,20 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
     return state
 
 
+def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+    """Return all that this rank holds of a checkpoint."""
+    return [*_shards(strategy), *error_feedback_shards(strategy), *buffer_shards(strategy.buffers())]
+
+
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     """Return this rank's shards of weights and optimizer state."""
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
         tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
-        masks = axis.masks()
-        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in masks]
+        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
         # Of pruned weights the kept ones are stored, and bits in place of masks.
-        sparse = {f"{kind}/{shard.parameter.name}" for shard in masks for kind in ("weights", "masks")}
+        kept = {f"{kind}/{name}": number for name, number in axis.kept().items() for kind in ("weights", "masks")}
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
                 name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
@@ -312,7 +331,9 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
                 # Replicas on the data axis times those on the other axes.
                 both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
                 shards = checkpoint_shards(name, shard, strategy.axes, both)
-                result += [replace(part, sparse=name in sparse) for part in shards]
+                if name in kept:
+                    shards = [replace(part, sparse=True, kept=kept[name]) for part in shards]
+                result += shards
     return result
 
 

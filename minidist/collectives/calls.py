@@ -21,7 +21,7 @@ from minidist.base import arrays as xp
 from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.auto import choose
-from minidist.collectives.one_event import run_as_one_event
+from minidist.collectives.one_event import barrier_as_one_event, run_as_one_event
 from minidist.collectives.operations import check_op
 from minidist.collectives.registry import ALGORITHMS
 from minidist.comm.buffers import may_overlap
@@ -214,7 +214,10 @@ def all_to_all(
 
 def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
-    comm.barrier()
+    if comm.world.folds:
+        barrier_as_one_event(comm)
+    else:
+        comm.barrier()
 
 
 def _call(

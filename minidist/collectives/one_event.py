@@ -25,6 +25,7 @@ from minidist.base.trace import purpose as sending
 from minidist.base.watchers import watchers
 from minidist.collectives.registry import Algorithm
 from minidist.comm.communicator import CollectiveCall, Comm
+from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
 from minidist.comm.sim.world import SimWorld
@@ -50,6 +51,21 @@ def run_as_one_event(operation: str, entry: Algorithm, call: CollectiveCall, *ar
         tuple(tuple(argument) if isinstance(argument, list) else None for argument in arguments[1:]),
         tuple(argument for argument in arguments[1:] if isinstance(argument, str | int)),
     )
+    _happen(described, call)
+    return _result(operation, call, arguments)
+
+
+def barrier_as_one_event(comm: PointToPoint) -> None:
+    """Wait until every rank has entered, where ranks may be folded."""
+    if cast(FoldedWorld, comm.world).is_folded(comm):
+        _happen(("barrier", "dissemination", PointToPoint.barrier), comm.collective("barrier"))
+    else:
+        comm.barrier()
+
+
+def _happen(described: Any, call: PointToPoint) -> None:
+    """Let the ranks of a call do what `described` says: count the messages, advance the clocks, hold the memory."""
+    world = cast(FoldedWorld, call.world)
     purpose, links, members = current_purpose(), world.links, tuple(call.members)
     nodes = tuple(map(tuple, call.nodes)) if call.nodes else None
     if links.link is None:
@@ -63,7 +79,6 @@ def run_as_one_event(operation: str, entry: Algorithm, call: CollectiveCall, *ar
     held = [track(cast(Any, MetaArray(nbytes, np.uint8)), kind) for kind, nbytes in workspaces[call.rank].items()]
     world.call(call, outcome_of)
     del held
-    return _result(operation, call, arguments)
 
 
 @lru_cache(4096)
@@ -105,6 +120,8 @@ def _trial(
 
 def _arguments(described: Any, place: int) -> Arguments:
     """Return the arguments of the rank at `place`, from those of one rank of the call."""
+    if described[0] == "barrier":
+        return ()
     operation, name, _, dtype, size, lists, rest = described
     sizes = [list(one) for one in lists if one is not None]
 

@@ -96,7 +96,10 @@ class DryRun:
                 lines.append(f"  {purpose:22}{nbytes:20,}")
         if any(self.checkpoint_bytes):
             most, total = max(self.checkpoint_bytes), sum(self.checkpoint_bytes)
-            lines.append(f"tensors of a checkpoint: {total:,} B, of which a rank writes {most:,} B at most")
+            lines.append(
+                f"tensors of a checkpoint: {total:,} B on {ranks:,} rank{'s' * (ranks != 1)}, of which rank"
+                f" {self.checkpoint_bytes.index(most)} writes the most, {most:,} B"
+            )
         if self.summary.peak_bytes[fullest] > totals[fullest]:
             lines.append(f"before the first step, with the whole model: {self.summary.peak_bytes[fullest]:,}")
         return "\n".join(lines)
@@ -140,7 +143,6 @@ def check_fold(config: TrainConfig, size: int) -> None:
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",
         f"the shards of layers (--optimizer {config.optimizer} with --zero {config.zero})": config.zero
         and config.optimizer in ("lars", "lamb"),
-        "the tensors that ranks write with --save": config.save is not None,
         "the tables of --check-replicas": config.check_replicas,
         "the samples of --check-data": config.check_data,
         f"parts of --context {config.context} tokens": config.context % sequences,
@@ -231,7 +233,7 @@ def _result(
         _mfu(config, seconds, outcome.size, links),
         fold,
         outcome.uneven,
-        [result.checkpoint_bytes or 0 for result in results],
+        [result.checkpoint_bytes.get(rank, 0) for rank, result in enumerate(results)],
     )
     return Result(run.as_dict(), partial(_show, run))
 

@@ -276,6 +276,10 @@ class Optimizer:
             run.state[name] = track(xp.full(data.size, value, dtype, data), "optimizer")
         return run.state
 
+    def empty_state(self, name: str, data: xp.Array) -> State:
+        """Return arrays with the names, shapes and dtypes of the state of `data`, a part of parameter `name`."""
+        return {key: xp.empty(data.size, _computing(data.dtype), data) for key in self.state_names(data.dtype, name)}
+
     def _workspace(self, data: xp.Array) -> list[xp.Array]:
         # Temporaries of one block, made once for each dtype and used by every run.
         dtype = _computing(data.dtype)

@@ -10,7 +10,8 @@ Proved by: tests/parallel/test_zero.py, tests/parallel/test_fully_shard.py
 
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from copy import copy
+from typing import Any, Self
 from zlib import crc32
 
 import numpy as np
@@ -58,14 +59,23 @@ class Shard:
                 f"a unit of {flat.padded_numel} elements does not cut into {comm.size} shards of a multiple of"
                 f" {alignment}; make it with FlatParameters(..., pad_to={comm.size * alignment})"
             )
-        self.flat, self.comm, self.alignment = flat, comm, alignment
-        self.size = flat.padded_numel // comm.size
-        self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
+        self.flat, self.alignment = flat, alignment
+        self._place(comm)
         self.own: xp.Array | None = None  # the values, when they are not a view of the whole
         self.pool: HostPool | None = None  # the host memory in which values and gradient live, if any
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
         flat.attach_shard(self)
+
+    def _place(self, comm: Comm) -> None:
+        self.comm, self.size = comm, self.flat.padded_numel // comm.size
+        self.start, self.stop = comm.rank * self.size, (comm.rank + 1) * self.size
+
+    def seen_from(self, comm: Comm) -> Self:
+        """Return the shard that rank `comm.rank` has of the unit; its arrays have the shapes, and not the values."""
+        other = copy(self)
+        other._place(comm)
+        return other
 
     def detach(self, pool: HostPool | None = None) -> None:
         """Keep the values in an array of its own (in `pool`, if given), so that the whole can be released."""

@@ -85,5 +85,5 @@ class TrainResult:
     cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
     teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model
-    checkpoint_bytes: int | None = None  # of this rank's tensors in the last checkpoint, with --save
+    checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory, thinned
 from minidist.base.trace import SpanEvent
 from minidist.base.watchers import watching
-from minidist.checkpoint.resume import resume_job, save_job, saving_alone
+from minidist.checkpoint.resume import resume_job, save_job, saved_bytes, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.nn.quantization import int8_bytes
@@ -170,7 +170,7 @@ def train(
             peak_bytes=peak_bytes,
             peak_by_purpose=dict(peak_by_purpose),
             step_peak=dict(training[1]),
-            checkpoint_bytes=storage.tensor_bytes if config.save else None,
+            checkpoint_bytes=saved_bytes(comm, strategy, storage) if config.save else {},
             sizes=strategy.sizes(),
             digest=digest(strategy),
             first_step=done,

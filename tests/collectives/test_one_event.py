@@ -18,7 +18,7 @@ LINKS = {
     "uniform": LinkModel(alpha=2.0**-20, beta=2.0**-33),
     "nodes": LinkModel(link=lambda a, b: (2.0**-20, 2.0**-33 if a // 3 == b // 3 else 2.0**-30)),
 }
-CASES = [
+CASES = [("barrier", "dissemination")] + [
     (operation, name)
     for operation, entries in ALGORITHMS.items()
     for name, entry in entries.items()
@@ -30,7 +30,9 @@ def call(comm, operation, name, size):
     """Make one call; return the size of its result, the time, and the bytes of memory at its peak."""
     function = getattr(collectives, operation)
     with account_memory() as account:
-        if operation == "all_gather" or operation == "gather":
+        if operation == "barrier":
+            result = function(comm)
+        elif operation == "all_gather" or operation == "gather":
             counts = chunk_sizes(size, comm.size)
             result = function(comm, np.zeros(counts[comm.rank]), counts=counts, algorithm=name)
         elif operation == "all_to_all":

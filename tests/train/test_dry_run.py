@@ -120,6 +120,11 @@ def test_a_teacher_on_a_rank_of_its_own(tmp_path, monkeypatch):
         (4, {"pp": 2, "tp": 2, "microbatches": 2}),
         (2, {"dp": 2, "experts": 4, "ep": 2}),
         (2, {"dp": 2, "compression": "topk:0.1"}),
+        (2, {"dp": 2, "sparsity": 0.7, "sparsity_schedule": "1"}),
+        (4, {"pp": 2, "dp": 2, "microbatches": 2, "sparsity_pattern": "2:4", "sparsity_schedule": "1"}),
+        # Parameters of more elements than a meta array gives to NumPy as ones.
+        (2, {"tp": 2, "width": 320, "layers": 1, "steps": 1}),
+        (2, {"dp": 2, "width": 160, "layers": 2, "steps": 1, "compression": "sign"}),
     ],
 )
 def test_a_checkpoint_has_the_bytes_of_the_real_one_and_no_file(ranks, settings, tmp_path):
@@ -131,7 +136,7 @@ def test_a_checkpoint_has_the_bytes_of_the_real_one_and_no_file(ranks, settings,
                 return train(comm, config)
 
         world = SimWorld(ranks, checks=False)
-        written = [result.checkpoint_bytes for result in world.run(program)]
+        written = [result.checkpoint_bytes[rank] for rank, result in enumerate(world.run(program))]
         return written, [trace.bytes_by_purpose() for trace in world.traces], world.end_time
 
     real, dry = sizes(tmp_path / "real", False), sizes(tmp_path / "dry", True)

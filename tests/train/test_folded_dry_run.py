@@ -3,12 +3,17 @@
 import json
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
+from minidist.base.errors import UsageError
 from minidist.base.meta import creating_meta
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld
+from minidist.commands.dry_run import check_fold
+from minidist.commands.runner import number_of_ranks
 from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
 
@@ -47,9 +52,30 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "settings"), JOBS, ids=lambda value: str(value).strip("{}").replace("'", ""))
-def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, settings):
-    config = TrainConfig.make(**{**SMALL, **settings})
+# Where the bytes of a checkpoint depend on the rank in other ways than in `JOBS`.
+SAVED = [
+    (4, {"dp": 4, "zero": 3, "dp_replicate": 2}),
+    (4, {"dp": 4, "zero": 3, "persistence_threshold": 64, "offload": "parameters"}),
+    (4, {"dp": 4, "zero": 1, "compression": "topk:0.1"}),
+    (4, {"dp": 4, "local_steps": 2, "outer_fragments": 2, "outer_delay": 1, "outer_optimizer": "nesterov"}),
+    (4, {"dp": 4, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
+    (8, {"dp": 4, "tp": 2, "experts": 4, "ep": 2, "zero": 2, "precision": "bf16"}),
+    (8, {"dp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "zero": 1}),
+    (8, {"pp": 2, "dp": 2, "tp": 2, "microbatches": 2, "compression": "sign"}),
+    (8, {"pp": 2, "dp": 4, "microbatches": 2, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
+    (8, {"pp": 2, "dp": 4, "microbatches": 2, "zero": 3, "experts": 4, "ep": 2}),
+    (8, {"pp": 2, "dp": 2, "tp": 2, "schedule": "interleaved", "layers": 4, "microbatches": 2, "every": 1, "zero": 1}),
+]
+
+
+def names(value):
+    """Return the name of a test's case."""
+    return str(value).strip("{}").replace("'", "")
+
+
+def run_both(ranks, **job):
+    """Run a job on all ranks, and folded; return (classes, both worlds, the results of both), all ranks first."""
+    config = TrainConfig.make(**{**SMALL, **job})
 
     def program(comm):
         with creating_meta():
@@ -59,9 +85,11 @@ def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, settings):
     classes = [range(first, first + stage) for first in range(0, ranks, stage)]
     whole = SimWorld(ranks, checks=False, record="totals", links=LINKS)
     folded = FoldedWorld(ranks, classes, links=LINKS)
-    expected, found = whole.run(program), folded.run(program)
+    return classes, whole, folded, whole.run(program), folded.run(program)
 
-    # Messages and bytes of every stage, by purpose.
+
+def assert_equal_messages(whole, folded, classes):
+    """Assert that the messages and bytes of every stage are equal, by purpose."""
     for members in classes:
         of_stage = folded.traces[members[0]]
         for kind in ("bytes_by_purpose", "messages_by_purpose"):
@@ -70,6 +98,14 @@ def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, settings):
                 for purpose, count in getattr(whole.traces[rank], kind)().items():
                     together[purpose] = together.get(purpose, 0) + count
             assert getattr(of_stage, kind)() == together
+
+
+@pytest.mark.parametrize(("ranks", "job"), JOBS, ids=names)
+def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, job):
+    classes, whole, folded, expected, found = run_both(ranks, **job)
+    assert_equal_messages(whole, folded, classes)
+    for members in classes:
+        of_stage = folded.traces[members[0]]
 
         # Peaks. The last shard of a parameter may be shorter, and a shard of the vocabulary have fewer of the words.
         first = members[0]
@@ -83,6 +119,50 @@ def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, settings):
     assert folded.end_time == whole.end_time or (folded.uneven and folded.end_time > whole.end_time)
 
 
+def assert_equal_checkpoints(ranks, **job):
+    """Assert that every rank's bytes in a checkpoint are those that it has when all run, and the messages, too."""
+    classes, whole, folded, expected, found = run_both(ranks, save="new", **job)
+    wanted = [result.checkpoint_bytes[rank] for rank, result in enumerate(expected)]
+    assert [result.checkpoint_bytes[rank] for rank, result in enumerate(found)] == wanted
+    assert any(wanted)
+    assert_equal_messages(whole, folded, classes)
+    assert ranks == 1 or any("checkpoint" in trace.messages_by_purpose() for trace in folded.traces)
+
+
+@pytest.mark.parametrize(("ranks", "job"), JOBS + SAVED, ids=names)
+def test_every_rank_saves_the_bytes_that_it_saves_when_all_run(ranks, job):
+    assert_equal_checkpoints(ranks, **job)
+
+
+@st.composite
+def layouts(draw):
+    """Draw the settings of a job on up to 16 ranks."""
+    job = {axis: draw(st.sampled_from(sizes)) for axis, sizes in {"pp": [1, 2], "dp": [1, 2, 3, 4]}.items()}
+    job |= {axis: draw(st.sampled_from([1, 1, 2])) for axis in ("cp", "tp")}
+    job |= {"zero": draw(st.integers(0, 3)), "precision": draw(st.sampled_from(["fp32", "bf16"]))}
+    job |= {"optimizer": draw(st.sampled_from(["sgd", "adam"])), "model": draw(st.sampled_from(["gpt", "llama"]))}
+    job |= {"width": draw(st.sampled_from([16, 40])), "layers": 4, "steps": 1, "global_batch": 4 * job["dp"]}
+    if job["pp"] > 1:
+        job |= {"microbatches": 4, "schedule": draw(st.sampled_from(["1f1b", "interleaved"]))}
+    if job["tp"] > 1:
+        job["sequence_parallel"] = draw(st.booleans())
+    if draw(st.booleans()):
+        job |= {"experts": 12, "ep": draw(st.sampled_from([n for n in (1, 2, 3, 4) if job["dp"] % n == 0]))}
+    return job
+
+
+@settings(max_examples=25)
+@given(job=layouts())
+def test_every_rank_saves_these_bytes_in_any_layout(job):
+    config = TrainConfig.make(**{**SMALL, **job})
+    try:
+        ranks = number_of_ranks(config, None, has_values=False)
+        check_fold(config, ranks)
+    except UsageError:
+        assume(False)
+    assert_equal_checkpoints(ranks, **job)
+
+
 def command(*arguments):
     """Return the exit code of `minidist train --dry-run --fold`."""
     with pytest.raises(SystemExit) as ended:
@@ -90,10 +170,11 @@ def command(*arguments):
     return ended.value.code
 
 
-def test_two_thousand_ranks(capsys):
+def test_two_thousand_ranks(capsys, tmp_path, monkeypatch):
     sizes = ["--layers", "2", "--width", "512", "--heads", "8", "--context", "64", "--data", "markov", "--steps", "1"]
     layout = ["--dp", "128", "--tp", "8", "--pp", "2", "--microbatches", "2", "--global-batch", "256", "--zero", "1"]
-    assert command(*sizes, *layout, "--gpu", "h100", "--precision", "bf16", "--json") == 0
+    monkeypatch.chdir(tmp_path)
+    assert command(*sizes, *layout, "--gpu", "h100", "--precision", "bf16", "--save", "new", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["ranks"] == len(result["peak_bytes"]) == 2048
     assert result["folded"]
@@ -104,6 +185,26 @@ def test_two_thousand_ranks(capsys):
     assert result["virtual_seconds"] > 0
     assert 0 < result["bubble"] < 1
 
+    # Each of 1,024 ranks of a stage saves another part: of each parameter 2 B, and 12 B of optimizer state.
+    assert len(set(result["checkpoint_bytes"])) > 40
+    parameters = 2 * (12 * 512**2 + 13 * 512) + 2 * 512 + (64 + 16) * 512  # of a vocabulary of 16
+    assert 0 < sum(result["checkpoint_bytes"]) - 14 * parameters < 2048 * 20_000
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = ["--dp", "2", "--pp", "2", "--microbatches", "2", "--data", "markov", "--steps", "1", "--zero", "1"]
+    assert command(*job, "--save", "new", "--json") == 0
+    saved = json.loads(capsys.readouterr().out)["checkpoint_bytes"]
+    assert command(*job, "--save", "new") == 0
+    most = max(saved)
+    assert (
+        f"tensors of a checkpoint: {sum(saved):,} B on 4 ranks, of which rank {saved.index(most)} writes the most,"
+        f" {most:,} B\n"
+    ) in capsys.readouterr().out
+    assert not (tmp_path / "new").exists()
+
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
@@ -111,7 +212,6 @@ def test_two_thousand_ranks(capsys):
         (["--dp", "3", "--global-batch", "32"], "replicas with unlike numbers of rows differ; leave out --fold"),
         (["--dp", "2", "--optimizer", "muon", "--momentum", "0.9"], "orthogonalise other matrices (muon) differ"),
         (["--dp", "2", "--optimizer", "lamb", "--zero", "1"], "(--optimizer lamb with --zero 1) differ"),
-        (["--dp", "2", "--save", "x"], "the tensors that ranks write with --save differ"),
         (["--dp", "2", "--check-replicas"], "the tables of --check-replicas differ"),
         (["--dp", "2", "--check-data"], "the samples of --check-data differ"),
         (["--pp", "2", "--schedule", "pipedream"], "the replicas of --schedule pipedream differ"),

@@ -12,6 +12,9 @@ goes on at the latest of them, so its virtual time is an upper bound, and `uneve
 first rank of each class. Where reductions run beside the computation (ZeRO 2 in a pipeline), how long their buffers
 live depends on the order in which streams run, so a peak may differ by a bucket.
 
+What depends on the number of a rank, such as its part of a checkpoint, is computed with a communicator as that rank
+sees it (`seen_from`).
+
 What cannot be folded raises UsageError: messages of unlike shapes round a ring, and messages to a rank that does not
 run.
 
@@ -20,13 +23,14 @@ Proved by: tests/comm/sim/test_folded.py, tests/train/test_folded_dry_run.py
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import current_purpose
 from minidist.comm.call_site import CallSite
+from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.state import SimRequest, Stream
@@ -166,6 +170,36 @@ class FoldedWorld(SimWorld):
         messages, nbytes = (sum(column[place] for place in places) for column in (outcome.messages, outcome.nbytes))
         if messages:
             trace.add_to_totals(current_purpose(), groups * messages, groups * nbytes)
+
+
+def others_of(comm: Comm) -> Sequence[int]:
+    """Return the ranks for which the rank of `comm`, a communicator of all ranks, stands; itself is not among them."""
+    if not comm.world.folds:
+        return ()
+    return [rank for rank in cast(FoldedWorld, comm.world).classes[comm.rank] if rank != comm.rank]
+
+
+def seen_from(comm: Comm, rank: int) -> Comm:
+    """Return `comm` as another rank of it sees it, whether this one runs or not. Nothing can be sent with it.
+
+    Groups and meshes can be made of it, so it says which of them the rank is in, and at which place.
+    """
+    return Comm(cast(Any, _NoMessages()), comm.name, comm.members, rank)
+
+
+class _NoMessages:
+    """The world of a communicator that is seen from another rank."""
+
+    kept_calls = 0
+
+    def register(self, *_: Any) -> None:
+        """Note nothing: no member of the communicator uses it."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError(
+            f"a communicator that is seen from another rank has no {name}, because nothing is sent with it; use the"
+            " communicator that the rank itself has"
+        )
 
 
 class _FoldedMatching(Matching):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half
 from minidist.base.memory import track
@@ -72,7 +73,7 @@ class Compressor:
         """
         # In flat order, which does not depend on how the gradient is cut into buckets.
         flat = buckets[0].flat
-        result = np.zeros(flat.numel, wide(flat.dtype))
+        result = xp.zeros(flat.numel, wide(flat.dtype), next(iter(self.residuals.values()), None))
         for bucket in buckets:
             if bucket.index in self.residuals:
                 result[bucket.slice] = self.residuals[bucket.index]

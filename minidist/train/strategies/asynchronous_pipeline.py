@@ -37,7 +37,7 @@ from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.runtime.versions import UnitVersions
 from minidist.train.data_ledger import SIDES
 from minidist.train.job import Job, make_optimizer
-from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
 from minidist.train.strategies.pipeline import gather_tensors, input_arrays, release_other_stages
 
@@ -64,7 +64,7 @@ class UnitAxis(DataAxis):
 
     def __init__(self, unit: UnitVersions, stage: int, replica: ReplicaId, updates: Callable[[int], int]) -> None:
         optimizer = _CountedOptimizer(unit.optimizer, updates)
-        super().__init__([unit.flat], optimizer, stage=stage, replica=replica, state_replica=replica)
+        super().__init__([unit.flat], optimizer, stage=stage, replicas=Replicas(replica, replica))
 
 
 class _CountedOptimizer:

@@ -10,8 +10,9 @@ Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
@@ -101,12 +102,22 @@ class Group:
         return LayerSums(self.parameters, shards, **self.cut_by)
 
 
+class Replicas(NamedTuple):
+    """A rank's number among the ranks that hold the same weights, and among those with the same optimizer state.
+
+    prefix: before the names of optimizer state in a checkpoint, where it is another one on every replica.
+    """
+
+    weights: ReplicaId = SINGLE
+    state: ReplicaId = SINGLE
+    prefix: str = ""
+
+
 class DataAxis:
     """Parameters that lie whole on this rank, with their optimizer. The base class of the others.
 
     model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
-    replica, state_replica: this rank's number among the ranks that hold the same weights, and the same optimizer state.
-    state_prefix: before the names of optimizer state in a checkpoint, where it is another one on every replica.
+    replica, state_replica, state_prefix: see `Replicas`.
     """
 
     def __init__(
@@ -119,16 +130,14 @@ class DataAxis:
         experts: bool = False,
         reducers: Iterable[GradientReducer] = (),
         shards: Iterable[Shard] = (),
-        replica: ReplicaId = SINGLE,
-        state_replica: ReplicaId = SINGLE,
+        replicas: Replicas = Replicas(),  # noqa: B008  it cannot change
         compressor: Compressor | None = None,
         pruner: Pruner | None = None,
-        state_prefix: str = "",
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
         self.reducers, self.shards = list(reducers), list(shards)
-        self.replica, self.state_replica, self.state_prefix = replica, state_replica, state_prefix
+        self.replica, self.state_replica, self.state_prefix = replicas
         self.compressor, self.pruner = compressor, pruner
 
     @property
@@ -176,6 +185,16 @@ class DataAxis:
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
+    def replicas_on(self, comm: Comm) -> Replicas:
+        """Return which replicas rank `comm.rank` of the data axis holds."""
+        return Replicas()
+
+    def seen_from(self, comm: Comm) -> Self:
+        """Return this axis with what rank `comm.rank` of it has in a checkpoint: the shapes, and no values."""
+        other = copy(self)
+        other.replica, other.state_replica, other.state_prefix = self.replicas_on(comm)
+        return other
+
     def gradients(self) -> list[Array]:
         """Return this rank's part of the summed gradient."""
         return [flat.grad for flat in self.flats]
@@ -200,6 +219,11 @@ class DataAxis:
             for s in self.weights()
             if s.parameter.name in masks
         ]
+
+    def kept(self) -> dict[str, int]:
+        """Return how many elements each of `masks` keeps, by the name of the weight."""
+        zeros = {} if self.pruner is None else self.pruner.zeros
+        return {mask.parameter.name: mask.values.size - zeros[mask.parameter.name] for mask in self.masks()}
 
     def masked(self, done: int) -> list[LocalShard]:
         """Return the weights that have masks after `done` steps."""

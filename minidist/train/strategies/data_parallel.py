@@ -17,6 +17,7 @@ from minidist.base.trace import purpose
 from minidist.checkpoint.directory import ReplicaId
 from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.collectives import broadcast
+from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
@@ -25,7 +26,7 @@ from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
 from minidist.parallel.sparsity import KeptEntries
 from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
 from minidist.train.job import Job, make_optimizer
-from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Tensors
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Replicas, Tensors
 
 
 class Replicated(DataAxis):
@@ -57,7 +58,6 @@ class Replicated(DataAxis):
         if pruner is not None:
             self.parallel.register_comm_hook(KeptEntries(group.comm, pruner, "sum", group.reduction), compress)
 
-        replica = ReplicaId(group.comm.rank, group.comm.size)
         super().__init__(
             [flat],
             optimizer,
@@ -65,14 +65,17 @@ class Replicated(DataAxis):
             stage=group.stage,
             experts=group.experts,
             reducers=[self.parallel.reducer],
-            replica=replica,
-            state_replica=replica,
+            replicas=self.replicas_on(group.comm),
             compressor=compressor,
             pruner=pruner,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.parallel.no_sync()
+
+    def replicas_on(self, comm: Comm) -> Replicas:
+        replica = ReplicaId(comm.rank, comm.size)
+        return Replicas(replica, replica)
 
 
 class LocalSteps(DataAxis):
@@ -89,8 +92,7 @@ class LocalSteps(DataAxis):
             make_optimizer(job, flat, group.exchange(job.config)),
             model=group.module,
             stage=group.stage,
-            replica=ReplicaId(group.comm.rank, group.comm.size),
-            state_prefix=f"replica/{group.comm.rank:05d}/",
+            replicas=self.replicas_on(group.comm),
         )
         self.flat, self.comm, self.last = flat, group.comm, job.config.steps
         check_same_model(flat, group.comm, "local SGD", {"local_steps": job.config.local_steps})
@@ -126,6 +128,9 @@ class LocalSteps(DataAxis):
         if averaged and hasattr(self.optimizer, "refresh"):
             self.optimizer.refresh()
 
+    def replicas_on(self, comm: Comm) -> Replicas:
+        return _alone(comm)
+
 
 class StreamingSteps(DataAxis):
     """Streaming DiLoCo: replicas train alone, and fragments of their weights meet the common ones in turn.
@@ -153,14 +158,7 @@ class StreamingSteps(DataAxis):
             algorithm=group.reduction,
             share=None if shares.is_even else rows / shares.samples,
         )
-        super().__init__(
-            [flat],
-            self.outer,
-            model=group.module,
-            stage=group.stage,
-            replica=ReplicaId(comm.rank, comm.size),
-            state_prefix=f"replica/{comm.rank:05d}/",
-        )
+        super().__init__([flat], self.outer, model=group.module, stage=group.stage, replicas=self.replicas_on(comm))
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
@@ -171,6 +169,9 @@ class StreamingSteps(DataAxis):
         # What is on its way at the end would never be received.
         if self.outer.step_count == self.last:
             self.outer.wait()
+
+    def replicas_on(self, comm: Comm) -> Replicas:
+        return _alone(comm)
 
     def weights(self) -> list[LocalShard]:
         flat = self.flats[0]
@@ -184,3 +185,8 @@ class StreamingSteps(DataAxis):
 
     def sizes(self) -> AxisSizes:
         return replace(super().sizes(), fragments=tuple(part.stop - part.start for part in self.outer.fragments))
+
+
+def _alone(comm: Comm) -> Replicas:
+    """Return the replicas of a rank that steps alone: weights that all ranks have, and optimizer state of its own."""
+    return Replicas(ReplicaId(comm.rank, comm.size), prefix=f"replica/{comm.rank:05d}/")

@@ -11,7 +11,8 @@ Proved by: tests/train/test_axes.py, tests/train/test_sharded.py
 
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
@@ -20,6 +21,7 @@ from minidist.base.trace import purpose
 from minidist.checkpoint.buffers import Buffer
 from minidist.checkpoint.directory import ReplicaId
 from minidist.collectives import all_reduce
+from minidist.comm import Comm
 from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
 from minidist.parallel.quantization import update_ranges
@@ -96,6 +98,16 @@ class MeshStrategy(Strategy):
         return [job.loss(0, self.axes.dp.rank * k + i).item() for i in range(k)]
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    def seen_from(self, comm: Comm) -> Self:
+        """Return this strategy with what rank `comm.rank` has in a checkpoint: the shapes, and no values."""
+        # The rank's place on every axis decides which part of a tensor it has.
+        other = copy(self)
+        other.axes = self.axes.dims.axes(comm)
+        other.data_axes = [
+            axis.seen_from(other.axes.expert_data if axis.experts else other.axes.data) for axis in self.data_axes
+        ]
+        return other
 
     def replica_of(self, axis: DataAxis, parameter: Parameter) -> ReplicaId:
         """Return this rank's number among the ranks off the data axis that hold the same tensor-parallel shard."""

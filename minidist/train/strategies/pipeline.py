@@ -94,6 +94,7 @@ class PipelineParallel(MeshStrategy):
             profile.watch(axes.comm, layers, len(blocks), plan.stages - 1)
 
         super().__init__(job, axes, data_axes)
+        self.holders = plan.holders()
         self.current_step = 0
         self.document_ids: list[Array | None] = []  # of the micro-batches of a step
         self.pipe = Pipeline(
@@ -134,7 +135,7 @@ class PipelineParallel(MeshStrategy):
             local.setdefault(axis.stage, []).append(self.square_sums_of(axis, replicas))
 
         # In the order of the stages, and for each stage of the ranks that hold it: this rank's blocks, others empty.
-        places = [(stage, at) for stage, ranks in self.pipe.plan.holders().items() for at in ranks]
+        places = [(stage, at) for stage, ranks in self.holders.items() for at in ranks]
         nothing = xp.zeros(0, np.float64)
         own = [xp.concatenate([nothing, *local.get(stage, [])]) if at == rank else nothing for stage, at in places]
         return gather_blocks(self.axes.pp, own)  # type: ignore[no-any-return]
@@ -145,11 +146,11 @@ class PipelineParallel(MeshStrategy):
         return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
 
     def buffers(self) -> list[Buffer]:
-        data, holders = self.axes.data, self.pipe.plan.holders()
-        result = []
+        data, result = self.axes.data, []
         for number, stage in self.pipe.stages.items():
             # The ranks of this pipeline that hold the stage, times the pipelines.
-            place, count = holders[number].index(self.axes.pp.rank), len(holders[number])
+            ranks = self.holders[number]
+            place, count = ranks.index(self.axes.pp.rank), len(ranks)
             replica = ReplicaId(data.rank * count + place, data.size * count)
             for module in stage.module.modules():
                 result += [(f"{module.name}.{key}", array, replica) for key, array in module.own_buffers().items()]

@@ -16,7 +16,7 @@ Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/tra
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
@@ -27,13 +27,14 @@ from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import Comm, init_device_mesh
 from minidist.comm.mesh import Mesh
 from minidist.nn import Module
+from minidist.optim import Optimizer
 from minidist.parallel import CPUOffloadPolicy, HostOptimizer, Shard, ZeroOptimizer, fully_shard, gather_tensors
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.fsdp_state import param_groups_of
 from minidist.train.job import Job, make_optimizer, optimizer_class
-from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Tensors
+from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Group, Replicas, Tensors
 
 
 class Sharded(DataAxis):
@@ -61,6 +62,30 @@ class Sharded(DataAxis):
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
         return [held for shard in self.shards for held in shard.state_ranges()]
+
+    def shards_on(self, comm: Comm) -> Comm:
+        """Return the ranks, among those of the data axis, over which the shards are."""
+        return comm
+
+    def seen_from(self, comm: Comm) -> Self:
+        other, ranks = super().seen_from(comm), self.shards_on(comm)
+        # Its shards, and the optimizer state of their elements.
+        other.shards = [shard.seen_from(ranks) for shard in self.shards]
+        other.optimizer = _EmptyOptimizer(self.optimizer, other.shards)
+        return other
+
+
+class _EmptyOptimizer:
+    """The optimizer of other shards than those that `optimizer` steps, with the shapes of its state and no values."""
+
+    def __init__(self, optimizer: Optimizer, shards: Sequence[Shard]) -> None:
+        # Before the first step there is no state.
+        self.state = {
+            p.name: optimizer.empty_state(p.name, shard.data[place])
+            for shard in (shards if optimizer.step_count else ())
+            for p, place, _, _ in shard.ranges()
+            if p.requires_grad
+        }
 
 
 class ShardedOptimizer(Sharded):
@@ -101,10 +126,13 @@ class ShardedOptimizer(Sharded):
             experts=group.experts,
             reducers=[self.zero.reducer],
             shards=[self.zero.shard],
-            replica=ReplicaId(group.comm.rank, group.comm.size),
+            replicas=self.replicas_on(group.comm),
             compressor=compressor,
             pruner=pruner,
         )
+
+    def replicas_on(self, comm: Comm) -> Replicas:
+        return Replicas(ReplicaId(comm.rank, comm.size))
 
     def no_sync(self) -> AbstractContextManager[None]:
         return self.zero.no_sync() if self.zero.stage == 1 else nullcontext()
@@ -118,8 +146,9 @@ class FullySharded(Sharded):
 
     def __init__(self, job: Job, group: Group) -> None:
         config = job.config
-        mesh, replica = _copies(group.comm, config.dp_replicate)
-        expert_mesh = None if group.expert_comm is None else _copies(group.expert_comm, config.dp_replicate)[0]
+        self.copies = config.dp_replicate
+        mesh = _mesh(group.comm, self.copies)
+        expert_mesh = None if group.expert_comm is None else _mesh(group.expert_comm, self.copies)
 
         # Bottom up: the blocks first, then the module for what they leave. It may leave nothing. The data axis of the
         # experts comes second, and finds them sharded with the units that they are in.
@@ -143,7 +172,7 @@ class FullySharded(Sharded):
         units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
         shards = [unit.shard for unit in units]
         with nullcontext() if policy is None else policy.pool.on_host():
-            exchange = group.exchange(config, mesh["shard"] if isinstance(mesh, Mesh) else mesh)
+            exchange = group.exchange(config, _shard_comm(mesh))
             optimizer: Any = make_optimizer(job, [piece for shard in shards for piece in shard.slices()], exchange)
         if policy is not None:
             optimizer = HostOptimizer(optimizer, policy.pool)
@@ -158,10 +187,15 @@ class FullySharded(Sharded):
             stage=group.stage,
             experts=group.experts,
             shards=shards,
-            replica=replica,
-            state_replica=replica,
+            replicas=_replicas(mesh),
             pruner=job.pruner([name for shard in shards for name in shard.flat.names], shards[0].comm),
         )
+
+    def replicas_on(self, comm: Comm) -> Replicas:
+        return _replicas(_mesh(comm, self.copies))
+
+    def shards_on(self, comm: Comm) -> Comm:
+        return _shard_comm(_mesh(comm, self.copies))
 
     def prune(self, done: int) -> None:
         super().prune(done)
@@ -210,12 +244,20 @@ class FullySharded(Sharded):
         return replace(sizes, buckets=sizes.units, resident=self.resident, masked=masked, reduced=reduced)
 
 
-def _copies(comm: Comm, copies: int) -> tuple[Comm | Mesh, ReplicaId]:
-    """Return over what to shard, and which copy this rank has: with several, shards over neighbours (hybrid)."""
-    if copies == 1:
-        return comm, SINGLE
-    mesh = init_device_mesh(comm, (copies, comm.size // copies), ("replicate", "shard"))
-    return mesh, ReplicaId(mesh["replicate"].rank, mesh["replicate"].size)
+def _mesh(comm: Comm, copies: int) -> Comm | Mesh:
+    """Return over what to shard: with several copies, over neighbours (hybrid)."""
+    return comm if copies == 1 else init_device_mesh(comm, (copies, comm.size // copies), ("replicate", "shard"))
+
+
+def _shard_comm(mesh: Comm | Mesh) -> Comm:
+    """Return the ranks whose shards together are one copy."""
+    return mesh["shard"] if isinstance(mesh, Mesh) else mesh
+
+
+def _replicas(mesh: Comm | Mesh) -> Replicas:
+    """Return which of the copies of a shard, and so of its optimizer state, this rank has."""
+    replica = ReplicaId(mesh["replicate"].rank, mesh["replicate"].size) if isinstance(mesh, Mesh) else SINGLE
+    return Replicas(replica, replica)
 
 
 # --- the units of ZeRO 3 ----------------------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import DeadlockError, UsageError
-from minidist.collectives import all_gather, all_reduce
-from minidist.comm import SimWorld
+from minidist.collectives import all_gather, all_reduce, barrier
+from minidist.comm import Mesh, SimWorld
 from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.folded import FoldedWorld
+from minidist.comm.sim.folded import FoldedWorld, others_of, seen_from
 
 # Powers of two: sums of times have no rounding, so equal times are equal numbers.
 LINKS = LinkModel(alpha=2.0**-20, beta=2.0**-33)
@@ -89,6 +89,47 @@ def test_calls_on_a_stream_beside_the_program():
         return comm.time()
 
     assert_equal_when_folded(main, 4, [range(4)])
+
+
+def test_a_barrier_of_several_classes():
+    def main(comm):
+        # Twice, and the second class comes later.
+        for _ in range(2):
+            comm.compute(seconds=2.0**-18 * (comm.rank // 4))
+            barrier(comm)
+        return comm.time()
+
+    whole, folded = SimWorld(8, links=LINKS), FoldedWorld(8, [range(4), range(4, 8)], links=LINKS)
+    times = whole.run(main)
+    assert folded.run(main) == [max(times[:4])] * 4 + [max(times[4:])] * 4
+    assert sums(folded) == sums(whole)
+
+
+def test_a_communicator_seen_from_a_rank_that_does_not_run():
+    def seen(comm):
+        mesh = Mesh(comm, (2, 4), ("pp", "dp"))
+        dp, pair = mesh["dp"], mesh["dp"].group([mesh["dp"].rank], "alone")
+        return comm.rank, mesh.coordinate, list(dp.members), dp.rank, list(pair.members)
+
+    expected = SimWorld(8).run(seen)
+
+    def main(comm):
+        others = others_of(comm)
+        assert [seen(seen_from(comm, rank)) for rank in (comm.rank, *others)] == [
+            expected[rank] for rank in (comm.rank, *others)
+        ]
+        return others
+
+    assert FoldedWorld(8, [range(4), range(4, 8)]).run(main) == [[1, 2, 3]] * 4 + [[5, 6, 7]] * 4
+    assert SimWorld(2).run(others_of) == [(), ()]
+
+
+def test_nothing_can_be_sent_with_a_communicator_that_is_seen_from_another_rank():
+    def main(comm):
+        all_reduce(seen_from(comm, 1), np.zeros(2))
+
+    with pytest.raises(UsageError, match="use the communicator that the rank itself has"):
+        FoldedWorld(2, [range(2)]).run(main)
 
 
 def test_unequal_chunks_end_at_the_time_of_the_slowest_rank():
