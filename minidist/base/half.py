@@ -47,11 +47,12 @@ def downcast(array: xp.Array, dtype: Any) -> xp.Array:
     """
     if array.dtype is dtype or array.dtype == dtype:
         return array
-    if dtype == np.float16 and array.dtype == np.float32:
-        if type(array) is np.ndarray:
-            return _to_float16(np.asarray(array, order="C"))
-        if isinstance(array, MetaArray):
-            return MetaArray(array.shape, dtype).view()  # a view in C order, as `_to_float16` returns
+    if isinstance(array, MetaArray):
+        # `_to_float16` returns a view in C order.
+        float16 = dtype == np.float16 and array.dtype == np.float32
+        return MetaArray(array.shape, dtype).view() if float16 else array.astype(dtype)
+    if dtype == np.float16 and array.dtype == np.float32 and type(array) is np.ndarray:
+        return _to_float16(np.asarray(array, order="C"))
     with xp.quiet_overflow():
         return array.astype(dtype)
 

@@ -351,17 +351,46 @@ def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
             break
     else:
         return None
-    # A real mask selects its true elements; a meta mask selects all elements.
-    if len(parts) == 1 and getattr(parts[0], "dtype", None) == np.bool_:
-        mask = parts[0]
-        count = math.prod(mask.shape) if isinstance(mask, MetaArray) else int(np.count_nonzero(mask))
-        return (count, *array.shape[mask.ndim :])
-    # NumPy computes the shape, with zeros as the index arrays and an array whose strides are 0.
-    stand_ins = tuple(
-        np.zeros(np.shape(part), np.intp) if isinstance(part, (np.ndarray, MetaArray, list)) else part for part in parts
-    )
-    wide = as_strided(np.zeros(1, np.bool_), array.shape, (0,) * array.ndim)
-    return wide[stand_ins].shape
+    # NumPy's rules. Index arrays are broadcast together, and their shape takes the place of the axes that they index.
+    # It comes first where a slice is between two of them. An integer beside an index array is one, too.
+    missing = array.ndim - sum(_axes_of(part) for part in parts)
+    before: list[int] = []
+    after: list[int] = []
+    indices: list[tuple[int, ...]] = []
+    lengths, last = iter(array.shape), -1
+    for place, part in enumerate(parts):
+        kept = after if indices else before
+        if part is None:
+            kept.append(1)
+        elif part is Ellipsis:
+            kept += [next(lengths) for _ in range(missing)]
+        elif isinstance(part, slice):
+            kept.append(len(range(*part.indices(next(lengths)))))
+        else:
+            # Where an index follows a slice that follows an index, the shape of all indices comes first.
+            if indices and last != place - 1:
+                before, after = [], before + after
+            shape = _index_shape(part)
+            indices.append(shape)
+            last = place
+            for _ in range(_axes_of(part)):
+                next(lengths)
+    rest = [] if any(part is Ellipsis for part in parts) else list(lengths)
+    return (*before, *np.broadcast_shapes(*indices), *after, *rest)
+
+
+def _axes_of(part: Any) -> int:
+    """Return how many axes a part of an index takes: a mask takes as many as it has, None and an ellipsis no axis."""
+    if part is None or part is Ellipsis:
+        return 0
+    return int(part.ndim) if getattr(part, "dtype", None) == np.bool_ else 1
+
+
+def _index_shape(part: Any) -> tuple[int, ...]:
+    """Return the shape of an index array. A real mask selects its true elements; a meta mask selects all elements."""
+    if getattr(part, "dtype", None) != np.bool_:
+        return np.shape(part)
+    return (math.prod(part.shape) if isinstance(part, MetaArray) else int(np.count_nonzero(part)),)
 
 
 @lru_cache(MAX_REMEMBERED)

@@ -23,7 +23,8 @@ from minidist.base.meta import MetaArray
 from minidist.base.trace import current_purpose
 from minidist.base.trace import purpose as sending
 from minidist.base.watchers import watchers
-from minidist.collectives.registry import Algorithm
+from minidist.collectives.registry import ALGORITHMS, Algorithm
+from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome, sizes_of
 from minidist.comm.communicator import CollectiveCall, Comm
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
@@ -90,8 +91,19 @@ def _trial(
     nodes: tuple[tuple[int, ...], ...] | None,
     begins: tuple[Ports, ...],
 ) -> tuple[Outcome, Workspace]:
-    """Run one call on meta arrays in a world of its own; return what happens to each rank, by place."""
-    link = links.link
+    """Run one call on meta arrays in a world of its own; return what happens to each rank, by place.
+
+    A ring is not run: `ring_event.py` computes the same for all of its ranks at once.
+    """
+    link, n = links.link, len(members)
+    if _is_ring(described):
+        operation, itemsize = described[0], described[3].itemsize
+        sizes, is_free = sizes_of(operation, described[4], described[5], n), links.free_startup and purpose == "startup"
+        costs = links_of(links, members, is_free)
+        outcome = ring_outcome(operation, sizes, itemsize, costs, begins)
+        return outcome, tuple(
+            {"communication": most} if most else {} for most in ring_memory(operation, sizes, itemsize)
+        )
     if link is not None:
         links = replace(links, link=lambda a, b: link(members[a], members[b]))
     world = SimWorld(len(members), checks=False, record="totals", timeout=0, links=links)
@@ -116,6 +128,12 @@ def _trial(
     messages = [sum(trace.messages_by_purpose().values()) for trace in world.traces]
     nbytes = [sum(trace.bytes_by_purpose().values()) for trace in world.traces]
     return Outcome(ends, messages, nbytes), workspaces
+
+
+def _is_ring(described: Any) -> bool:
+    """Return whether a call's algorithm is our ring."""
+    operation, name, run = described[:3]
+    return name == "ring" and operation in FIRST_CHUNKS and ALGORITHMS[operation][name].run is run
 
 
 def _arguments(described: Any, place: int) -> Arguments:

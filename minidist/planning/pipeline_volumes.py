@@ -134,11 +134,12 @@ def crossing_elements(config: TrainConfig, batches: Batches, microbatches: int |
 
     # An MLP's last layer is row-parallel: each of its ranks needs only its shard of the columns.
     cut_last = config.model == "mlp" and blocks_of_stages(config, plan.stages)[-1][0] == config.layers
+    shape = activation_shape(config, load_dataset(config.data))
     sent = 0
     for stage in range(1, plan.stages):
         crossing = {i: n for i, n in times.items() if rank_of[stage - 1, i] != rank_of[stage, i]}
         for replica in batches.shares.rows:
-            boundary = sum(n * _boundary(config, batches, replica[i % k]) for i, n in crossing.items())
+            boundary = sum(n * _boundary(config, batches, replica[i % k], shape) for i, n in crossing.items())
             sent += boundary // batches.dims.tp if cut_last and stage == plan.stages - 1 else boundary
     return sent
 
@@ -154,10 +155,13 @@ def input_shapes(plan: Plan, batches: Batches) -> list[tuple[tuple[int, ...], in
     ]
 
 
-def _boundary(config: TrainConfig, batches: Batches, rows: int) -> int:
-    """Return the elements of one micro-batch's activation between two stages, of all ranks of one stage's replica."""
+def _boundary(config: TrainConfig, batches: Batches, rows: int, shape: Sequence[int]) -> int:
+    """Return the elements of one micro-batch's activation between two stages, of all ranks of one stage's replica.
+
+    shape: of the activation of one row.
+    """
     dims = batches.dims
-    boundary = rows * prod(activation_shape(config, load_dataset(config.data)))
+    boundary = rows * prod(shape)
     boundary *= 1 if config.sequence_parallel else dims.tp
     # The auxiliary loss travels with the activation, as one float32.
     if config.experts:

@@ -4,6 +4,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -147,3 +149,58 @@ def test_messages_of_meta_arrays_have_the_bytes_of_real_ones():
         sent.append(([trace.bytes_by_purpose() for trace in world.traces], world.end_time))
     assert sent[0] == sent[1]
     assert sent[0][1] > 0
+
+
+@st.composite
+def indexed(draw):
+    """A shape, and an index with at least one index array or mask."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    parts, axis, arrays, dots = [], 0, 0, False
+    extent = draw(st.sampled_from([1, 3]))
+    while axis < len(shape):
+        kind = draw(st.sampled_from(["slice", "int", "array", "mask", "none", "dots", "array"]))
+        length = shape[axis]
+        if kind == "slice":
+            parts.append(slice(draw(st.integers(0, length)), None, draw(st.sampled_from([1, 2, None]))))
+        elif kind == "int":
+            parts.append(draw(st.integers(0, length - 1)))
+        elif kind == "array":
+            parts.append(np.zeros(draw(st.sampled_from([(extent,), (1,), (2, extent)])), int))
+            arrays += 1
+        elif kind == "mask" and draw(st.booleans()) and axis + 1 < len(shape):
+            mask = np.zeros(shape[axis : axis + 2], bool)
+            mask.reshape(-1)[0] = True
+            parts.append(mask)
+            axis += 1
+            arrays += 1
+        elif kind == "none":
+            parts.append(None)
+            continue
+        elif kind == "dots" and not dots:
+            parts.append(Ellipsis)
+            dots, axis = True, axis + draw(st.integers(0, len(shape) - axis))
+            continue
+        elif draw(st.booleans()):
+            break
+        else:
+            parts.append(slice(None))
+        axis += 1
+    if not arrays:
+        parts = [np.zeros(2, int), *[part for part in parts if part is not Ellipsis][1 : len(shape)]]
+        parts = [part for part in parts if part is not None]
+    return shape, tuple(parts)
+
+
+@given(indexed())
+@settings(max_examples=400)
+def test_index_arrays_give_numpys_shape(case):
+    shape, index = case
+    expected = np.ones(shape, np.float32)[index].shape
+    assert MetaArray(shape, np.float32)[index].shape == expected
+
+
+def test_a_mask_behind_an_ellipsis_copies_nothing():
+    """NumPy would copy 2**40 elements to find the shape out."""
+    wide = MetaArray((2**20, 2**10, 32, 32), np.float32)
+    assert wide[..., np.tri(32, dtype=bool)].shape == (2**20, 2**10, 528)
+    wide[..., np.tri(32, dtype=bool)] = 0.0
