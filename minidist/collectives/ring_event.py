@@ -60,7 +60,7 @@ def ring_outcome(operation: str, sizes: Sequence[int], itemsize: int, links: Lin
 def ring_memory(operation: str, sizes: Sequence[int], itemsize: int) -> list[int]:
     """Return the most bytes that the ring allocates on each rank for messages (purpose communication)."""
     n = len(sizes)
-    if operation == "all_gather" or n < 2:
+    if operation == "all_gather":
         return [0] * n
     if operation == "all_reduce":
         return [itemsize * sizes[0]] * n

@@ -1,5 +1,8 @@
 """A collective call as one event: bytes, messages, time and memory are those of its messages, for every algorithm."""
 
+from dataclasses import replace
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,10 +11,12 @@ from hypothesis import strategies as st
 from minidist import collectives
 from minidist.base.layout import chunk_sizes
 from minidist.base.memory import account_memory
+from minidist.collectives import one_event
 from minidist.collectives.registry import ALGORITHMS
+from minidist.collectives.ring_event import FIRST_CHUNKS
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.folded import FoldedWorld
+from minidist.comm.sim.folded import FoldedWorld, Ports
 
 # Times of powers of two have no rounding. Two links, so that nodes of three ranks differ.
 LINKS = {
@@ -74,3 +79,33 @@ def test_one_event_equals_its_messages(operation, name, ranks, size, links, firs
             assert [times[1][1] for times in found] == [times[1][1] for times in expected]
     # The second call finds ports that are busy. Where a class goes on at its latest end, times are upper bounds.
     assert folded.end_time >= whole.end_time if folded.uneven else folded.end_time == whole.end_time
+
+
+PORTS = st.tuples(*[st.integers(0, 40)] * 3).map(lambda ticks: Ports(*(tick * 2.0**-21 for tick in ticks)))
+
+
+@pytest.mark.parametrize("operation", sorted(FIRST_CHUNKS))
+@settings(max_examples=60)
+@given(data=st.data(), begins=st.lists(PORTS, min_size=2, max_size=6), links=st.sampled_from(sorted(LINKS)))
+def test_a_ring_for_all_ranks_at_once_equals_its_messages(operation, data, begins, links):
+    """Ranks that begin at any time with ports that are busy, chunks of any sizes, and ports with an overhead."""
+    n = len(begins)
+    sizes = data.draw(st.lists(st.integers(0, 5), min_size=n, max_size=n))
+    model = replace(LINKS[links], overhead=data.draw(st.sampled_from([0.0, 2.0**-21])))
+    entry = ALGORITHMS[operation]["ring"]
+    lists, rest = {
+        "all_reduce": ((None,), ("sum",)),
+        "all_gather": ((tuple(sizes), None), ()),
+        "reduce_scatter": ((tuple(sizes), None, None), ("sum",)),
+    }[operation]
+    described = (operation, "ring", entry.run, np.dtype(np.float64), sum(sizes), lists, rest)
+    arguments = described, "tensor_forward", model, tuple(range(n)), None, tuple(begins)
+
+    at_once = one_event._trial.__wrapped__(*arguments)
+    with patch.object(one_event, "_is_ring", lambda described: False):
+        messages = one_event._trial.__wrapped__(*arguments)
+    (outcome, memory), (expected, workspaces) = at_once, messages
+    assert list(outcome.ends) == list(expected.ends)
+    assert list(outcome.messages) == list(expected.messages)
+    assert list(outcome.nbytes) == list(expected.nbytes)
+    assert [{kind: n for kind, n in one.items() if n} for one in workspaces] == list(memory)
