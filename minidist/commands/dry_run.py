@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.meta import creating_meta
+from minidist.base.process import rare_collections
 from minidist.comm import Comm, SimWorld
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.sim.clock import LinkModel
@@ -83,6 +84,8 @@ class DryRun:
             + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
             + (f", MFU {self.mfu:.1%}" if self.mfu is not None else "")
         ]
+        if self.mfu is not None and self.mfu > 1:
+            lines.append("MFU counts attention between all pairs of positions, of which the causal half is computed")
         if self.uneven:
             lines.append(f"the time is an upper bound: folded ranks end {', '.join(sorted(self.uneven))} one by one")
         lines += self.summary.volume_lines()
@@ -192,16 +195,17 @@ def dry_run(
         int8 = None if result.int8 is None else {**result.int8, "held_out": {}}
         return replace(result, losses=[], digest="", held_out={}, int8=int8)
 
-    outcome = execute(
-        main,
-        ranks=size,
-        timeout=timeout,
-        eager_bytes=eager_bytes,
-        record="totals" if trace is None else True,
-        simulated=simulated,
-        links=links,
-        checks=False,
-    )
+    with rare_collections():
+        outcome = execute(
+            main,
+            ranks=size,
+            timeout=timeout,
+            eager_bytes=eager_bytes,
+            record="totals" if trace is None else True,
+            simulated=simulated,
+            links=links,
+            checks=False,
+        )
     return _result(config, outcome, trace, command, links, fold)
 
 

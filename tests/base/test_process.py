@@ -1,6 +1,7 @@
 """Process settings, in a process of their own."""
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,14 @@ import pytest
 
 import minidist
 from minidist.base import process
+
+
+def test_cycles_are_collected_rarely_in_the_block_only():
+    before = gc.get_threshold()
+    with process.rare_collections():
+        assert gc.get_threshold()[0] == 100_000
+    assert gc.get_threshold() == before
+
 
 CODE = """
 import resource, sys
