@@ -19,8 +19,7 @@ from minidist.commands.output import Result, json_or_table, say
 def memory(
     params: Annotated[str | None, typer.Option(help="number of parameters, such as 7.5e9")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3-175b, llama-7b, llama-13b or llama-65b"),
+        str | None, typer.Option(help="a name, such as gpt3-175b or llama-3.1-8b, or a config.json")
     ] = None,
     dp: Annotated[int, typer.Option(help="data-parallel ranks")] = 1,
     tp: Annotated[int, typer.Option(help="with --model: tensor-parallel ranks (with sequence parallelism)")] = 1,
@@ -35,7 +34,9 @@ def memory(
         str | None, typer.Option(help="zero (default), fp32-accumulation (default of several axes) or deepspeed")
     ] = None,
     recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
-    prefetch: Annotated[int, typer.Option(help="with --model: units that ZeRO 3 gathers ahead")] = 1,
+    prefetch: Annotated[
+        int, typer.Option(help="with --model and no axis but --dp: units that ZeRO 3 gathers ahead")
+    ] = 1,
     form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")
@@ -49,6 +50,8 @@ def memory(
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
     if form not in ("text", "svg"):
         raise UsageError(f"--format {quoted(form)}; it must be text or svg")
+    if output is not None and form == "text":
+        raise UsageError(f"--output {quoted(str(output))} is the file of a picture; add --format svg, or leave it out")
     degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
     split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
     if split and accounting not in (None, "fp32-accumulation"):
@@ -56,6 +59,10 @@ def memory(
             f"--accounting {quoted(accounting)} with {split[0]}: layouts are counted with float32 sums of gradients;"
             " leave out --accounting"
         )
+    # Only ZeRO 3 on data-parallel ranks is counted with units that are gathered ahead.
+    if model is not None and prefetch != 1 and (split or accounting == "deepspeed"):
+        other = split[0] if split else "--accounting deepspeed"
+        raise UsageError(f"--prefetch {quoted(prefetch)} has no effect with {other}; leave one of them out")
     accounting = accounting or ("fp32-accumulation" if split else "zero")
     ranks = dp * tp * pp * cp
     title = f"{model or params}{{}} on {ranks} rank{'s' * (ranks != 1)}, {accounting} accounting"
@@ -82,8 +89,13 @@ def memory(
         if accounting == "deepspeed":
             stages["offload"] = deepspeed_offload(number, dp)
 
+    # A file is written with --json, too.
+    draw = partial(_draw, stages, title.format(" parameters"), output)
+    if output is not None:
+        draw()
+        return Result(stages, lambda: None)
     if form == "svg":
-        return Result(stages, partial(_draw, stages, title.format(" parameters"), output))
+        return Result(stages, draw)
     return Result(stages, partial(_print, stages, title.format(""), accounting))
 
 

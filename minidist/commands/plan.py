@@ -123,6 +123,11 @@ def plan(
             f"--seq {length} is out of range: the model has learned positions for {architecture.positions} tokens; give"
             f" --seq {architecture.positions} or less"
         )
+    if architecture.window is not None and length > architecture.window:
+        raise UsageError(
+            f"--seq {length} is more than sliding_window {architecture.window} of {quoted(str(config or model))};"
+            f" attention to a whole sequence is counted, so give --seq {architecture.window} or less"
+        )
     machine.peak(precision)
     job = Job(architecture, length, global_batch, precision, ranks, attention == "fused", dropout)
     found = search(job, machine, fixed)
@@ -185,8 +190,8 @@ def _architecture(
     top_k: int | None,
 ) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
-    from minidist.planning.architecture import Architecture, checked, named
-    from minidist.planning.huggingface_config import read_architecture
+    from minidist.planning.architecture import MAX_EXPERTS, Architecture, checked
+    from minidist.planning.huggingface_config import read_architecture, read_model
 
     if config is not None and model is not None:
         raise UsageError(
@@ -206,19 +211,14 @@ def _architecture(
         extra = [flag for flag, value in {**sizes, **others}.items() if value is not None]
         if extra:
             raise UsageError(f"{extra[0]} describes a model, and {quoted(str(config or model))} is one; leave one out")
-        if config is not None or str(model).endswith(".json"):
-            return read_architecture(config or Path(str(model)))
-        return named(str(model))
+        return read_architecture(config) if config is not None else read_model(str(model))
     missing = [flag for flag, value in sizes.items() if value is None]
     if missing:
         raise UsageError(
             f"{missing[0]} is missing; describe the model with --layers, --hidden and --heads, or give a config.json or"
             " --model NAME"
         )
-    for flag, value in {**sizes, "--kv-heads": kv_heads, "--ffn": ffn, "--vocab": vocab}.items():
-        if value is not None:
-            check_count(value, flag, 1, 10**8)
-    check_count(experts, "--experts", 0, 10**5)
+    check_count(experts, "--experts", 0, MAX_EXPERTS)
     if top_k is not None and not experts:
         raise UsageError(f"--top-k {top_k} needs a model with experts; add --experts, or leave --top-k out")
     return checked(
@@ -226,9 +226,9 @@ def _architecture(
             layers or 0,
             hidden or 0,
             heads or 0,
-            vocab or 51_200,
-            seq or 2048,
-            ffn or 4 * (hidden or 0),
+            51_200 if vocab is None else vocab,
+            2048 if seq is None else seq,
+            4 * (hidden or 0) if ffn is None else ffn,
             gated=gated,
             kv_heads=kv_heads,
             tied=tied,

@@ -20,14 +20,14 @@ from minidist.base.read_file import MAX_TOML_LINE, parse_toml, read_json, read_t
 from minidist.config.train_config import TrainConfig
 
 
-def read_config(path: str | Path) -> dict[str, Any]:
-    """Return {field: value}, as `TrainConfig.make` takes them.
+def read_config(path: str | Path, what: str = "--config") -> dict[str, Any]:
+    """Return {field: value}, as `TrainConfig.make` takes them. what: the beginning of the sentence of an error.
 
     Raises UsageError for a file that cannot be read, an unknown setting (with the nearest one), or one that appears
     twice.
     """
     path = Path(path)
-    return _fields(_leaves(_parse(path)), str(path))
+    return _fields(_leaves(_parse(path, what)), str(path))
 
 
 def read_overrides(texts: Sequence[str]) -> dict[str, Any]:
@@ -61,6 +61,7 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
         if field not in TrainConfig.model_fields:
             raise UsageError(
                 f"{quoted(where, marks=False)}: unknown setting {quoted(key)}{nearest(field, TrainConfig.model_fields)}"
+                "; correct its name, or leave it out"
             )
         if field in result:
             raise UsageError(
@@ -71,15 +72,13 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
     return result
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def _parse(path: Path, what: str) -> dict[str, Any]:
     readers: dict[str, Any] = {".toml": read_toml, ".json": read_json}
     if path.suffix not in readers:
-        raise UsageError(f"--config {quoted(str(path))}; it must be a .toml or a .json file")
-    content = readers[path.suffix](path, "--config", "correct the file, or name another one")
+        raise UsageError(f"{what} {quoted(str(path))}; it must be a .toml or a .json file")
+    content = readers[path.suffix](path, what, "correct the file, or name another one")
     if not isinstance(content, dict):
-        raise UsageError(
-            f"--config {quoted(str(path))} holds a {type(content).__name__}; it must be a table of settings"
-        )
+        raise UsageError(f"{what} {quoted(str(path))} holds a {type(content).__name__}; it must be a table of settings")
     return content
 
 

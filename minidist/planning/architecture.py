@@ -10,7 +10,7 @@ ones (norms, biases of row-parallel products, routers) are not, and `expert` one
 Proved by: tests/planning/test_architecture.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,6 +18,20 @@ from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_LAYERS, check_count
 
 MAX_SIZE = 10**8  # of a width, a vocabulary or a context
+MAX_EXPERTS = 10**5  # of a layer
+
+# How the command line calls what `checked` refuses; a file has names of its own.
+FLAGS = {
+    "layers": "--layers",
+    "width": "--hidden",
+    "heads": "--heads",
+    "vocabulary": "--vocab",
+    "positions": "--seq",
+    "inner": "--ffn",
+    "kv_heads": "--kv-heads",
+    "experts": "--experts",
+    "top_k": "--top-k",
+}
 
 
 class Parameters(NamedTuple):
@@ -50,9 +64,10 @@ class Architecture:
 
     gated: a LLaMA block (RMS norms, no biases, a gated MLP, rotary positions, no dropout). tied: the output projection
     is the embedding (default: where the block is not gated). learned_positions: an embedding per position (default:
-    where the block is not gated). qkv_bias: biases of a gated block's queries, keys and values. query_norm: norms of
-    queries and keys. experts, top_k: of each layer from `dense_layers` on; expert_inner: their width;
-    shared_experts: how many of them every token uses; router_bias: one number per expert.
+    where the block is not gated). qkv_bias: biases of a gated block's queries, keys and values, or of its projections
+    to latent vectors; output_bias, mlp_bias: biases of its other matrices. query_norm: norms of queries and keys.
+    experts, top_k: of each layer from `dense_layers` on; expert_inner: their width; shared_experts: how many of them
+    every token uses; router_bias: one number per expert. window: how many tokens before it a token attends to.
     """
 
     layers: int
@@ -67,6 +82,8 @@ class Architecture:
     tied: bool | None = None
     learned_positions: bool | None = None
     qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
     query_norm: bool = False
     experts: int = 0
     top_k: int = 0
@@ -75,6 +92,7 @@ class Architecture:
     dense_layers: int = 0
     router_bias: bool = False
     latent: LatentAttention | None = field(default=None)
+    window: int | None = None
 
     @property
     def query_size(self) -> int:
@@ -111,6 +129,8 @@ class Architecture:
     def attention(self) -> Parameters:
         """Return the parameters of one attention with the norm before it."""
         h, q, kv, out = self.width, self.query_size, self.kv_size, self.value_size
+        # The output projection is row-parallel, so its bias is not divided.
+        output_bias = h if self.output_bias else 0
         if self.latent:
             # Low-rank projections: their inner matrices are small and every tensor-parallel rank has them whole.
             low, rope = self.latent, self.latent.rope
@@ -119,21 +139,30 @@ class Architecture:
             queries = h * q
             if low.q_rank:
                 down, queries = down + h * low.q_rank + low.q_rank, low.q_rank * q
-            return Parameters(queries + up + out * h, down + h)
+            return Parameters(queries + up + out * h, down + self._latent_biases + output_bias + h)
         matrices = h * (q + 2 * kv) + out * h
         if self.gated:
             norms = h + (2 * (self.head_size or h // self.heads) if self.query_norm else 0)
-            return Parameters(matrices + (q + 2 * kv if self.qkv_bias else 0), norms)
-        # A norm has a weight and a bias; the bias of the row-parallel output projection is not divided.
+            return Parameters(matrices + (q + 2 * kv if self.qkv_bias else 0), norms + output_bias)
+        # A norm has a weight and a bias, and all four projections have biases.
         return Parameters(matrices + q + 2 * kv, h + 2 * h)
+
+    @property
+    def _latent_biases(self) -> int:
+        """Return the biases of the projections to latent vectors; a model without a latent query has one less."""
+        if self.latent is None or not self.qkv_bias:
+            return 0
+        return self.latent.kv_rank + self.latent.rope + (self.latent.q_rank or 0)
 
     def mlp(self, layer: int) -> Parameters:
         """Return the parameters of one layer's MLP, or of its experts and their router, with the norm before it."""
         h = self.width
         if not self.is_sparse(layer):
-            return (
-                Parameters(3 * h * self.inner, h) if self.gated else Parameters(2 * h * self.inner + self.inner, 3 * h)
-            )
+            if not self.gated:
+                return Parameters(2 * h * self.inner + self.inner, 3 * h)
+            # Gate and up have a bias per inner element; the one of down is not divided.
+            biases = (2 * self.inner, h) if self.mlp_bias else (0, 0)
+            return Parameters(3 * h * self.inner + biases[0], h + biases[1])
         inner = self.expert_inner or self.inner
         one = 3 * h * inner if self.gated else 2 * h * inner + inner + h
         router = self.experts * h + (self.experts if self.router_bias else 0)
@@ -191,10 +220,17 @@ class Architecture:
     @property
     def largest_module(self) -> int:
         """Return the parameters of the largest single module: the embedding, or a projection of the block."""
-        h, i = self.width, self.inner
+        h, q, out = self.width, self.query_size, self.value_size
         embedding = max(self.vocabulary, self.positions if self.has_positions else 0) * h
-        # GPT computes queries, keys and values in one matrix, and its matrices have biases.
-        return max(embedding, h * h, h * i) if self.gated else max(embedding, 3 * h * h + 3 * h, h * i + i)
+        if not self.gated:
+            # GPT computes queries, keys and values in one matrix, and its matrices have biases.
+            return max(embedding, 3 * h * h + 3 * h, h * self.inner + self.inner)
+        bias = self.inner if self.mlp_bias else 0
+        projections = [h * self.inner + bias, h * (self.expert_inner or 0), h * q + (q if self.qkv_bias else 0)]
+        if self.latent:
+            low = self.latent
+            projections = [*projections[:2], (low.q_rank or h) * q, low.kv_rank * self.heads * (low.nope + low.value)]
+        return max(embedding, out * h + (h if self.output_bias else 0), *projections)
 
     # floating-point operations ----------------------------------------------------------------------------------------
 
@@ -217,7 +253,8 @@ class Architecture:
         if self.latent:
             low = self.latent
             norms = self.width + low.kv_rank + (low.q_rank or 0)
-            return self.attention.total - norms
+            biases = self._latent_biases + (self.width if self.output_bias else 0)
+            return self.attention.total - norms - biases
         return self.width * (self.query_size + 2 * self.kv_size + self.value_size)
 
     def forward_flops(self, length: int) -> int:
@@ -260,33 +297,34 @@ def named(name: str) -> Architecture:
     """Return a published architecture; UsageError for an unknown name."""
     if name not in MODELS:
         raise UsageError(
-            f"--model {quoted(name)} is unknown{nearest(name, MODELS)}; the models are {', '.join(MODELS)}"
+            f"--model {quoted(name)} is unknown{nearest(name, MODELS)}; give a config.json, or one of"
+            f" {', '.join(MODELS)}"
         )
     return MODELS[name]
 
 
-def checked(model: Architecture) -> Architecture:
-    """Return the architecture; UsageError for sizes that are out of range or do not fit each other."""
-    check_count(model.layers, "the number of layers", 1, MAX_LAYERS)
-    for value, what in (
-        (model.width, "the hidden size"),
-        (model.heads, "the number of heads"),
-        (model.vocabulary, "the vocabulary"),
-        (model.positions, "the number of positions"),
-        (model.inner, "the size of the MLP"),
-    ):
-        check_count(value, what, 1, MAX_SIZE)
+def checked(model: Architecture, names: Mapping[str, str] = FLAGS, where: str = "") -> Architecture:
+    """Return the architecture; UsageError for sizes that are out of range or do not fit each other.
+
+    names: what the user calls each field. where: " in 'job.toml'", for sizes from a file.
+    """
+    for field_name in ("layers", "width", "heads", "vocabulary", "positions", "inner"):
+        most = MAX_LAYERS if field_name == "layers" else MAX_SIZE
+        check_count(getattr(model, field_name), names[field_name] + where, 1, most)
+    heads = f"{names['heads']} {model.heads}"
     if model.head_size is None and model.latent is None and model.width % model.heads:
         raise UsageError(
-            f"a hidden size of {model.width} is not divisible by {model.heads} heads; change one of them, or give"
-            " head_dim"
+            f"{names['width']} {model.width}{where} is not divisible by {heads}; change one of them"
+            + (", or give head_dim" if "head_size" in names else "")
         )
     if model.kv_heads is not None and (model.kv_heads < 1 or model.heads % model.kv_heads):
         raise UsageError(
-            f"{model.heads} heads are not divisible by {model.kv_heads} key-value heads; give a divisor of the heads"
+            f"{heads}{where} is not divisible by {names['kv_heads']} {model.kv_heads}; give a number of key-value heads"
+            " that divides the heads"
         )
     if model.experts and not 1 <= model.top_k <= model.experts:
         raise UsageError(
-            f"{model.top_k} experts per token of {model.experts} experts; give --top-k from 1 to {model.experts}"
+            f"{names['top_k']} {model.top_k}{where} does not fit {names['experts']} {model.experts}; give from 1 to"
+            f" {model.experts} experts per token"
         )
     return model

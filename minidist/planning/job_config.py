@@ -6,8 +6,10 @@ has no formula for is refused with its name: a plan that leaves it out would be 
 Proved by: tests/planning/test_job_config.py
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from minidist.base.errors import UsageError, quoted
 from minidist.config.config_file import read_config
@@ -28,6 +30,20 @@ WITHOUT_EFFECT = (
     "seed", "static_loss_scale", "steps", "warmup", "warmup_curve", "warmup_start", "weight_decay",
 )  # fmt: skip
 
+# The fields of an Architecture -> their settings in a file. How large an MLP and a vocabulary are follows from others.
+NAMES = {
+    "layers": "layers",
+    "width": "width",
+    "heads": "heads",
+    "vocabulary": "the vocabulary of data",
+    "positions": "context",
+    "inner": "the size of the MLP",
+    "kv_heads": "kv-heads",
+    "experts": "experts",
+    "top_k": "top-k",
+}
+Read = TypeVar("Read")
+
 
 class PlannedJob(NamedTuple):
     """A job as the planner takes it: the model, and what the file fixes by the name of a flag of `minidist plan`."""
@@ -41,9 +57,11 @@ class PlannedJob(NamedTuple):
 
 def read_job(path: str | Path) -> PlannedJob:
     """Return the job of a file; UsageError names a setting that is wrong, or that the planner has no formula for."""
-    given = read_config(path)
+    given = read_config(path, "the job file")
     file = quoted(str(path))
-    config = TrainConfig.make(**given)
+    if not given:
+        raise UsageError(f"the job file {file} has no settings; write one with minidist train --print-config")
+    config = _in_file(file, partial(TrainConfig.make, **given))
     if not config.is_language_model:
         raise UsageError(f"model {quoted(config.model)} in {file} is not planned; give model = 'gpt' or 'llama'")
     changed = {name for name in given if getattr(config, name) != TrainConfig.model_fields[name].default}
@@ -68,7 +86,17 @@ def read_job(path: str | Path) -> PlannedJob:
     if "micro_batch" not in fixed and (config.accumulation or config.microbatches):
         fixed["micro_batch"] = _micro_batch(config, file)
     precision = config.precision if "precision" in given else None
-    return PlannedJob(architecture(config), fixed, config.global_batch, precision, config.dropout > 0)
+    return PlannedJob(
+        _in_file(file, partial(architecture, config)), fixed, config.global_batch, precision, config.dropout > 0
+    )
+
+
+def _in_file(file: str, read: Callable[[], Read]) -> Read:
+    """Return what `read` returns; its errors name a setting, and get the name of the file here."""
+    try:
+        return read()
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
 
 
 def architecture(config: TrainConfig) -> Architecture:
@@ -89,7 +117,8 @@ def architecture(config: TrainConfig) -> Architecture:
             kv_heads=config.kv_heads,
             experts=config.experts,
             top_k=config.top_k if config.experts else 0,
-        )
+        ),
+        NAMES,
     )
 
 

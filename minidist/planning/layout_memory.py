@@ -7,9 +7,9 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_count
-from minidist.planning.architecture import named
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, check_layout
 from minidist.planning.cluster.memory import memory_by_rank
+from minidist.planning.huggingface_config import read_model
 from minidist.planning.memory_estimator import NOT_COUNTED
 
 
@@ -22,13 +22,13 @@ def layout_peak(
     Tensor parallelism divides the sequence too. Attention is fused. Errors: UsageError for degrees that do not divide
     the model.
     """
-    model = named(name)
+    model = read_model(name)
     if recompute not in RECOMPUTE:
         raise UsageError(f"--recompute {quoted(recompute)} with several axes; it must be {', '.join(RECOMPUTE)}")
     for flag, degree in (("--dp", dp), ("--tp", tp), ("--pp", pp), ("--cp", cp), ("--ep", ep), ("--batch", batch)):
         check_count(degree, flag, 1, 10**6)
     length = model.positions if length is None else length
-    check_count(length, f"--seq for {name}", 1, model.positions)
+    check_count(length, f"--seq for {quoted(name, marks=False)}", 1, model.positions)
     job = Job(model, length, dp * batch * pp, "bf16", dp * tp * pp * cp)
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
     for stage in range(4):

@@ -26,8 +26,9 @@ from typing import Any
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import check_count
 from minidist.nn.segments import sqrt_segments
-from minidist.planning.architecture import Architecture, named
+from minidist.planning.architecture import Architecture
 from minidist.planning.block_bytes import fused, unfused
+from minidist.planning.huggingface_config import read_model
 
 ACCOUNTINGS = ("zero", "fp32-accumulation", "deepspeed")
 NOT_COUNTED = (
@@ -122,17 +123,25 @@ def _stage(parameters: int, gradients: int, optimizer: int) -> Stage:
     }
 
 
-def block_activations(model: Architecture, batch: int, length: int, recompute: str) -> int:
-    """Return the bytes that one block keeps; `recompute`: none, selective (attention's core) or full."""
+def block_activations(model: Architecture, batch: int, length: int, recompute: str, layer: int = 0) -> int:
+    """Return the bytes that the block of a layer keeps; `recompute`: none, selective (attention's core) or full."""
     s, b, h, a = length, batch, model.width, model.heads
     if recompute == "full":
         # Only the input of the block.
         return 2 * s * b * h
     if not model.gated:
         # Without its core, attention keeps no scores: those are the terms in a.
-        return unfused(s, b, h, a if recompute == "none" else 0)
+        # The paper's MLP has 4 h elements inside, and keeps two bytes of the input and of the output of GELU.
+        return unfused(s, b, h, a if recompute == "none" else 0) + 4 * s * b * (model.inner - 4 * h)
     attention = 2 * (model.query_size + 2 * model.kv_size + model.value_size)
-    linear = s * b * (8 * h + attention + 8 * model.inner)
+    if model.latent:
+        attention += 2 * (model.latent.kv_rank + (model.latent.q_rank or 0))
+    mlp = 8 * model.inner
+    if model.is_sparse(layer):
+        # Each expert of a token has its own copy of the input; the router keeps a float32 score per expert.
+        copies = model.top_k + model.shared_experts
+        mlp = 8 * copies * (model.expert_inner or model.inner) + 2 * h * model.top_k + 4 * model.experts
+    linear = s * b * (8 * h + attention + mlp)
     scores = 2 * a * s * s * b  # the softmax; there is no dropout
     return linear + (scores if recompute == "none" else 0)
 
@@ -155,26 +164,31 @@ def model_peak(
     upper bound: the parts need not occur at one moment. With the accounting deepspeed also `offload`.
     """
     if recompute not in ("none", "selective", "full", "sqrt"):
-        raise UsageError(f"recompute {quoted(recompute)}; it must be none, selective, full or sqrt")
-    model = named(name)
+        raise UsageError(f"--recompute {quoted(recompute)}; it must be none, selective, full or sqrt")
+    model = read_model(name)
     length = model.positions if length is None else length
     check_count(batch, "--batch", 1)
     check_count(prefetch, "--prefetch")
-    check_count(length, f"--seq for {name}", 1, model.positions)
+    check_count(length, f"--seq for {quoted(name, marks=False)}", 1, model.positions)
+
+    # Layers with experts and without differ, so what exists of one block at a time is that of the largest.
+    kinds = model.of_a_kind(range(model.layers))
+    block = max(model.block_at(layer).total for layer, _ in kinds)
+    whole = max(block_activations(model, batch, length, "none", layer) for layer, _ in kinds)
 
     # Activations: what every block (or segment) keeps, and what the one that is recomputed needs at a time.
     if recompute == "sqrt":
         segments = sqrt_segments(model.layers)
         activations = len(segments) * block_activations(model, batch, length, "full")
-        activations += segments[0] * block_activations(model, batch, length, "none")
+        activations += segments[0] * whole
     else:
-        activations = model.layers * block_activations(model, batch, length, recompute)
-        activations += block_activations(model, batch, length, "none") if recompute == "full" else 0
+        activations = sum(n * block_activations(model, batch, length, recompute, layer) for layer, n in kinds)
+        activations += whole if recompute == "full" else 0
 
     # Logits in float32; the inputs of the head and of the last norm in 2 bytes.
     logits = batch * length * (4 * model.vocabulary + 4 * model.width)
     result: dict[str, Any] = {"model": name, "parameters": model.parameters}
-    if not model.gated:
+    if not model.gated and model.inner == 4 * model.width:
         sizes = (length, batch, model.width, model.heads)
         result["activations_of_a_block"] = {
             "unfused": unfused(*sizes),
@@ -187,9 +201,9 @@ def model_peak(
         parts |= {"activations": activations, "logits": logits}
         # DeepSpeed's estimator includes the largest layer.
         if stage == "stage3" and accounting != "deepspeed":
-            parts["gathered"] = 2 * (model.rest + model.block)
-            parts["prefetch"] = 2 * min(prefetch, model.layers - 1) * model.block
-            parts["reducing"] = 2 * (model.rest + 2 * model.block)
+            parts["gathered"] = 2 * (model.rest + block)
+            parts["prefetch"] = 2 * min(prefetch, model.layers - 1) * block
+            parts["reducing"] = 2 * (model.rest + 2 * block)
         result[stage] = {**parts, "total": sum(parts.values())}
     if accounting == "deepspeed":
         result["offload"] = deepspeed_offload(model.parameters, ranks, model.largest_module)

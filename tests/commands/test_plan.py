@@ -2,11 +2,13 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from minidist.cli import main
 from minidist.planning.architecture import Architecture
+from minidist.planning.cluster.gpus import RANGES
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
 SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
@@ -242,10 +244,25 @@ def test_nothing_fits(capsys):
         (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--recompute", "all"], "--recompute 'all'"),
         (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--zero", "4"], "--zero is 4"),
         (["--model", "gpt2", "--ranks", "8", "--global-batch", "8", "--precision", "fp4"], "--precision 'fp4'"),
-        (["--layers", "2", "--hidden", "10", "--heads", "3", "--ranks", "1"], "not divisible by 3 heads"),
+        (
+            ["--layers", "2", "--hidden", "10", "--heads", "3", "--ranks", "1"],
+            "--hidden 10 is not divisible by --heads 3",
+        ),
+        ([*SMALL, "--layers", "-4"], "--layers is -4; it must be from 1 to 10,000"),
+        ([*SMALL, "--layers", "100000"], "--layers is 100000; it must be from 1 to 10,000"),
+        ([*SMALL, "--hidden", "0"], "--hidden is 0; it must be from 1 to 100,000,000"),
+        ([*SMALL, "--vocab", "0"], "--vocab is 0; it must be from 1 to 100,000,000"),
+        ([*SMALL, "--kv-heads", "3"], "--heads 4 is not divisible by --kv-heads 3; give a number of key-value heads"),
+        ([*SMALL, "--experts", "200000"], "--experts is 200000; it must be from 0 to 100,000"),
+        (
+            ["none.json"],
+            r"the model file 'none.json' cannot be read \(No such file or directory\); give the config.json",
+        ),
+        (["none.toml"], r"the job file 'none.toml' cannot be read \(No such file or directory\); correct the file"),
+        (["--model", "gpt5.json"], "the model file 'gpt5.json' cannot be read"),
         (["--model", "mixtral-8x7b", "--top-k", "1"], "--top-k describes a model, and 'mixtral-8x7b' is one"),
         ([*SMALL, "--top-k", "1"], "--top-k 1 needs a model with experts; add --experts, or leave --top-k out"),
-        ([*SMALL, "--experts", "4", "--top-k", "0"], "0 experts per token of 4 experts; give --top-k from 1 to 4"),
+        ([*SMALL, "--experts", "4", "--top-k", "0"], "--top-k 0 does not fit --experts 4; give from 1 to 4 exp"),
         (
             ["--model", "gpt2", "--seq", "2048", "--ranks", "8", "--global-batch", "8"],
             "--seq 2048 is out of range: the model has learned positions for 1024 tokens; give --seq 1024 or less",
@@ -262,3 +279,89 @@ def test_what_is_wrong_is_one_sentence(arguments, sentence, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     with pytest.raises(AssertionError, match=sentence):
         raise AssertionError(line)
+
+
+KEYS = {
+    "model_type": "mistral",
+    "num_hidden_layers": 4,
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "intermediate_size": 128,
+    "vocab_size": 500,
+    "max_position_embeddings": 8192,
+}
+MACHINE = {"fp16": 1e12, "memory": 1e11, "memory_bandwidth": 1e11, "link": 1e10, "network": 1e9}
+
+
+@pytest.mark.parametrize("command", [["plan"], ["memory", "--model"]], ids=["plan", "memory"])
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": ["llama"]}, r"minidist: model_type \['llama'\] in 'c.json' is not a text; it must be one of"),
+        ({"num_hidden_layers": 0}, "minidist: num_hidden_layers in 'c.json' is 0; it must be a whole number from 1 to"),
+        ({"num_attention_heads": 6}, "minidist: hidden_size 64 in 'c.json' is not divisible by num_attention_heads 6"),
+        ({"num_local_experts": 8}, "minidist: num_local_experts in 'c.json' is 8; a mistral model has no such key"),
+    ],
+)
+def test_what_is_wrong_in_a_model_file_is_one_sentence(command, change, sentence, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("c.json").write_text(json.dumps({**KEYS, **change}))
+    assert run(*command, "c.json") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(sentence, line), line
+
+
+def test_a_window_of_attention_limits_the_sequence(tmp_path, capsys, monkeypatch):
+    """Attention to a whole sequence is counted, so that a sequence that is longer than the window is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("c.json").write_text(json.dumps(KEYS))
+    cluster = ["plan", "c.json", "--ranks", "2", "--global-batch", "4"]
+    assert run(*cluster, "--seq", "4096") == 0
+    capsys.readouterr()
+    assert run(*cluster) == 2
+    assert "--seq 8192 is more than sliding_window 4096 of 'c.json'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [
+            "plan",
+            "--model",
+            "gpt2",
+            "--ranks",
+            "2",
+            "--global-batch",
+            "4",
+            "--tp",
+            "1",
+            "--pp",
+            "1",
+            "--micro-batch",
+            "1",
+        ],
+        ["train", "--model", "gpt", "--steps", "1", "--dp", "2", "--precision", "bf16", "--dry-run"],
+    ],
+    ids=["plan", "dry run"],
+)
+def test_speeds_of_no_gpu_are_one_sentence(command, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for change, sentence in (
+        ({"fp16": 1e-300}, "fp16 in 'm.json' is 1e-300; it must be a number from 1e+09 to 1e+21 FLOP/s"),
+        ({"memory": 1}, "memory in 'm.json' is 1; it must be a number from 1e+09 to 1e+18 bytes"),
+    ):
+        Path("m.json").write_text(json.dumps({**MACHINE, **change}))
+        assert run(*command, "--gpu", "m.json") == 2
+        assert capsys.readouterr().err == f"minidist: {sentence}\n"
+
+
+@pytest.mark.parametrize("end", [0, 1], ids=["slowest", "fastest"])
+def test_the_ends_of_the_ranges_of_a_machine_are_planned(end, tmp_path, capsys):
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps({key: values[end] for key, values in RANGES.items()} | {"memory": 1e18}))
+    job = ["plan", "--model", "gpt2", "--ranks", "2", "--global-batch", "4", "--zero", "1", "--micro-batch", "1"]
+    assert run(*job, "--gpu", str(path), "--json") == 0
+    text = capsys.readouterr().out
+    assert "NaN" not in text
+    assert "Infinity" not in text
+    assert json.loads(text)["layouts"]

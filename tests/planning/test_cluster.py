@@ -177,6 +177,16 @@ def test_impossible_layouts_have_a_reason(layout, sentence):
         raise AssertionError(reason)
 
 
+def test_an_expert_is_divided_over_tp_unless_ep_needs_the_ranks():
+    """As the MLP of other layers, an expert has the same number of elements on each rank."""
+    model = replace(GPT, experts=8, top_k=2, expert_inner=769)
+    job = Job(model, 256, 16, "bf16", 8)
+    divided = refusal(ClusterLayout(tp=8, microbatches=16), job)
+    assert divided == "an expert's width of 769 is not divisible by tp 8"
+    assert refusal(ClusterLayout(tp=8, ep=8, microbatches=16), job) is None
+    assert refusal(ClusterLayout(tp=8, microbatches=16), replace(job, model=replace(model, expert_inner=768))) is None
+
+
 def test_a_search_ranks_what_fits():
     found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {})
     assert found.plans
@@ -225,10 +235,20 @@ def test_a_machine_of_ones_own(tmp_path):
     for text, sentence in (
         (keys + "colour = 3\n", "key 'colour'"),
         (keys.replace("link = 1e10\n", ""), "has no key 'link'"),
-        (keys.replace("1e12", "-1.0"), "fp16=-1.0"),
-        (keys + "gpus_per_node = 0\n", "gpus_per_node=0"),
+        (
+            keys.replace("1e12", "-1.0"),
+            r"fp16 in '.*mine.toml'.* is -1.0; it must be a number from 1e\+09 to 1e\+21 FLOP",
+        ),
+        (keys.replace("1e12", "1e-300"), "is 1e-300; it must be a number"),
+        (keys.replace("1e12", "nan"), "is nan; it must be a number"),
+        (keys.replace("1e12", "true"), "is True; it must be a number"),
+        (keys.replace("memory = 1e10", "memory = 1"), r"is 1; it must be a number from 1e\+09 to 1e\+18 bytes"),
+        (keys.replace("network = 1e9", "network = 1e-9"), r"network in .* is 1e-09; it must be a number from 10000 to"),
+        (keys + "fp8 = 1e-3\n", r"is 0.001; it must be 0, or a number from 1e\+09"),
+        (keys + "gpus_per_node = 0\n", r"gpus_per_node in .* is 0; it must be a whole number from 1 to 100000 GPUs"),
+        (keys + "gpus_per_node = 8.0\n", r"is 8.0; it must be a whole number"),
         (keys + "family = 'tpu'\n", "family 'tpu'"),
-        (keys.replace("1e12", "'fast'"), r"mine.toml'.*: fp16='fast'; it must be a finite number above 0"),
+        (keys.replace("1e12", "'fast'"), r"fp16 in .*mine.toml'.* is 'fast'; it must be a number from"),
         (keys + "name = 3\n", r"name 3 in .*mine.toml'.* is not a text; write it in quotes"),
         ("[gpu]\n" + keys, "key 'gpu'"),
         ("fp16 = \n", "is not TOML"),
@@ -236,7 +256,8 @@ def test_a_machine_of_ones_own(tmp_path):
         path.write_text(text)
         with pytest.raises(UsageError, match=sentence):
             machine_of(str(path))
-    with pytest.raises(UsageError, match="--gpu 'h1000' is unknown"):
-        machine_of("h1000")
+    with pytest.raises(UsageError, match="--gpu 'H1000' is unknown \\(did you mean 'h100'\\?\\); it must be"):
+        machine_of("H1000")
+    assert machine_of("H100") is MACHINES["h100"]
     with pytest.raises(UsageError, match="has no 8-bit floats"):
         A100.peak("fp8")

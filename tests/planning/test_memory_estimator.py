@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -188,6 +189,13 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),
         (["--params", "1e9", "--recompute", "full"], "give --model NAME"),
         (["--params", "1e999999"], "not a number of parameters"),
+        (
+            ["--model", "llama-7b", "--tp", "2", "--prefetch", "3"],
+            "--prefetch 3 has no effect with --tp 2; leave one of",
+        ),
+        (["--model", "gpt2", "--accounting", "deepspeed", "--prefetch", "0"], "no effect with --accounting deepspeed"),
+        (["--model", "gpt2", "--output", "bars.svg"], "--output 'bars.svg' is the file of a picture; add --format svg"),
+        (["--model", "none.json"], "the model file 'none.json' cannot be read"),
     ],
 )
 def test_wrong_input_is_one_sentence(arguments, sentence, capsys):
@@ -195,6 +203,50 @@ def test_wrong_input_is_one_sentence(arguments, sentence, capsys):
         main(["memory", *arguments])
     assert done.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_a_model_file_is_the_model_of_its_name(tmp_path, capsys):
+    """Also with several axes, whose memory is counted by other code."""
+    path = tmp_path / "gpt2.json"
+    keys = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
+    path.write_text(json.dumps(keys))
+    for more in ([], ["--tp", "2"]):
+        tables = []
+        for model in ("gpt2", str(path)):
+            with pytest.raises(SystemExit) as done:
+                main(["memory", "--model", model, "--dp", "2", "--json", *more])
+            assert done.value.code == 0
+            tables.append({**json.loads(capsys.readouterr().out), "model": ""})
+        assert tables[0] == tables[1]
+
+
+def test_an_mlp_of_another_size_has_no_closed_form(tmp_path):
+    """GELU keeps two bytes of its input and two of its output for each element inside the MLP."""
+    path = tmp_path / "wide.json"
+    keys = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_inner": 4096}
+    path.write_text(json.dumps(keys))
+    wide, usual = model_peak(str(path), 1, length=64), model_peak("gpt2", 1, length=64)
+    assert wide["stage0"]["activations"] - usual["stage0"]["activations"] == 12 * 64 * 4 * (4096 - 4 * 768)
+    assert "activations_of_a_block" not in wide
+
+
+def test_experts_keep_what_each_copy_of_a_token_needs():
+    """Mixtral: two experts per token, each with its own copy of the input, and a float32 score per expert."""
+    model = MODELS["mixtral-8x7b"]
+    h, i, s, b = 4096, 14336, 512, 3
+    attention = 2 * (4 * h + h + 2 * 1024 + h)
+    kept = s * b * (attention + 2 * 4 * 2 * i + 2 * 2 * h + 4 * 8)
+    assert block_activations(model, b, s, "selective") == kept
+    dense = replace(model, dense_layers=1)
+    assert block_activations(dense, b, s, "selective") == s * b * (attention + 2 * 4 * i)
+
+
+def test_a_file_is_written_with_json_too(tmp_path, capsys):
+    path = tmp_path / "bars.svg"
+    with pytest.raises(SystemExit):
+        main(["memory", "--model", "gpt2", "--format", "svg", "-o", str(path), "--json"])
+    assert json.loads(capsys.readouterr().out)["model"] == "gpt2"
+    assert b"<svg" in path.read_bytes()
 
 
 def test_whole_number():

@@ -16,11 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.limits import check_number, check_whole
 from minidist.base.read_file import read_json, read_toml
 
 PRECISIONS = ("fp16", "bf16", "fp8")
 FAMILIES = ("a100", "h100", "b200")  # the families whose efficiencies are in calibration.py
+
+# Key of a machine file -> its least and its largest value, far from those of any GPU, and the unit.
+RANGES = {
+    "fp16": (1e9, 1e21, "FLOP/s"),
+    "fp8": (1e9, 1e21, "FLOP/s"),
+    "memory": (1e9, 1e18, "bytes"),
+    "memory_bandwidth": (1e6, 1e18, "bytes/s"),
+    "link": (1e4, 1e18, "bytes/s"),
+    "network": (1e4, 1e18, "bytes/s"),
+    "gpus_per_node": (1, 100_000, "GPUs"),
+}
 
 
 @dataclass(frozen=True)
@@ -58,17 +68,11 @@ class Machine:
             if key not in known:
                 raise UsageError(f"key {quoted(key)} in {quoted(str(path))} is unknown{nearest(key, known)}; {remedy}")
         values: dict[str, Any] = {"name": Path(path).stem, "fp8": 0.0, **content}
-        for field in fields(cls):
-            what = f"{quoted(str(path))}: {field.name}"
-            if field.name == "gpus_per_node":
-                values[field.name] = check_whole(what, values.get(field.name, 8), 1)
-            elif field.name == "family":
-                continue
-            elif field.name not in values:
-                raise UsageError(f"{quoted(str(path))} has no key {field.name!r}; {remedy}")
-            elif field.name != "name":
-                # Only fp8 may be 0, which means that the GPU has no 8-bit floats.
-                values[field.name] = check_number(what, values[field.name], above=None if field.name == "fp8" else 0.0)
+        values.setdefault("gpus_per_node", 8)
+        for key in RANGES:
+            if key not in values:
+                raise UsageError(f"{quoted(str(path))} has no key {key!r}; {remedy}")
+            values[key] = _number(values[key], key, str(path))
         if values.setdefault("family", "h100") not in FAMILIES:
             raise UsageError(
                 f"family {quoted(values['family'])} in {quoted(str(path))}; it must be {', '.join(FAMILIES)}"
@@ -76,6 +80,18 @@ class Machine:
         if not isinstance(values["name"], str):
             raise UsageError(f"name {quoted(values['name'])} in {quoted(str(path))} is not a text; write it in quotes")
         return cls(**values)
+
+
+def _number(value: Any, key: str, path: str) -> float:
+    """Return the value of a key of a machine file as a number; UsageError unless it is in the range."""
+    least, most, unit = RANGES[key]
+    kinds = (int,) if key == "gpus_per_node" else (int, float)
+    # Only fp8 may be 0, which means that the GPU has no 8-bit floats. NaN is in no range.
+    is_number = isinstance(value, kinds) and not isinstance(value, bool)
+    if is_number and (least <= value <= most or (key == "fp8" and value == 0)):
+        return value if key == "gpus_per_node" else float(value)
+    kind = "a whole number" if key == "gpus_per_node" else "0, or a number" if key == "fp8" else "a number"
+    raise UsageError(f"{key} in {quoted(path)} is {quoted(value)}; it must be {kind} from {least:g} to {most:g} {unit}")
 
 
 _T, _G = 1e12, 1e9
@@ -106,11 +122,11 @@ MACHINES = {
 
 def machine_of(name: str) -> Machine:
     """Return a machine by its name or from its file; UsageError for one that is neither."""
-    if name in MACHINES:
-        return MACHINES[name]
+    if name.lower() in MACHINES:
+        return MACHINES[name.lower()]
     if Path(name).suffix in (".json", ".toml"):
         return Machine.read(name)
+    near = nearest(name.lower(), MACHINES)
     raise UsageError(
-        f"--gpu {quoted(name)} is unknown{nearest(name, MACHINES)}; it must be {', '.join(MACHINES)}, or a .json or"
-        " .toml file"
+        f"--gpu {quoted(name)} is unknown{near}; it must be {', '.join(MACHINES)}, or a .json or .toml file"
     )

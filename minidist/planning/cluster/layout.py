@@ -131,6 +131,10 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
         (model.heads % e.tp > 0, f"{model.heads} heads are not divisible by tp {e.tp}"),
         (model.inner % e.tp > 0, f"the MLP's {model.inner} is not divisible by tp {e.tp}"),
         (
+            model.experts > 0 and (model.expert_inner or model.inner) % e.expert_tp > 0,
+            f"an expert's width of {model.expert_inner or model.inner} is not divisible by tp {e.expert_tp}",
+        ),
+        (
             model.kv_heads is not None and max(model.kv_heads, e.tp) % min(model.kv_heads, e.tp) > 0,
             f"{model.kv_heads} key-value heads and tp {e.tp} do not divide each other",
         ),
