@@ -52,11 +52,17 @@ def plan(
     precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
     attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
+    grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32",
+    expert_imbalance: Annotated[
+        float | None,
+        _option(CLUSTER, "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)"),
+    ] = None,
     dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
     tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None,
     pp: Annotated[int | None, _option(LAYOUT, "pipeline ranks")] = None,
     cp: Annotated[int | None, _option(LAYOUT, "context-parallel ranks")] = None,
     ep: Annotated[int | None, _option(LAYOUT, "expert-parallel ranks")] = None,
+    etp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks that share an expert (default: tp)")] = None,
     vp: Annotated[int | None, _option(LAYOUT, "chunks of layers per pipeline rank")] = None,
     zero: Annotated[int | None, _option(LAYOUT, "ZeRO stage")] = None,
     sequence_parallel: Annotated[
@@ -93,7 +99,8 @@ def plan(
         architecture = _architecture(config, model, *sizes)
     precision = precision or "bf16"
     machine = machine_of(gpu)
-    given = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "vp": vp, "zero": zero, "micro_batch": micro_batch}
+    given = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
+    given["micro_batch"] = micro_batch
     for axis, value in given.items():
         if value is not None:
             check_count(
@@ -129,7 +136,21 @@ def plan(
             f" attention to a whole sequence is counted, so give --seq {architecture.window} or less"
         )
     machine.peak(precision)
-    job = Job(architecture, length, global_batch, precision, ranks, attention == "fused", dropout)
+    if grad_accum_dtype not in ("fp32", "bf16", "fp16"):
+        raise UsageError(f"--grad-accum-dtype {quoted(grad_accum_dtype)}; it must be fp32, bf16 or fp16")
+    if expert_imbalance is not None and not architecture.experts:
+        raise UsageError(f"--expert-imbalance {expert_imbalance} needs a model with experts; leave it out")
+    job = Job(
+        architecture,
+        length,
+        global_batch,
+        precision,
+        ranks,
+        attention == "fused",
+        dropout,
+        4 if grad_accum_dtype == "fp32" else 2,
+        _imbalance(expert_imbalance, architecture.experts),
+    )
     found = search(job, machine, fixed)
 
     # When all values are given there is one layout, which is printed even if it does not fit.
@@ -144,6 +165,18 @@ def plan(
     if output is not None:
         _draw(found, job, output)
     return Result(result, partial(_print, shown[:best], found, job, fixed, explain))
+
+
+def _imbalance(given: float | None, experts: int) -> float:
+    """Return the imbalance of experts: at least 1, and at most all tokens on one expert."""
+    if given is None:
+        return 1.0
+    if not 1 <= given <= experts:
+        raise UsageError(
+            f"--expert-imbalance {given:g} is out of range: the busiest rank has at least the mean, and at most all"
+            f" tokens; give 1 to {experts}"
+        )
+    return given
 
 
 def _job_file(config: Path, model: str | None, sizes: tuple[Any, ...]) -> "PlannedJob":

@@ -248,6 +248,11 @@ class Architecture:
         return 2 * (self._attention_products + products) + 2 * length * (self.query_size + self.value_size)
 
     @property
+    def expert_flops(self) -> int:
+        """Return the operations of one token's forward pass in the experts that it chooses."""
+        return 2 * self.top_k * (3 if self.gated else 2) * self.width * (self.expert_inner or self.inner)
+
+    @property
     def _attention_products(self) -> int:
         """Return the elements of the matrices of an attention."""
         if self.latent:

@@ -78,7 +78,7 @@ PLAN_TYPES = {
     "parameters_active": int,
     "commands": {str: str},
 }
-MORE = {"peak_bytes_by_pipeline_rank"}  # beside what the list above has
+MORE = {"peak_bytes_by_pipeline_rank", "etp"}  # beside what the list above has
 
 
 def check_types(value, types, at="plan"):
@@ -262,6 +262,13 @@ def test_nothing_fits(capsys):
         (["--model", "gpt5.json"], "the model file 'gpt5.json' cannot be read"),
         (["--model", "mixtral-8x7b", "--top-k", "1"], "--top-k describes a model, and 'mixtral-8x7b' is one"),
         ([*SMALL, "--top-k", "1"], "--top-k 1 needs a model with experts; add --experts, or leave --top-k out"),
+        ([*SMALL, "--expert-imbalance", "1.2"], "--expert-imbalance 1.2 needs a model with experts; leave it out"),
+        (
+            ["--model", "mixtral-8x7b", "--ranks", "8", "--global-batch", "8", "--expert-imbalance", "0.5"],
+            "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean",
+        ),
+        ([*SMALL, "--grad-accum-dtype", "int8"], "--grad-accum-dtype 'int8'; it must be fp32, bf16 or fp16"),
+        ([*SMALL, "--etp", "1"], "etp 1 needs a model with experts; change one of them"),
         ([*SMALL, "--experts", "4", "--top-k", "0"], "--top-k 0 does not fit --experts 4; give from 1 to 4 exp"),
         (
             ["--model", "gpt2", "--seq", "2048", "--ranks", "8", "--global-batch", "8"],

@@ -261,3 +261,71 @@ def test_a_machine_of_ones_own(tmp_path):
     assert machine_of("H100") is MACHINES["h100"]
     with pytest.raises(UsageError, match="has no 8-bit floats"):
         A100.peak("fp8")
+
+
+@pytest.mark.parametrize(("zero", "per_parameter"), [(0, 16), (1, 4 + 12 / 4), (2, 2 + 14 / 4), (3, 14 / 4)])
+def test_gradients_may_be_summed_in_two_bytes(zero, per_parameter):
+    layout = ClusterLayout(dp=4, zero=zero)
+    states = memory_by_rank(layout, job(layout, gradient_bytes=2))[0].states
+    assert states == pytest.approx(per_parameter * GPT.parameters, abs=64)
+
+
+@pytest.mark.parametrize("model", [GPT, replace(GPT, gated=True)])
+def test_with_fp8_the_inputs_of_products_are_kept_in_one_byte(model):
+    """Of two norms' outputs (512 each) and the activation's output (4 x 512) one byte less per element.
+
+    The attention's output is kept twice: in two bytes for its own backward, in one for the projection's.
+    """
+    layout = ClusterLayout()
+    bf16, fp8 = (
+        block_activations(layout, replace(job(layout, model, dropout=False), precision=precision), 0)
+        for precision in ("bf16", "fp8")
+    )
+    assert bf16 - fp8 == 256 * (2 * 512 + model.inner - 512)
+
+
+def test_an_expert_may_be_divided_over_fewer_ranks_than_tp():
+    model = replace(named("mixtral-8x7b"), layers=2)
+    own = {}
+    for etp in (None, 1, 2, 4):
+        layout = ClusterLayout(dp=2, tp=4, ep=2, etp=etp)
+        assert refusal(layout, job(layout, model, 8192)) is None
+        own[etp] = rank_parameters(layout, job(layout, model), 0, [0, 1])
+        assert own[etp].expert == 2 * 8 * 3 * 4096 * 14336 // (2 * (etp or 4))
+        assert layout.as_dict()["etp"] == (etp or 4)
+    assert own[1].split == own[4].split
+    # With etp 1 the eight ranks have each expert four times: ZeRO divides its states over four.
+    layout = ClusterLayout(dp=2, tp=4, ep=2, etp=1, zero=1)
+    states = memory_by_rank(layout, job(layout, model))[0].by_kind
+    assert states["optimizer"] == 12 * (own[1].expert // 4 + -(-(own[1].split + own[1].replicated) // 2))
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        (ClusterLayout(tp=4, etp=3), "etp 3 does not divide tp 4"),
+        (ClusterLayout(dp=2, tp=4, ep=8, etp=4), "ep 8 x etp 4 does not divide dp 2 x cp 1 x tp 4"),
+    ],
+)
+def test_an_impossible_etp_has_a_reason(layout, sentence):
+    assert refusal(layout, job(layout, named("mixtral-8x7b"), 8192)) == sentence
+
+
+def test_all_ranks_wait_for_the_busiest_expert():
+    model = replace(named("mixtral-8x7b"), layers=2)
+    layout = ClusterLayout(dp=4, ep=4, micro_batch=2)
+    balanced, unequal = (
+        StepModel(layout, job(layout, model, 4096, expert_imbalance=busiest), machine_of("h100"))
+        for busiest in (1.0, 1.5)
+    )
+    # Half of the experts' products more, and no more of attention's: 2 tokens x 3 matrices per token and expert.
+    more = unequal.layer_pass(0).forward - balanced.layer_pass(0).forward
+    tokens = 2 * 4096
+    products = balanced.products_seconds(0.5 * tokens * 2 * 2 * 3 * 4096 * 14336)
+    moved = 2 * tokens * 0.5 * 2 * (CALIBRATION.block_passes * 14336 / 4 + CALIBRATION.permutation_passes * 4096)
+    others = moved / (machine_of("h100").memory_bandwidth * CALIBRATION.memory_efficiency)
+    assert more == pytest.approx(products + others)
+    exchanges = [one.layer_pass(0).messages["ep"] for one in (balanced, unequal)]
+    assert exchanges[0] < exchanges[1] < 1.5 * exchanges[0]  # the latency is paid once
+    kept = [block_activations(layout, job(layout, model, 4096, expert_imbalance=busiest), 0) for busiest in (1.0, 1.5)]
+    assert kept[1] - kept[0] == tokens * (2 * 4096 + 6 * 14336)

@@ -20,7 +20,8 @@ class ClusterLayout:
     """Degrees of parallelism and the micro-batches of one data-parallel rank.
 
     dp, tp, pp, cp: data, tensor, pipeline and context parallel ranks; ep divides the dp * cp (* tp) ranks of a stage;
-    vp: the chunks of layers per pipeline rank; zero: ZeRO stage; micro_batch: sequences; microbatches: per step.
+    vp: the chunks of layers per pipeline rank; zero: ZeRO stage; micro_batch: sequences; microbatches: per step. etp:
+    the tensor-parallel ranks over which an expert is divided; None: all of tp, unless ep needs them.
     """
 
     dp: int = 1
@@ -34,6 +35,7 @@ class ClusterLayout:
     micro_batch: int = 1
     microbatches: int = 1
     recompute: str = "none"
+    etp: int | None = None
 
     @property
     def ranks(self) -> int:
@@ -52,7 +54,9 @@ class ClusterLayout:
 
     @property
     def expert_tp(self) -> int:
-        """Return over how many tensor-parallel ranks an expert is divided: all, unless ep needs them itself."""
+        """Return over how many tensor-parallel ranks an expert is divided: `etp`, or all, unless ep needs them."""
+        if self.etp is not None:
+            return self.etp
         return self.tp if self.dp * self.cp % self.ep == 0 else 1
 
     @property
@@ -61,13 +65,14 @@ class ClusterLayout:
         return self.dp * self.cp
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields and the schedule."""
-        return {**asdict(self), "schedule": self.schedule}
+        """Return the fields and the schedule; etp is the number that is used."""
+        return {**asdict(self), "etp": self.expert_tp, "schedule": self.schedule}
 
     def __str__(self) -> str:
         parts = [
             f"{name} {getattr(self, name)}" for name in ("dp", "tp", "pp", "cp", "ep", "vp") if getattr(self, name) > 1
         ]
+        parts += [f"etp {self.etp}"] * (self.etp is not None and self.ep > 1)
         parts += [f"zero {self.zero}"] * (self.zero > 0) + ["sequence parallel"] * self.sequence_parallel
         parts += [f"micro-batch {self.micro_batch} x {self.microbatches}"]
         return ", ".join(parts + [f"recompute {self.recompute}"] * (self.recompute != "none"))
@@ -77,7 +82,9 @@ class ClusterLayout:
 class Job:
     """What is trained: a model, tokens per sequence, sequences per step, the precision, the number of GPUs.
 
-    fused_attention: the scores are never stored (FlashAttention); without it a step keeps them.
+    fused_attention: the scores are never stored (FlashAttention); without it a step keeps them. gradient_bytes: of an
+    element of the gradients' sum, 4 (float32, as in Megatron-LM) or 2. expert_imbalance: the tokens of the busiest
+    rank's experts, as a multiple of the mean.
     """
 
     model: Architecture
@@ -87,6 +94,8 @@ class Job:
     gpus: int = 8
     fused_attention: bool = True
     dropout: bool | None = None
+    gradient_bytes: int = 4
+    expert_imbalance: float = 1.0
 
     @property
     def has_dropout(self) -> bool:
@@ -128,6 +137,8 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
             f"dp {e.dp} x micro-batch {e.micro_batch} x {e.microbatches} micro-batches is {sequences:,} sequences, and"
             f" the global batch has {job.global_batch:,}",
         ),
+        (e.etp is not None and not model.experts, f"etp {e.etp} needs a model with experts"),
+        (e.tp % e.expert_tp > 0, f"etp {e.etp} does not divide tp {e.tp}"),
         (model.heads % e.tp > 0, f"{model.heads} heads are not divisible by tp {e.tp}"),
         (model.inner % e.tp > 0, f"the MLP's {model.inner} is not divisible by tp {e.tp}"),
         (
@@ -159,6 +170,10 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
             f"{model.experts} experts are not divisible by ep {e.ep}",
         ),
         (e.dp * e.cp * e.tp % e.ep > 0, f"ep {e.ep} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}"),
+        (
+            e.dp * e.cp * e.tp % (e.ep * e.expert_tp) > 0,
+            f"ep {e.ep} x etp {e.etp} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}",
+        ),
         (e.zero == 3 and e.vp > 1, f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch"),
     )
     return next((sentence for applies, sentence in rules if applies), None)

@@ -1,7 +1,7 @@
 """The bytes of a pipeline rank in a step, by kind, from the shapes of what it holds.
 
     parameters    2 bytes each; with ZeRO 3 a float32 shard
-    gradients     4 bytes each (float32 sums); divided by the data-parallel ranks from ZeRO 2 on
+    gradients     4 bytes each (float32 sums; 2 if the job says so); divided by the data-parallel ranks from ZeRO 2 on
     optimizer     12 bytes each (float32 copy and two moments of Adam); divided from ZeRO 1 on
     activations   what the blocks in flight keep (Korthikanti et al., 2022, section 4, equations 1 to 6)
     logits        of the last stage, with their gradient
@@ -71,18 +71,20 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
             # A float32 shard is value and master copy in one.
             result = {
                 "parameters": result["parameters"] + 4 * shard,
-                "gradients": result["gradients"] + 4 * shard,
+                "gradients": result["gradients"] + job.gradient_bytes * shard,
                 "optimizer": result["optimizer"] + 8 * shard,
             }
             continue
         result["parameters"] += 2 * count
-        result["gradients"] += 4 * (shard if layout.zero >= 2 else count)
+        result["gradients"] += job.gradient_bytes * (shard if layout.zero >= 2 else count)
         result["optimizer"] += 12 * (shard if layout.zero >= 1 else count)
     return result
 
 
 def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:
     """Return the bytes that one block keeps of one micro-batch, in 2-byte values and 1-byte masks.
+
+    With fp8 the inputs of matrix products are kept as 8-bit floats, as Transformer Engine does.
 
     recompute: none; full (only the block's input is kept); selective, which computes the scores again where they are
     stored, and with fused attention the outputs of norms and of the activation function.
@@ -98,26 +100,27 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
 
     # Norms: their inputs and outputs. Attention: queries, keys, values, and the input of the output projection.
     again = recompute == "selective" and job.fused_attention
-    whole = (4 if again else 8) * tokens * model.width + masks
+    operand = 1 if job.precision == "fp8" else 2
+    whole = (4 + (0 if again else 2 * operand)) * tokens * model.width + masks
     kv = model.kv_size if t <= (model.kv_heads or model.heads) else model.kv_size * t // (model.kv_heads or model.heads)
-    divided = 2 * tokens * (model.query_size + 2 * kv + model.value_size)
+    divided = 2 * tokens * (model.query_size + 2 * kv) + operand * tokens * model.value_size
     if model.latent:
         whole += 2 * tokens * (model.latent.kv_rank + (model.latent.q_rank or 0))
     if job.fused_attention:
-        # One float32 sum per query and head.
-        divided += 4 * tokens * model.heads
+        # One float32 sum per query and head. The output in 2 bytes is the projection's input, unless that has 1.
+        divided += 4 * tokens * model.heads + (2 * tokens * model.value_size if operand == 1 else 0)
     elif recompute == "none":
         pairs = tokens * job.length * model.heads
         divided += 5 * pairs if job.has_dropout else 2 * pairs
 
     # The MLP: gate, up and their product, or the input and the output of GELU; for experts of each copy of a token.
     if model.is_sparse(layer):
-        copies = model.top_k + model.shared_experts
-        inner = copies * (model.expert_inner or model.inner)
-        whole += 2 * tokens * model.width * model.top_k + 4 * tokens * model.experts
+        copies = job.expert_imbalance * model.top_k + model.shared_experts
+        inner = round(copies * (model.expert_inner or model.inner))
+        whole += round(2 * tokens * model.width * job.expert_imbalance * model.top_k) + 4 * tokens * model.experts
     else:
         inner = model.inner
-    divided += ((6 if model.gated else 4) - 2 * again) * tokens * inner
+    divided += ((4 if model.gated else 2) + (0 if again else operand)) * tokens * inner
     return whole // outer + divided // t
 
 

@@ -482,8 +482,8 @@ def fits_markdown() -> str:
         "",
         *(f"- {one.what}: it says that it {'fits' if one.predicted else 'does not fit'}" for one in wrong),
         "",
-        "MLPerf's runs keep the inputs of products as 8-bit floats, which the planner counts with 2 bytes. Few jobs",
-        "are published as too large: this tells what is refused without need, more than what is promised wrongly.",
+        "Few jobs are published as too large: this tells what is refused without need, more than what is promised",
+        "wrongly.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -537,8 +537,14 @@ network adapter per GPU; tokens are permuted four times in each direction; and t
 two are counted. The third is fitted to the runs of Qwen3 in Megatron-Bridge's documentation, whose releases differ much
 for one layout, so the range of a step is wider than that of other models.
 
-The planner does not know your own kernels, other traffic on the network, the fragmentation of an allocator, or how
-unequally tokens are divided among experts. Use it to compare layouts, and measure the one that you choose.
+The tokens are equally divided among the experts unless you say `--expert-imbalance 1.3`: then the busiest rank, for
+which the others wait, has 1.3 times the mean. `--etp` is the number of tensor-parallel ranks that share an expert.
+
+With `--precision fp8` the inputs of matrix products are kept as 8-bit floats, as Transformer Engine does. Gradients are
+summed in float32, as in Megatron-LM; `--grad-accum-dtype bf16` (or fp16) is for programs that sum them in 2 bytes.
+
+The planner does not know your own kernels, other traffic on the network, or the fragmentation of an allocator. Use it
+to compare layouts, and measure the one that you choose.
 
 The tables below show published values beside predictions. `python -m minidist.planning.cluster.published` writes this
 page. The tolerance is 10 % for memory and 20 % for times and rates; values that a formula gives must be equal. The

@@ -190,7 +190,8 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
                 choices("micro_batch", [m for m in MICRO_BATCHES if m <= rest] or [1]),
                 choices("recompute", list(RECOMPUTE)),
             ):
-                yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, max(1, rest // micro), recompute)
+                count = max(1, rest // micro)
+                yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute, fixed.get("etp"))
 
 
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:

@@ -8,7 +8,8 @@ recomputation one more forward pass.
 A layer with experts also moves its tokens' copies: it sorts them by rank and by expert and back, which are four
 permutations in each direction, and exchanges them. In an all-to-all each rank sends for itself, so what leaves a node
 leaves through one adapter per GPU; a token goes to a node once, however many of the node's experts it has chosen
-(DeepSeek-V3, arXiv:2412.19437, section 3.2.2), and is copied inside. The experts of a rank are equally busy here.
+(DeepSeek-V3, arXiv:2412.19437, section 3.2.2), and is copied inside. The ranks are equally busy, unless the job has an
+imbalance of experts: then the busiest rank, for which all others wait, has so many times the mean of the tokens.
 
 A pipeline of p ranks with v chunks takes (m + (p - 1) / v) times the slowest stage (Narayanan et al., SC 2021,
 section 2.2). Collectives cost what a ring costs: (n - 1) / n of the bytes, and a latency per step of the ring.
@@ -106,7 +107,8 @@ class StepModel:
         tokens = e.micro_batch * job.length / e.cp
         # Scores cost half where a fused kernel leaves out what the causal mask hides.
         scores = 2 * job.length * (model.query_size + model.value_size) * tokens / e.tp
-        products = model.layer_flops(layer, 0) * tokens / e.tp
+        busiest = job.expert_imbalance if model.is_sparse(layer) else 1.0
+        products = (model.layer_flops(layer, 0) + (busiest - 1) * model.expert_flops) * tokens / e.tp
         half = self.machine.peak("bf16" if job.precision != "fp16" else "fp16")
         core = scores * (0.5 if job.fused_attention else 1) / (half * c.attention_efficiency[self.machine.family])
         if not job.fused_attention:
@@ -116,7 +118,7 @@ class StepModel:
 
         # Operations that are bound by the memory: norms, residuals, activations.
         inner = (
-            (model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
+            (busiest * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
             if model.is_sparse(layer)
             else model.inner
         )
@@ -124,7 +126,7 @@ class StepModel:
         moved = 2 * c.block_passes * tokens * (model.width / outer + inner / e.tp / 4)
         launch = c.launch_seconds
         if model.is_sparse(layer):
-            moved += 2 * c.permutation_passes * tokens * model.top_k * model.width / outer
+            moved += 2 * c.permutation_passes * tokens * busiest * model.top_k * model.width / outer
             launch = c.sparse_launch_seconds
         others = moved / (self.machine.memory_bandwidth * c.memory_efficiency)
 
@@ -155,7 +157,7 @@ class StepModel:
             result["cp"] = (3 + again) * self.ring_seconds(kv, e.cp, e.tp)
         if e.ep > 1 and model.is_sparse(layer):
             # Tokens to their experts and back, in both directions.
-            copies = width * model.top_k / (e.tp if e.sequence_parallel else 1)
+            copies = self.job.expert_imbalance * width * model.top_k / (e.tp if e.sequence_parallel else 1)
             result["ep"] = (4 + 2 * again) * self.exchange_seconds(copies)
         return result
 
