@@ -122,6 +122,7 @@ SETTINGS = {  # key -> the setting that must be given the same value
     "hidden_size": "width",
     "num_attention_heads": "heads",
     "num_key_value_heads": "kv_heads",
+    "intermediate_size": "ffn",
     "max_position_embeddings": "context",
 }
 IGNORED = ("architectures", "bos_token_id", "eos_token_id", "torch_dtype", "resid_pdrop", "embd_pdrop", "attn_pdrop")

@@ -115,7 +115,9 @@ def _sizes_are_not_given(config: TrainConfig, dataset: Any) -> None:
 
 
 def llama_inner(config: TrainConfig) -> int:
-    """Return Llama's inner width: 8/3 of the width, rounded up to a multiple of the heads, to split as they do."""
+    """Return Llama's inner width: --ffn, or 8/3 of the width, rounded up to a multiple of the heads."""
+    if config.ffn is not None:
+        return config.ffn
     # -(-a // b) is a / b rounded up.
     return -(-8 * config.width // (3 * config.heads)) * config.heads
 

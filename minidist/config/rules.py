@@ -842,6 +842,12 @@ ARCHITECTURE = (
         {"choices": lambda j: divisors(j.heads)},
     ),
     Rule(
+        "ffn-llama",
+        lambda j: j.ffn is not None and j.model != "llama",
+        "--ffn belongs to --model llama, not to {model}",
+        "leave it out",
+    ),
+    Rule(
         "dropout-gpt",
         lambda j: j.dropout and j.model != "gpt",
         "--dropout {dropout} belongs to --model gpt, and {model} has none",
@@ -890,6 +896,13 @@ TENSOR_PARALLEL = (
         "--kv-heads {kv_heads} cannot be divided among --tp {tp}",
         "use --kv-heads {near}, or --tp {choices}",
         {"near": lambda j: multiples(j.kv_heads, j.tp), "choices": lambda j: divisors(j.kv_heads)},
+    ),
+    Rule(
+        "ffn-by-tp",
+        lambda j: j.tp > 1 and j.model == "llama" and j.ffn and j.ffn % j.tp,
+        "--ffn {ffn} cannot be divided among --tp {tp}",
+        "use --ffn {near}, or --tp {choices}",
+        {"near": lambda j: multiples(j.ffn, j.tp), "choices": lambda j: divisors(j.ffn)},
     ),
     Rule(
         "sequence-parallel-mlp",

@@ -51,6 +51,12 @@ class TrainConfig(BaseModel):
         le=MAX_COUNT,
         description="llama: key-value heads, shared by groups of heads (default: as many as heads)",
     )
+    ffn: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_COUNT,
+        description="llama: width of the MLP, or of an expert (default: 8/3 of the width, to a multiple of the heads)",
+    )
     context: int = Field(64, ge=1, le=MAX_COUNT, description="tokens per sample")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the GPT")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention's weights")

@@ -126,6 +126,13 @@ def test_every_layout_begins_with_the_same_weights(written, layout):
     assert abs(fresh[0] - alone[0]) > 1e-6
 
 
+def test_a_llama_with_another_inner_width_is_read(tmp_path):
+    run(model="llama", ffn=100, save_hf=str(tmp_path / "hf"))
+    assert json.loads((tmp_path / "hf" / CONFIG).read_text())["intermediate_size"] == 100
+    found = loaded(TrainConfig.make(**JOB, model="llama", ffn=100, init_from=str(tmp_path / "hf")))
+    assert found["model.layers.0.mlp.gate_proj.weight"].shape[0] == 100
+
+
 def test_older_files_of_gpt2(tmp_path, written):
     """Without the prefix, with masks, with the tied head, and in 16 bits."""
     model, folder, weights = written
@@ -161,7 +168,7 @@ LLAMA_CHANGES = {
     "rope_scaling": ({"type": "linear"}, "rope_scaling"),
     "rope_parameters": ({"rope_theta": 1e6}, "rope_theta"),
     "rms_norm_eps": (None, "rms_norm_eps in config.json is 1e-06"),
-    "intermediate_size": (100, "intermediate_size"),
+    "intermediate_size": (100, "train with --ffn 100"),
     "attention_bias": (True, "attention_bias"),
     "max_position_embeddings": (4, "train with --context 4"),
     "model_type": (["llama"], "it must be one of gpt2, llama"),

@@ -38,6 +38,7 @@ VALUES = {
     "width": {"width": 12},
     "heads": {"heads": 4},
     "kv_heads": {"kv_heads": 1, "model": "llama"},
+    "ffn": {"ffn": 96, "model": "llama"},
     "context": {"context": 6},
     "dropout": {"dropout": 0.5},
     "attention_dropout": {"attention_dropout": 0.5},

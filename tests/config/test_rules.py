@@ -312,6 +312,11 @@ CASES = {
         {"strategy": "ps", "dp": 2, "model": "cnn", "batch_norm": "sync"},
         "--batch-norm sync needs ranks that step together, which the workers of --strategy ps do not",
     ),
+    "ffn-llama": ({"ffn": 96}, "--ffn belongs to --model llama, not to gpt"),
+    "ffn-by-tp": (
+        {"tp": 2, "model": "llama", "ffn": 97},
+        "--ffn 97 cannot be divided among --tp 2; use --ffn 96 or 98, or --tp 1, 97",
+    ),
     "kv-heads-llama": ({"kv_heads": 2}, "--kv-heads belongs to --model llama, not to gpt"),
     "kv-heads-share-heads": (
         {"model": "llama", "kv_heads": 3},

@@ -81,7 +81,7 @@ JOBS = [
     (4, {"pp": 2, "dp": 2, "microbatches": 2, "sparsity": 0.5, "sparsity_schedule": "1", "clip": 1.0}),
     (2, {"dp": 2, "evaluate_every": 1, "zero": 3}),
     (2, {"tp": 2, "sequence_parallel": True, "offload": "activations", "recompute": "full"}),
-    (2, {"cp": 2, "model": "llama", "kv_heads": 1}),
+    (2, {"cp": 2, "model": "llama", "kv_heads": 1, "ffn": 90}),
     (2, {"cp": 2, "attention": "ulysses"}),
     (2, {"pp": 2, "microbatches": 4, "precision": "fp16", "clip": 1.0}),
     (2, {"pp": 2, "microbatches": 4, "schedule": "zb-v"}),

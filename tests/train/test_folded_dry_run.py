@@ -60,7 +60,7 @@ SAVED = [
     (4, {"dp": 4, "local_steps": 2, "outer_fragments": 2, "outer_delay": 1, "outer_optimizer": "nesterov"}),
     (4, {"dp": 4, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
     (8, {"dp": 4, "tp": 2, "experts": 4, "ep": 2, "zero": 2, "precision": "bf16"}),
-    (8, {"dp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "zero": 1}),
+    (8, {"dp": 2, "tp": 4, "model": "llama", "kv_heads": 2, "zero": 1, "ffn": 92}),
     (8, {"pp": 2, "dp": 2, "tp": 2, "microbatches": 2, "compression": "sign"}),
     (8, {"pp": 2, "dp": 4, "microbatches": 2, "model": "cnn", "data": "glyphs", "batch_norm": "sync"}),
     (8, {"pp": 2, "dp": 4, "microbatches": 2, "zero": 3, "experts": 4, "ep": 2}),
