@@ -127,7 +127,8 @@ def test_every_layout_begins_with_the_same_weights(written, layout):
 
 
 def test_a_llama_with_another_inner_width_is_read(tmp_path):
-    run(model="llama", ffn=100, save_hf=str(tmp_path / "hf"))
+    run(model="llama", ffn=100, save=str(tmp_path / "ck"))
+    write_huggingface(Checkpoint(str(tmp_path / "ck")), tmp_path / "hf")
     assert json.loads((tmp_path / "hf" / CONFIG).read_text())["intermediate_size"] == 100
     found = loaded(TrainConfig.make(**JOB, model="llama", ffn=100, init_from=str(tmp_path / "hf")))
     assert found["model.layers.0.mlp.gate_proj.weight"].shape[0] == 100
