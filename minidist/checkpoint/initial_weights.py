@@ -17,7 +17,7 @@ from minidist.checkpoint.saved_model import load_weights, named_checkpoint
 from minidist.config.train_config import TrainConfig, flag
 
 # The settings that make the model; heads do not show in any shape.
-ARCHITECTURE = ("model", "layers", "width", "heads", "kv_heads", "experts")
+ARCHITECTURE = ("model", "layers", "width", "heads", "kv_heads", "ffn", "experts")
 
 
 def initial_checkpoint(config: TrainConfig) -> Checkpoint | HuggingFaceFolder | None:

@@ -55,6 +55,7 @@ FIXED = (
     "width",
     "heads",
     "kv_heads",
+    "ffn",
     "context",
     "dropout",
     "attention_dropout",

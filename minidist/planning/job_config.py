@@ -19,7 +19,7 @@ from minidist.data import TokenDataset, load_dataset
 from minidist.planning.architecture import Architecture, checked
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
-MODEL = ("model", "layers", "width", "heads", "kv_heads", "context", "experts", "top_k", "dropout")
+MODEL = ("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "top_k", "dropout")
 BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer", "schedule", "chunks")
 
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
@@ -37,7 +37,7 @@ NAMES = {
     "heads": "heads",
     "vocabulary": "the vocabulary of data",
     "positions": "context",
-    "inner": "the size of the MLP",
+    "inner": "ffn",
     "kv_heads": "kv-heads",
     "experts": "experts",
     "top_k": "top-k",
