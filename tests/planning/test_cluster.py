@@ -1,5 +1,6 @@
 """The planner against closed forms: states, activations, micro-batches in flight, rings, bubbles, and refusals."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -240,3 +241,19 @@ def test_a_machine_of_ones_own(tmp_path):
         machine_of("h1000")
     with pytest.raises(UsageError, match="has no 8-bit floats"):
         A100.peak("fp8")
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "mixtral-8x7b"])
+def test_what_layouts_share_is_what_each_has_alone(model):
+    """A search computes shared parts once; a job of its own for each layout shares nothing with the others."""
+    of_all = Job(replace(named(model), layers=7), 4096, 64, "bf16", 16)
+    found = search(of_all, MACHINES["h100"], {})
+    for plan in random.Random(0).sample(found.plans + found.too_large, 300):
+        other = plan_layout(ClusterLayout(), Job(GPT, 256, 1, gpus=1), A100)
+        # Another job drops what was kept.
+        assert other.time != plan.time
+        assert other.fullest != plan.fullest
+        alone = plan_layout(plan.layout, of_all, MACHINES["h100"])
+        assert (alone.time, alone.memory, alone.fullest) == (plan.time, plan.memory, plan.fullest)
+        assert plan.fullest == max(plan.memory, key=lambda rank: rank.peak)
+        assert plan.fullest_rank == plan.memory.index(plan.fullest)

@@ -9,14 +9,16 @@ Proved by: tests/planning/test_cluster.py
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
-from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal
-from minidist.planning.cluster.memory import RankMemory, memory_by_rank
+from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
+from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
+from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel, StepTime
 
 MAX_GPUS = 1_000_000
@@ -30,21 +32,41 @@ MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout with the memory of each pipeline rank and the time of a step."""
+    """A layout of a job on a machine. Memory and time are computed when they are read."""
 
     layout: ClusterLayout
     job: Job
     machine: Machine
-    memory: list[RankMemory]
-    time: StepTime
-    calibration: Calibration
+    calibration: Calibration = CALIBRATION
+
+    @cached_property
+    def memory(self) -> list[RankMemory]:
+        """Return the memory of each pipeline rank."""
+        return memory_by_rank(self.layout, self.job, self.calibration)
+
+    @cached_property
+    def time(self) -> StepTime:
+        """Return the time of a step."""
+        return StepModel(self.layout, self.job, self.machine, self.calibration).step()
+
+    @property
+    def fullest_rank(self) -> int:
+        """Return the number of the fullest pipeline rank."""
+        return self._fullest[0]
 
     @property
     def fullest(self) -> RankMemory:
         """Return the memory of the fullest pipeline rank."""
-        return max(self.memory, key=lambda rank: rank.peak)
+        return self._fullest[1]
 
-    @property
+    @cached_property
+    def _fullest(self) -> tuple[int, RankMemory]:
+        stages = stage_layers(self.layout, self.job.model.layers)
+        ranks = _deciding_ranks(self.layout, self.job)
+        fullest = [(rank, rank_memory(self.layout, self.job, rank, stages[rank], self.calibration)) for rank in ranks]
+        return max(fullest, key=lambda pair: pair[1].peak)
+
+    @cached_property
     def needed(self) -> float:
         """Return the bytes that a GPU must have: the peak and what the device and the libraries hold."""
         return self.fullest.peak + self.calibration.reserved_bytes
@@ -58,7 +80,7 @@ class Plan:
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that does not fit."""
         return (
-            f"pipeline rank {self.memory.index(self.fullest)} needs {self.needed / 1e9:,.1f} GB, and"
+            f"pipeline rank {self.fullest_rank} needs {self.needed / 1e9:,.1f} GB, and"
             f" {self.machine.name} has {self.machine.memory / 1e9:,.0f} GB"
         )
 
@@ -151,16 +173,23 @@ def divisors(number: int, most: int | None = None) -> list[int]:
     return [d for d in sorted({*small, *(number // d for d in small)}) if most is None or d <= most]
 
 
+@shared(lambda layout, job: (job,), lambda layout, job: (layout.pp, layout.vp))
+def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
+    """Return the pipeline ranks of which one is the fullest.
+
+    Of ranks with equally many layers of each kind, the first one keeps the most micro-batches; the last rank of all
+    also has the output projection.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    for rank, layers in enumerate(stage_layers(layout, job.model.layers)):
+        sparse = sum(job.model.is_sparse(layer) for layer in layers)
+        first.setdefault((len(layers), sparse), rank)
+    return sorted({*first.values(), layout.pp - 1})
+
+
 def plan_layout(layout: ClusterLayout, job: Job, machine: Machine, calibration: Calibration = CALIBRATION) -> Plan:
     """Return the plan of one layout, which must be possible."""
-    return Plan(
-        layout,
-        job,
-        machine,
-        memory_by_rank(layout, job, calibration),
-        StepModel(layout, job, machine, calibration).step(),
-        calibration,
-    )
+    return Plan(layout, job, machine, calibration)
 
 
 def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
