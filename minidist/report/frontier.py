@@ -27,8 +27,8 @@ def frontier(layouts: Sequence[Mapping[str, Any]], *, title: str = "", command: 
         if not best or speed > best[-1][1]:
             best.append((peak, speed))
     axes.step(*zip(*best, strict=True), where="post", color=MEMORY["gradient"], gid="frontier")
-    axes.set_xlabel("peak of the fullest GPU, GB (1e9 B)")
-    axes.set_ylabel("tokens per second")
+    axes.set_xlabel("peak of the fullest GPU, GB (1e9 B), central estimate")
+    axes.set_ylabel("tokens per second, central estimate")
     axes.set_ylim(0)
     tidy(axes)
     axes.set_title(title or "layouts that fit", fontsize=10, loc="left")
