@@ -27,13 +27,13 @@ def frontier(layouts: Sequence[Mapping[str, Any]], *, title: str = "", command: 
         if not best or speed > best[-1][1]:
             best.append((peak, speed))
     axes.step(*zip(*best, strict=True), where="post", color=MEMORY["gradient"], gid="frontier")
-    axes.set_xlabel("peak of the fullest GPU, GB (1e9 B), central estimate")
-    axes.set_ylabel("tokens per second, central estimate")
+    axes.set_xlabel("peak of the fullest GPU, GB (1e9 B)")
+    axes.set_ylabel("tokens per second")
     axes.set_ylim(0)
     tidy(axes)
     axes.set_title(title or "layouts that fit", fontsize=10, loc="left")
     handles = [
-        line(MEMORY["parameter"], "a layout", marker="o", linestyle="", markersize=4),
+        line(MEMORY["parameter"], "a layout (central estimates)", marker="o", linestyle="", markersize=4),
         line(MEMORY["gradient"], "the fastest with that much memory"),
     ]
     return finish(figure, handles, command)

@@ -18,7 +18,7 @@ from minidist.planning.cluster.memory import memory_by_rank
 from minidist.planning.cluster.ready_commands import compare_command, differences, dry_run_command, no_command
 from minidist.planning.cluster.search import search
 
-CLOCK = "a clock at the data sheet's speeds, of which plan takes a share"
+CLOCK = "a clock at the data sheet's speeds and without launches of kernels"
 GPT = Architecture(8, 64, 8, 256, 64, 256)
 LLAMA = Architecture(8, 64, 8, 256, 64, 176, gated=True, kv_heads=4)
 MODELS = {
@@ -149,7 +149,7 @@ def test_what_minidist_cannot_run_is_said():
     assert "100 is not divisible by 3" in no_command(ClusterLayout(microbatches=32), odd)
     large = Job(Architecture(2, 64, 4, 50257, 64, 300, gated=True), 64, 8, "fp8", 1)
     assert differences(ClusterLayout(microbatches=8), large) == [
-        "a vocabulary of 256 in place of 50,257",
+        "a vocabulary of 256 in place of 50,257, so hardly any logits",
         "an inner size 172 in place of 300",
         "bf16 in place of fp8",
         "the scores of one layer at a time (1.6e-05 GB), which fused kernels do not store",

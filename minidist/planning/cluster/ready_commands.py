@@ -81,7 +81,11 @@ def compare_command(layout: ClusterLayout, job: Job) -> str:
 def differences(layout: ClusterLayout, job: Job) -> list[str]:
     """Return in what the dry run differs from what was planned: the model, and then how its blocks compute."""
     model = job.model
-    parts = [f"a vocabulary of 256 in place of {model.vocabulary:,}"] if model.vocabulary != 256 else []
+    parts = (
+        [f"a vocabulary of 256 in place of {model.vocabulary:,}, so hardly any logits"]
+        if model.vocabulary != 256
+        else []
+    )
     inner = -(-8 * model.width // (3 * model.heads)) * model.heads if model.gated else 4 * model.width
     for ours, theirs, what in (
         (inner, model.expert_inner or model.inner, "an inner size"),
@@ -133,7 +137,7 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
         if layout.zero == 3
         else "gradients of 2 bytes in place of 4"
     )
-    return [*parts, "a clock at the data sheet's speeds, of which plan takes a share"]
+    return [*parts, "a clock at the data sheet's speeds and without launches of kernels"]
 
 
 def no_command(layout: ClusterLayout, job: Job) -> str | None:
