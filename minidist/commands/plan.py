@@ -3,7 +3,7 @@
 Proved by: tests/commands/test_plan.py
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +17,7 @@ from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
-    from minidist.planning.cluster.layout import Job
+    from minidist.planning.cluster.layout import ClusterLayout, Job
     from minidist.planning.cluster.search import Plan, Search
     from minidist.planning.job_config import PlannedJob
 
@@ -82,6 +82,7 @@ def plan(
     from minidist.planning.cluster.gpus import machine_of
     from minidist.planning.cluster.layout import RECOMPUTE, Job
     from minidist.planning.cluster.search import search
+    from minidist.planning.cluster.tables import explanation
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     sizes = (layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
@@ -157,14 +158,25 @@ def plan(
     shown = found.plans or (found.too_large if len(found.refused) == 1 else [])
     result = {
         "layouts": [one.as_dict() for one in shown[:best]],
-        "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in found.refused[:MAX_REFUSED]],
+        "layouts_total": len(found.plans),
+        "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in _some_refused(found)],
+        "refused_total": {"too_large": len(found.too_large), "impossible": len(found.impossible)},
         "parameters": architecture.parameters,
         "parameters_active": architecture.active_parameters,
-        "commands": _commands(shown[0]) if shown else {},
+        "commands": _commands(shown[0], gpu) if shown else {},
     }
+    if explain:
+        result["explanation"] = explanation(shown[0]) if shown else []
     if output is not None:
         _draw(found, job, output)
-    return Result(result, partial(_print, shown[:best], found, job, fixed, explain))
+    return Result(result, partial(_print, shown[:best], found, job, fixed, result))
+
+
+def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":
+    """Return some layouts that cannot be used with the reasons, of both kinds where there are both."""
+    impossible = found.impossible[: max(MAX_REFUSED // 2, MAX_REFUSED - len(found.too_large))]
+    large = [(plan.layout, plan.shortage) for plan in found.too_large[: MAX_REFUSED - len(impossible)]]
+    return large + impossible
 
 
 def _imbalance(given: float | None, experts: int) -> float:
@@ -192,7 +204,7 @@ def _job_file(config: Path, model: str | None, sizes: tuple[Any, ...]) -> "Plann
     return read_job(config)
 
 
-def _commands(best: "Plan") -> dict[str, str]:
+def _commands(best: "Plan", gpu: str) -> dict[str, str]:
     """Return the commands that try a layout with minidist itself, or why there is none."""
     from minidist.planning.cluster.ready_commands import compare_command, differences, dry_run_command, no_command
 
@@ -201,9 +213,9 @@ def _commands(best: "Plan") -> dict[str, str]:
     if reason is not None:
         return {**compare, "no_dry_run": reason}
     return {
-        "dry_run": dry_run_command(best.layout, best.job),
+        "dry_run": dry_run_command(best.layout, best.job, gpu),
         **compare,
-        "dry_run_differs": ", ".join(differences(best.layout, best.job)),
+        "dry_run_differs": "; ".join(differences(best.layout, best.job)),
     }
 
 
@@ -283,29 +295,39 @@ def _draw(found: "Search", job: "Job", output: Path) -> None:
     say(f"written: {save(frontier(layouts, title=title, command=command_line()), output)}")
 
 
-def _print(shown: list[Any], found: "Search", job: "Job", fixed: Collection[str], explain: bool) -> None:
-    """Print the layouts, the best one in detail, and what does not fit."""
-    from minidist.planning.cluster.search import reason_for
-    from minidist.planning.cluster.tables import best_table, explanation, header, layouts_table, refused_table
+def _print(
+    shown: "list[Plan]", found: "Search", job: "Job", fixed: Mapping[str, Any], result: Mapping[str, Any]
+) -> None:
+    """Print the layouts, the best one in detail, and what does not fit. result: what --json prints."""
+    from minidist.planning.cluster.search import reason_for, remedies
+    from minidist.planning.cluster.tables import advice, best_table, header, layouts_table, refused_table
 
-    if not shown:
+    if not found.plans:
+        first = found.too_large[0]
+        if shown:
+            print(header(job, 0, first.machine.name))
+            print(layouts_table(shown))
+            print(best_table(first))
         print(refused_table(found))
-        print("no layout fits: give more GPUs, a larger --gpu, a smaller --micro-batch or --recompute full")
-        return
-    print(header(job, len(found.plans), shown[0].machine.name))
-    print(layouts_table(shown))
-    print(best_table(shown[0]))
-    if found.plans:
+        print(advice(found, remedies(job, first.machine, fixed), job.gpus))
+    else:
+        print(header(job, len(found.plans), shown[0].machine.name))
+        print(layouts_table(shown))
+        print(best_table(shown[0]))
         print(f"why the first: {reason_for(shown[0], found.plans, fixed)}")
-    commands = _commands(shown[0])
+        _print_commands(result["commands"])
+        refused = refused_table(found)
+        if refused:
+            print(refused)
+    for line in result.get("explanation", []):
+        print(line)
+
+
+def _print_commands(commands: Mapping[str, str]) -> None:
+    """Print the commands that try the first layout."""
     if "no_dry_run" in commands:
         print(f"no dry run of the first: {commands['no_dry_run']}")
     else:
-        note = f"  (a model with {commands['dry_run_differs']})" if commands["dry_run_differs"] else ""
-        print(f"dry run of the first:{note}\n  {commands['dry_run']}")
+        print(f"dry run of the first:\n  {commands['dry_run']}")
+        print(f"  It has {commands['dry_run_differs']}.")
     print(f"its axes on a small model, compared with one device:\n  {commands['compare']}")
-    refused = refused_table(found)
-    if refused:
-        print(refused)
-    if explain:
-        print(explanation(shown[0]))

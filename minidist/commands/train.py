@@ -82,8 +82,10 @@ def train(
 
     if gpu is not None and not dry:
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
-    if fold and not (dry and trace in (None, Path("none"))):
-        raise UsageError("--fold is of a dry run and keeps no trace; add --dry-run, and leave out --trace")
+    if fold and not dry:
+        raise UsageError("--fold is of a dry run; add --dry-run, or leave it out")
+    if fold and trace not in (None, Path("none")):
+        raise UsageError("--fold keeps no events; leave out --trace, or --fold")
     if hf_shards is not None:
         if save_hf is None:
             raise UsageError("--hf-shards says how --save-hf writes its files; add --save-hf FOLDER, or leave it out")

@@ -33,7 +33,7 @@ def frontier(layouts: Sequence[Mapping[str, Any]], *, title: str = "", command: 
     tidy(axes)
     axes.set_title(title or "layouts that fit", fontsize=10, loc="left")
     handles = [
-        line(MEMORY["parameter"], "a layout", marker="o", linestyle="", markersize=4),
+        line(MEMORY["parameter"], "a layout (central estimates)", marker="o", linestyle="", markersize=4),
         line(MEMORY["gradient"], "the fastest with that much memory"),
     ]
     return finish(figure, handles, command)

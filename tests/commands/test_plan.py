@@ -34,6 +34,11 @@ def test_the_best_layouts_and_the_refused_ones(capsys):
     assert len(result["layouts"]) == 10
     assert all(layout["fits"] for layout in result["layouts"])
     assert all(layout["reason"] for layout in result["refused"])
+    # The list is cut, and has some of both kinds; the numbers are whole.
+    total = result["refused_total"]
+    assert len(result["refused"]) == 100 < min(total.values())
+    assert sum(" needs " in layout["reason"] and " GB" in layout["reason"] for layout in result["refused"]) == 50
+    assert result["layouts_total"] > 10
     best = result["layouts"][0]
     assert best["dp"] * best["tp"] * best["pp"] * best["cp"] == 1024
     assert best["dp"] * best["micro_batch"] * best["microbatches"] == 1536
@@ -41,6 +46,7 @@ def test_the_best_layouts_and_the_refused_ones(capsys):
     assert memory["peak_bytes"] == sum(memory["by_kind"].values()) == max(memory["peak_bytes_by_pipeline_rank"])
     assert len(memory["states_bytes_by_pipeline_rank"]) == best["pp"]
     assert memory["low_bytes"] < memory["peak_bytes"] < memory["high_bytes"]
+    assert best["margin_bytes"] == 85_000_000_000 - memory["peak_bytes"] - 1_000_000_000
     assert time["low_seconds"] < time["step_seconds"] < time["high_seconds"]
     assert best["tokens_per_second"] == pytest.approx(1536 * 2048 / time["step_seconds"])
     assert best["mfu"] == pytest.approx(best["model_flops_per_step"] / (time["step_seconds"] * 1024 * 312e12))
@@ -67,13 +73,16 @@ PLAN_TYPES = {
         {
             **LAYOUT_TYPES,
             "fits": bool,
+            "margin_bytes": int,
             "memory": MEMORY_TYPES,
             "time": TIME_TYPES,
             **dict.fromkeys(("tokens_per_second", "mfu", "hfu"), NUMBER),
             "model_flops_per_step": int,
         }
     ],
+    "layouts_total": int,
     "refused": [{**LAYOUT_TYPES, "reason": str}],
+    "refused_total": {str: int},
     "parameters": int,
     "parameters_active": int,
     "commands": {str: str},
@@ -200,6 +209,10 @@ def test_what_people_read(capsys, tmp_path):
     assert "174.60e9 parameters on 1,024 x a100-80gb" in text
     assert "why the first: " in text
     assert "layouts do not fit" in text
+    assert "a layout must be 1 % faster to come before" in text
+    assert re.search(r"\d to +[\d,]+  [\d.]+ to [\d.]+%  dp", text)
+    assert "GB (central estimate): parameters" in text
+    assert "a step, s (central estimate): computing" in text
     assert "model FLOPs of a step: 3 x 1,536 sequences x 2,048 tokens" in text
     assert text.count("micro-batch 1 x") >= 3
     assert b"<svg" in picture.read_bytes()
@@ -223,9 +236,82 @@ def test_a_small_model_is_printed_with_its_digits(capsys):
     assert re.search(r"\b\d\.\d\d to +\d", text)
 
 
+def test_what_may_not_fit_is_marked(capsys):
+    """The central estimate decides whether a layout fits, and its range may be larger than the GPU."""
+    best = printed(capsys, *MEGATRON)["layouts"][0]
+    assert best["fits"]
+    assert best["memory"]["high_bytes"] + 1e9 > 85e9 > best["memory"]["peak_bytes"] + 1e9
+    assert run(*MEGATRON, "--best", "1") == 0
+    text = capsys.readouterr().out
+    (row,) = (line for line in text.splitlines() if "tokens/s" not in line and "%  dp" in line)
+    assert "  may not  " in row
+    assert re.search(r"; it may not fit, because pipeline rank 0 needs \d+ to \d+ GB, and a100-80gb has 85 GB;", text)
+    assert "; the first one that fits with its whole range is dp " in text
+    assert re.search(r"from [\d.]+ GB missing to [\d.]+ GB free", text)
+    roomy = ["plan", "--model", "gpt2", "--ranks", "8", "--global-batch", "64", "--best", "1"]
+    assert run(*roomy) == 0
+    text = capsys.readouterr().out
+    assert "  yes  " in text
+    assert "may not" not in text
+    assert re.search(r"; free 7\d( to 7\d)? GB\n", text)
+
+
 def test_nothing_fits(capsys):
-    assert run("plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8") == 0
-    assert "no layout fits: give more GPUs" in capsys.readouterr().out
+    """The layouts that need least are shown, and what makes one fit."""
+    job = ["plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8"]
+    assert run(*job) == 0
+    text = capsys.readouterr().out
+    assert "dp 2, tp 4, zero 3, sequence parallel, micro-batch 1 x 4, recompute full: pipeline rank 0 needs 3" in text
+    assert re.search(r"no layout of 8 GPUs fits: the smallest needs 3\d+ to \d+ GB, and h100 has 85 GB", text)
+    assert text.endswith("; something fits with --ranks 64\n")
+    assert printed(capsys, *job[:-3], "64", *job[-2:])["layouts"]
+    # What was given is named when it need not be, and so is a larger GPU.
+    assert (
+        run("plan", "--model", "llama-3.1-8b", "--seq", "8192", "--ranks", "8", "--global-batch", "8", "--dp", "8") == 0
+    )
+    assert run(*job[:4], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0") == 0
+    text = capsys.readouterr().out
+    assert "; something fits with --pp left out, or --zero left out" in text
+    assert "--ranks" not in text.splitlines()[-1]
+
+
+def test_one_layout_that_does_not_fit(capsys):
+    small = ["plan", "--model", "gpt3-175b", "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
+    assert run(*small, "--no-sequence-parallel", "--recompute", "none") == 0
+    text = capsys.readouterr().out
+    assert ": 0 layouts fit\n" in text
+    assert "; missing " in text
+    assert "1 layout does not fit, 0 are impossible; for example" in text
+    assert "dry run" not in text
+    assert "; something fits with --" in text.splitlines()[-1]
+    assert run(*MEGATRON, *LAYOUT, "--sequence-parallel", "--recompute", "selective") == 0
+    assert ": 1 layout fits\n" in capsys.readouterr().out
+
+
+def test_the_formulas_that_are_explained_give_the_numbers(capsys):
+    """What stands between the first and the last equals sign, evaluated, is what stands after the last one."""
+    pipeline = [*MEGATRON, "--tp", "4", "--pp", "4", "--vp", "8", "--zero", "1"]
+    experts = ["plan", "--model", "mixtral-8x7b", "--seq", "4096", "--ranks", "64", "--global-batch", "256"]
+    for arguments, names in (
+        (pipeline, {"bubble", "tp messages", "pp messages", "dp messages"}),
+        ([*experts, "--cp", "2", "--ep", "8", "--zero", "2"], {"cp messages", "ep messages", "dp messages"}),
+    ):
+        result = printed(capsys, *arguments, "--explain")
+        assert run(*arguments, "--explain") == 0
+        text = capsys.readouterr().out
+        assert all(line in text for line in result["explanation"])
+        found, time = set(), result["layouts"][0]["time"]
+        for line in result["explanation"]:
+            if match := re.match(
+                r"(bubble|.. messages) = (?:.* = )?(.*) = ([\d.e-]+)(?: s(?:;|$)|$)", line.split(";")[0]
+            ):
+                name, formula, value = match.groups()
+                sum_of = re.sub(r"\(the share[^)]*\)|\b[a-z][a-z-]*", "", formula.replace(" x ", " * "))
+                assert eval(sum_of) == pytest.approx(float(value), rel=1e-3), line
+                real = time["bubble_fraction"] if name == "bubble" else time["exposed_seconds"][name[:2]]
+                assert float(value) == pytest.approx(real, rel=1e-3)
+                found.add(name)
+        assert found == names
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The planner against closed forms: states, activations, micro-batches in flight, rings, bubbles, and refusals."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
-from minidist.planning.cluster.search import plan_layout, reason_for, search
+from minidist.planning.cluster.search import Plan, plan_layout, reason_for, search
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.layout_memory import layout_peak
 
@@ -202,12 +203,31 @@ def test_a_search_ranks_what_fits():
     assert len(set(tried)) == len(tried)
     one = found.too_large[0]
     needed = max(rank.peak for rank in one.memory) + CALIBRATION.reserved_bytes
-    assert one.shortage.endswith(f" needs {needed / 1e9:,.1f} GB, and h100 has 85 GB")
+    assert needed == min(plan.needed for plan in found.too_large)  # those that need least come first
+    low, high = one.needed_range
+    assert low < needed < high
+    assert one.shortage.endswith(f" needs {low / 1e9:,.0f} to {high / 1e9:,.0f} GB, and h100 has 85 GB")
     assert reason_for(found.plans[0], found.plans)
     # What is fixed stays, and the layouts with it are those of the whole search.
     fixed = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {"tp": 4, "zero": 1})
     wanted = [plan.layout for plan in found.plans if (plan.layout.tp, plan.layout.zero) == (4, 1)]
     assert [plan.layout for plan in fixed.plans if plan.layout.dp > 1] == [one for one in wanted if one.dp > 1]
+
+
+def test_the_reason_says_what_is_compared():
+    found = search(Job(named("llama-3.1-8b"), 8192, 256, "bf16", 64), MACHINES["h100"], {})
+    assert found.plans[0].layout.zero == 2
+    # Without ZeRO is with stage 0, and not with stage 1.
+    ratio = next(plan.time.seconds for plan in found.plans if plan.layout.zero == 0) / found.plans[0].time.seconds
+    assert reason_for(found.plans[0], found.plans) == f"without ZeRO the best takes {ratio:.2f} times as long"
+    # Ratios below 1.005 are no reason; when there is no other, what decided is said.
+    tied = next(plan for plan in found.plans if plan.layout.recompute == "selective" and plan.layout.zero)
+    same = Plan(replace(tied.layout, zero=0, recompute="none"), tied.job, tied.machine)
+    same.__dict__["time"] = tied.time
+    assert reason_for(tied, [tied, same]).startswith(
+        "without ZeRO or without recomputation the best is as fast; the order is that of the seconds of a step times"
+        " 1.01 for each kind of parallelism"
+    )
 
 
 def test_small_models_are_data_parallel_and_large_ones_stay_in_a_node():
@@ -329,3 +349,28 @@ def test_all_ranks_wait_for_the_busiest_expert():
     assert exchanges[0] < exchanges[1] < 1.5 * exchanges[0]  # the latency is paid once
     kept = [block_activations(layout, job(layout, model, 4096, expert_imbalance=busiest), 0) for busiest in (1.0, 1.5)]
     assert kept[1] - kept[0] == tokens * (2 * 4096 + 6 * 14336)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "mixtral-8x7b"])
+def test_what_layouts_share_is_what_each_has_alone(model):
+    """A search computes shared parts once; a job of its own for each layout shares nothing with the others."""
+    of_all = Job(replace(named(model), layers=7), 4096, 64, "bf16", 16)
+    found = search(of_all, MACHINES["h100"], {})
+    for plan in random.Random(0).sample(found.plans + found.too_large, 300):
+        other = plan_layout(ClusterLayout(), Job(GPT, 256, 1, gpus=1), A100)
+        # Another job drops what was kept.
+        assert other.time != plan.time
+        assert other.fullest != plan.fullest
+        alone = plan_layout(plan.layout, of_all, MACHINES["h100"])
+        assert (alone.time, alone.memory, alone.fullest) == (plan.time, plan.memory, plan.fullest)
+        assert plan.fullest == max(plan.memory, key=lambda rank: rank.peak)
+        assert plan.fullest_rank == plan.memory.index(plan.fullest)
+
+
+def test_layouts_with_other_expert_ranks_share_nothing_that_depends_on_them():
+    job_of_all = Job(replace(named("mixtral-8x7b"), layers=2), 4096, 8, "bf16", 16)
+    seconds = []
+    for etp in (4, 1, 4):
+        layout = ClusterLayout(dp=4, tp=4, ep=4, etp=etp, microbatches=2)
+        seconds.append(StepModel(layout, job_of_all, MACHINES["h100"]).stage_pass(0, [0, 1]).seconds)
+    assert seconds[0] == seconds[2] != seconds[1]

@@ -3,18 +3,22 @@
 import json
 import random
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from minidist.cli import main
+from minidist.commands.dry_run import check_fold
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
+from minidist.planning.cluster.memory import memory_by_rank
 from minidist.planning.cluster.ready_commands import compare_command, differences, dry_run_command, no_command
 from minidist.planning.cluster.search import search
 
+CLOCK = "a clock at the data sheet's speeds and without launches of kernels"
 GPT = Architecture(8, 64, 8, 256, 64, 256)
 LLAMA = Architecture(8, 64, 8, 256, 64, 176, gated=True, kv_heads=4)
 MODELS = {
@@ -30,7 +34,7 @@ def settings(command):
     words = iter(shlex.split(command)[2:])
     result = {}
     for word in words:
-        alone = word in ("--sequence-parallel", "--dry-run")
+        alone = word in ("--sequence-parallel", "--dry-run", "--fold")
         result[word[2:].replace("-", "_")] = True if alone else next(words)
     return result
 
@@ -52,24 +56,70 @@ def test_minidist_accepts_the_commands_of_every_layout(name):
         for plan in random.Random(ranks).sample(plans, min(5, len(plans))):
             commands = [compare_command(plan.layout, plan.job)]
             if no_command(plan.layout, plan.job) is None:
-                commands.append(dry_run_command(plan.layout, plan.job))
+                commands.append(dry_run_command(plan.layout, plan.job, "h100"))
             for command in commands:
                 given = settings(command)
-                given.pop("dry_run", None)
+                folds = given.pop("fold", False)
+                gpu = given.pop("gpu", None)
+                dry = given.pop("dry_run", False)
                 config = TrainConfig.make(**given)
                 dims = (config.dp or 1) * config.tp * config.pp * config.cp
                 check_rules(config, resolve_batches(config, dims))
+                # A dry run has the plan's machine, and one rank of each stage that has several.
+                assert gpu == ("h100" if dry else None)
+                assert folds == (dry and dims > config.pp)
+                if folds:
+                    check_fold(config, dims)
 
 
 def test_a_dry_run_is_of_the_layout_itself():
     layout = ClusterLayout(2, 2, 2, zero=1, sequence_parallel=True, micro_batch=2, microbatches=4, recompute="full")
     job = Job(GPT, 64, 16, "bf16", 8)
-    assert differences(layout, job) == []
-    given = settings(dry_run_command(layout, job))
+    assert differences(layout, job) == [
+        "whole stages that are computed again with the scores of all their layers, in place of blocks",
+        "gradients of 2 bytes in place of 4",
+        CLOCK,
+    ]
+    given = settings(dry_run_command(layout, job, "my gpu.toml"))
     for axis in ("dp", "tp", "pp", "zero", "micro_batch", "microbatches"):
         assert int(given[axis]) == getattr(layout, axis)
     assert [int(given[key]) for key in ("layers", "width", "heads", "context")] == [8, 64, 8, 64]
     assert (given["recompute"], given["sequence_parallel"], given["dry_run"]) == ("full", True, True)
+    # The states of the optimizer exist after the first step.
+    assert (given["steps"], given["gpu"], given["fold"], given["dropout"]) == ("2", "my gpu.toml", True, "0.1")
+
+
+def test_a_dry_run_stores_scores_where_the_plan_does():
+    """minidist's attention stores scores, and fused kernels do not."""
+    layout, fused = ClusterLayout(2, microbatches=4), Job(LLAMA, 64, 8, "bf16", 2)
+    assert settings(dry_run_command(layout, fused, "h100"))["recompute"] == "selective"
+    assert "attention that is computed again, because without --recompute it stores the scores" in differences(
+        layout, fused
+    )
+    unfused = replace(fused, fused_attention=False)
+    assert "recompute" not in settings(dry_run_command(layout, unfused, "h100"))
+    assert "half of the scores, because the others are masked" in differences(layout, unfused)
+    ring = replace(layout, dp=1, cp=2)
+    assert "recompute" not in settings(dry_run_command(ring, fused, "h100"))
+    assert not any("scores" in part for part in differences(ring, fused))
+    assert "18 bytes per parameter in place of 16, divided by ZeRO 3" in differences(replace(layout, zero=3), fused)
+    assert "--fold" not in dry_run_command(ClusterLayout(pp=2, microbatches=8), fused, "h100")
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_dry_run_keeps_what_the_plan_counts(gated, capsys):
+    """Activations and states of a block, where the plan has no fused kernels and the note names no difference."""
+    model = Architecture(4, 256, 4, 256, 256, 4 * 256 if not gated else 684, gated=gated)
+    layout = ClusterLayout(2, zero=1, recompute="selective", microbatches=2)
+    job = Job(model, 256, 4, "bf16", 2, fused_attention=False, dropout=False)
+    (peak,) = {
+        sum(split.values()) for split in run(dry_run_command(layout, job, "h100"), capsys)["step_peak_by_purpose"]
+    }
+    kinds = memory_by_rank(layout, job)[0].by_kind
+    planned = kinds["parameters"] + kinds["optimizer"] + kinds["activations"] + kinds["logits"] + kinds["workspace"]
+    gradients = 3 * model.parameters  # 2 bytes, and those of the rank's shard
+    inner = 2 * 256 * model.inner * 4 * gated  # four values in place of three
+    assert peak == pytest.approx(planned + gradients + inner, rel=0.1)
 
 
 def test_the_plan_of_a_job_file_prints_commands_that_run(tmp_path, capsys):
@@ -99,7 +149,12 @@ def test_what_minidist_cannot_run_is_said():
     assert "100 is not divisible by 3" in no_command(ClusterLayout(microbatches=32), odd)
     large = Job(Architecture(2, 64, 4, 50257, 64, 300, gated=True), 64, 8, "fp8", 1)
     assert differences(ClusterLayout(microbatches=8), large) == [
-        "a vocabulary of 256 in place of 50,257",
+        "a vocabulary of 256 in place of 50,257, so hardly any logits",
         "an inner size 172 in place of 300",
         "bf16 in place of fp8",
+        "the scores of one layer at a time (1.6e-05 GB), which fused kernels do not store",
+        "attention that is computed again, because without --recompute it stores the scores",
+        "four values of the MLP's inner size that are kept in place of three",
+        "gradients of 2 bytes in place of 4",
+        CLOCK,
     ]

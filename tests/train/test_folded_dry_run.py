@@ -217,7 +217,7 @@ def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkey
         (["--pp", "2", "--schedule", "pipedream"], "the replicas of --schedule pipedream differ"),
         (["--strategy", "ps", "--ranks", "3"], "a parameter server's ranks differ"),
         (["--cp", "4", "--context", "12"], "parts of --context 12 tokens differ"),
-        (["--dp", "2", "--trace", "x.jsonl"], "leave out --trace"),
+        (["--dp", "2", "--trace", "x.jsonl"], "--fold keeps no events; leave out --trace, or --fold"),
     ],
 )
 def test_jobs_whose_ranks_differ_are_refused(flags, sentence, capsys):
@@ -229,4 +229,6 @@ def test_fold_without_a_dry_run_is_refused(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["train", "--dp", "2", "--fold"])
     assert ended.value.code == 2
-    assert "add --dry-run" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "add --dry-run" in error
+    assert "--trace" not in error

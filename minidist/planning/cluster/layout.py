@@ -6,7 +6,9 @@ so that the groups that send most lie inside a node.
 Proved by: tests/planning/test_cluster.py
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from minidist.base.errors import UsageError
@@ -108,18 +110,19 @@ def stage_layers(layout: ClusterLayout, layers: int) -> list[list[int]]:
 
     With `vp` chunks, rank r has the chunks r, r + pp, r + 2 pp, ...
     """
-    chunks = layout.pp * layout.vp
+    return _stage_layers(layout.pp, layout.vp, layers)
+
+
+@lru_cache(maxsize=4096)
+def _stage_layers(pp: int, vp: int, layers: int) -> list[list[int]]:
+    chunks = pp * vp
     ends = [layers * (chunk + 1) // chunks for chunk in range(chunks)]
     # Floors grow towards the end; the last chunk has the output projection, so the larger ones come first.
     sizes = sorted((end - start for start, end in zip([0, *ends], ends, strict=False)), reverse=True)
     starts = [sum(sizes[:chunk]) for chunk in range(chunks)]
     return [
-        [
-            layer
-            for chunk in range(rank, chunks, layout.pp)
-            for layer in range(starts[chunk], starts[chunk] + sizes[chunk])
-        ]
-        for rank in range(layout.pp)
+        [layer for chunk in range(rank, chunks, pp) for layer in range(starts[chunk], starts[chunk] + sizes[chunk])]
+        for rank in range(pp)
     ]
 
 
@@ -127,56 +130,64 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
     """Return why a layout is not possible for a job, as a sentence, or None."""
     model, e = job.model, layout
     sequences = e.dp * e.micro_batch * e.microbatches
-    rules = (
+    # A sentence is written for the rule that applies only: most layouts of a search are possible.
+    rules: tuple[tuple[bool, Callable[[], str]], ...] = (
         (
             e.ranks != job.gpus,
-            f"dp {e.dp} x tp {e.tp} x pp {e.pp} x cp {e.cp} is {e.ranks:,} ranks, and the job has {job.gpus:,} GPUs",
+            lambda: (
+                f"dp {e.dp} x tp {e.tp} x pp {e.pp} x cp {e.cp} is {e.ranks:,} ranks, and the job has {job.gpus:,} GPUs"
+            ),
         ),
         (
             sequences != job.global_batch,
-            f"dp {e.dp} x micro-batch {e.micro_batch} x {e.microbatches} micro-batches is {sequences:,} sequences, and"
-            f" the global batch has {job.global_batch:,}",
+            lambda: (
+                f"dp {e.dp} x micro-batch {e.micro_batch} x {e.microbatches} micro-batches is {sequences:,} sequences,"
+                f" and the global batch has {job.global_batch:,}"
+            ),
         ),
-        (e.etp is not None and not model.experts, f"etp {e.etp} needs a model with experts"),
-        (e.tp % e.expert_tp > 0, f"etp {e.etp} does not divide tp {e.tp}"),
-        (model.heads % e.tp > 0, f"{model.heads} heads are not divisible by tp {e.tp}"),
-        (model.inner % e.tp > 0, f"the MLP's {model.inner} is not divisible by tp {e.tp}"),
+        (e.etp is not None and not model.experts, lambda: f"etp {e.etp} needs a model with experts"),
+        (e.tp % e.expert_tp > 0, lambda: f"etp {e.etp} does not divide tp {e.tp}"),
+        (model.heads % e.tp > 0, lambda: f"{model.heads} heads are not divisible by tp {e.tp}"),
+        (model.inner % e.tp > 0, lambda: f"the MLP's {model.inner} is not divisible by tp {e.tp}"),
         (
             model.experts > 0 and (model.expert_inner or model.inner) % e.expert_tp > 0,
-            f"an expert's width of {model.expert_inner or model.inner} is not divisible by tp {e.expert_tp}",
+            lambda: f"an expert's width of {model.expert_inner or model.inner} is not divisible by tp {e.expert_tp}",
         ),
         (
             model.kv_heads is not None and max(model.kv_heads, e.tp) % min(model.kv_heads, e.tp) > 0,
-            f"{model.kv_heads} key-value heads and tp {e.tp} do not divide each other",
+            lambda: f"{model.kv_heads} key-value heads and tp {e.tp} do not divide each other",
         ),
-        (e.pp * e.vp > model.layers, f"pp {e.pp} x vp {e.vp} is more than the model's {model.layers} layers"),
-        (e.vp > 1 and e.pp == 1, f"vp {e.vp} needs a pipeline (pp above 1)"),
+        (e.pp * e.vp > model.layers, lambda: f"pp {e.pp} x vp {e.vp} is more than the model's {model.layers} layers"),
+        (e.vp > 1 and e.pp == 1, lambda: f"vp {e.vp} needs a pipeline (pp above 1)"),
         (
             e.vp > 1 and e.microbatches % e.pp > 0,
-            f"the interleaved schedule needs micro-batches ({e.microbatches}) divisible by pp {e.pp}",
+            lambda: f"the interleaved schedule needs micro-batches ({e.microbatches}) divisible by pp {e.pp}",
         ),
-        (e.sequence_parallel and e.tp == 1, "sequence parallelism needs tp above 1"),
+        (e.sequence_parallel and e.tp == 1, lambda: "sequence parallelism needs tp above 1"),
         (
             job.length % (2 * e.cp if e.cp > 1 else 1) > 0,
-            f"a sequence of {job.length:,} is not divisible into 2 x cp {e.cp} chunks",
+            lambda: f"a sequence of {job.length:,} is not divisible into 2 x cp {e.cp} chunks",
         ),
         (
             e.sequence_parallel and job.length // e.cp % e.tp > 0,
-            f"{job.length // e.cp:,} positions of a rank are not divisible by tp {e.tp}",
+            lambda: f"{job.length // e.cp:,} positions of a rank are not divisible by tp {e.tp}",
         ),
-        (e.ep > 1 and not model.experts, f"ep {e.ep} needs a model with experts"),
+        (e.ep > 1 and not model.experts, lambda: f"ep {e.ep} needs a model with experts"),
         (
             e.ep > 1 and model.experts > 0 and model.experts % e.ep > 0,
-            f"{model.experts} experts are not divisible by ep {e.ep}",
+            lambda: f"{model.experts} experts are not divisible by ep {e.ep}",
         ),
-        (e.dp * e.cp * e.tp % e.ep > 0, f"ep {e.ep} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}"),
+        (e.dp * e.cp * e.tp % e.ep > 0, lambda: f"ep {e.ep} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}"),
         (
             e.dp * e.cp * e.tp % (e.ep * e.expert_tp) > 0,
-            f"ep {e.ep} x etp {e.etp} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}",
+            lambda: f"ep {e.ep} x etp {e.etp} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}",
         ),
-        (e.zero == 3 and e.vp > 1, f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch"),
+        (
+            e.zero == 3 and e.vp > 1,
+            lambda: f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch",
+        ),
     )
-    return next((sentence for applies, sentence in rules if applies), None)
+    return next((sentence() for applies, sentence in rules if applies), None)
 
 
 def check_layout(layout: ClusterLayout, job: Job) -> None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from minidist.planning.architecture import Parameters
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.layout import ClusterLayout, Job, stage_layers
+from minidist.planning.cluster.shared import shared
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,13 @@ class RankMemory:
         return sum(self.by_kind.values())
 
 
+@shared(
+    lambda layout, job, rank, layers: (job,),
+    lambda layout, job, rank, layers: (
+        *(layout.tp, layout.pp, layout.ep, layout.expert_tp, rank == 0, rank == layout.pp - 1),
+        tuple(layers),
+    ),
+)
 def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> Parameters:
     """Return the parameters of one rank of a pipeline stage, before ZeRO divides them.
 
@@ -81,6 +89,13 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
     return result
 
 
+@shared(
+    lambda layout, job, layer, recompute=None: (job,),
+    lambda layout, job, layer, recompute=None: (
+        *(layout.tp, layout.cp, layout.sequence_parallel, layout.micro_batch, recompute or layout.recompute),
+        job.model.is_sparse(layer),
+    ),
+)
 def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:
     """Return the bytes that one block keeps of one micro-batch, in 2-byte values and 1-byte masks.
 
@@ -132,6 +147,12 @@ def in_flight(layout: ClusterLayout, rank: int) -> float:
     return min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) / v
 
 
+@shared(lambda job, layers: (job,), lambda job, layers: tuple(layers))
+def _of_a_kind(job: Job, layers: list[int]) -> list[tuple[int, int]]:
+    """Return (a layer, how many there are like it), of layers without experts and then of those with them."""
+    return job.model.of_a_kind(layers)
+
+
 def rank_memory(
     layout: ClusterLayout, job: Job, rank: int, layers: list[int], calibration: Calibration = CALIBRATION
 ) -> RankMemory:
@@ -142,7 +163,8 @@ def rank_memory(
     kinds = states(layout, job, rank, layers)
 
     # Activations of the micro-batches in flight; embeddings keep a mask, the last norm and projection their inputs.
-    kept = sum(count * block_activations(layout, job, layer) for layer, count in model.of_a_kind(layers))
+    blocks = _of_a_kind(job, layers)
+    kept = sum(count * block_activations(layout, job, layer) for layer, count in blocks)
     activations = kept * in_flight(layout, rank)
     if rank == 0 and job.has_dropout:
         activations += tokens * model.width // outer * min(layout.pp, layout.microbatches)
@@ -152,7 +174,7 @@ def rank_memory(
     kinds["logits"] = int(calibration.logit_bytes * tokens * model.vocabulary / t) if rank == layout.pp - 1 else 0
 
     # A block that is recomputed exists whole for a moment; any other has the gradients that flow through it.
-    largest = max(layers, key=lambda layer: model.is_sparse(layer))
+    largest, _ = blocks[-1]
     if layout.recompute == "full":
         kinds["workspace"] = block_activations(layout, job, largest, "none")
     elif layout.recompute == "selective" and not job.fused_attention:

@@ -3,7 +3,7 @@
 The planner's numbers are formulas; the two commands run the layout:
 
     dry run    minidist train ... --dry-run: the whole program with these degrees on arrays without data, which gives
-               the exact bytes and the peak of every rank
+               the exact bytes and the peak of every rank of minidist's own blocks, on the plan's machine
     compare    minidist compare ...: the same axes with two ranks each on a model of a few thousand parameters, which
                trains and is compared with one device, value by value
 
@@ -13,24 +13,48 @@ width. What differs otherwise is said by `differences`.
 Proved by: tests/planning/test_ready_commands.py
 """
 
+import shlex
 from dataclasses import replace
 
 from minidist.planning.cluster.layout import ClusterLayout, Job
 
 MAX_TOP_K = 2  # experts per token that minidist trains with
 PRECISIONS = {"fp16": "fp16", "bf16": "bf16", "fp8": "bf16"}
+STEPS = 2  # the optimizer's states exist from the first step's end on, beside activations in the second one
 
 
-def dry_run_command(layout: ClusterLayout, job: Job) -> str:
-    """Return the command that runs one step of the layout without data."""
+def dry_run_command(layout: ClusterLayout, job: Job, gpu: str) -> str:
+    """Return the command that runs two steps of the layout without data. gpu: a machine's name or its file."""
     model = job.model
     sizes = {"layers": model.layers, "width": model.width, "heads": model.heads, "context": job.length}
     if model.gated and (model.kv_heads or model.heads) != model.heads:
         sizes["kv-heads"] = model.kv_heads or model.heads
     if model.experts:
         sizes |= {"experts": model.experts, "top-k": min(model.top_k, MAX_TOP_K)}
-    flags = _flags(layout, job, sizes)
-    return f"minidist train {flags} --precision {PRECISIONS[job.precision]} --steps 1 --dry-run"
+    flags = _flags(replace(layout, recompute=_recompute(layout, job)), job, sizes)
+
+    # The planner's experts are equally busy, so no slots stay empty; its GPT keeps masks.
+    if model.experts:
+        flags += " --capacity-factor 1"
+    if job.has_dropout and not model.gated:
+        flags += " --dropout 0.1"
+    # All ranks of a stage do the same in every layout that is planned, so one of them stands for all.
+    fold = " --fold" * (layout.ranks > layout.pp)
+    machine = f"--gpu {shlex.quote(gpu)}"
+    return f"minidist train {flags} --precision {PRECISIONS[job.precision]} --steps {STEPS} {machine} --dry-run{fold}"
+
+
+def _stores_scores(layout: ClusterLayout) -> bool:
+    """Return whether minidist's attention keeps its scores, in a forward pass that is not repeated."""
+    return layout.cp == 1  # ring attention computes them again
+
+
+def _recompute(layout: ClusterLayout, job: Job) -> str:
+    """Return the recomputation of the dry run that is closest to the plan's."""
+    # Fused kernels keep no scores. minidist's attention keeps none where it is computed again.
+    if layout.recompute == "none" and job.fused_attention and _stores_scores(layout):
+        return "selective"
+    return layout.recompute
 
 
 def compare_command(layout: ClusterLayout, job: Job) -> str:
@@ -55,9 +79,13 @@ def compare_command(layout: ClusterLayout, job: Job) -> str:
 
 
 def differences(layout: ClusterLayout, job: Job) -> list[str]:
-    """Return in what the dry run's model differs from the planned one, as parts of a sentence; usually little."""
+    """Return in what the dry run differs from what was planned: the model, and then how its blocks compute."""
     model = job.model
-    parts = [f"a vocabulary of 256 in place of {model.vocabulary:,}"] if model.vocabulary != 256 else []
+    parts = (
+        [f"a vocabulary of 256 in place of {model.vocabulary:,}, so hardly any logits"]
+        if model.vocabulary != 256
+        else []
+    )
     inner = -(-8 * model.width // (3 * model.heads)) * model.heads if model.gated else 4 * model.width
     for ours, theirs, what in (
         (inner, model.expert_inner or model.inner, "an inner size"),
@@ -70,9 +98,46 @@ def differences(layout: ClusterLayout, job: Job) -> list[str]:
             parts.append(f"{what} {ours:,} in place of {theirs:,}")
     if model.latent:
         parts.append("attention without latent projections")
+    if model.is_tied == model.gated:
+        parts.append("an output projection of its own" if model.gated else "an output projection that is the embedding")
     if job.precision not in ("fp16", "bf16"):
         parts.append(f"bf16 in place of {job.precision}")
-    return parts
+    if model.gated and job.has_dropout:
+        parts.append("no masks of dropout")
+    return parts + _memory_differences(layout, job)
+
+
+def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
+    """Return which assumptions of memory.py the blocks of minidist do not meet in a layout."""
+    model, parts = job.model, []
+    scores = layout.micro_batch * job.length**2 * model.heads // layout.tp  # 2 bytes for half of the pairs
+    of_a_layer = f"the scores of one layer at a time ({scores / 1e9:.2g} GB)"
+    if not _stores_scores(layout):
+        parts += [] if job.fused_attention else ["ring attention, which stores no scores"]
+    elif not job.fused_attention:
+        parts += ["half of the scores, because the others are masked"] if layout.recompute == "none" else []
+    elif layout.recompute == "full" and layout.pp > 1:
+        parts.append("whole stages that are computed again with the scores of all their layers, in place of blocks")
+    else:
+        parts.append(f"{of_a_layer}, which fused kernels do not store")
+    if _recompute(layout, job) != layout.recompute:
+        parts.append("attention that is computed again, because without --recompute it stores the scores")
+
+    # What a block keeps of its other operations.
+    if layout.recompute == "selective" and job.fused_attention:
+        parts.append("outputs of norms and activation functions that are kept in place of computed again")
+    if model.gated and layout.recompute != "full":
+        parts.append("four values of the MLP's inner size that are kept in place of three")
+    if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
+        parts.append("keys and values that are kept once for each query head")
+
+    # The states.
+    parts.append(
+        "18 bytes per parameter in place of 16, divided by ZeRO 3"
+        if layout.zero == 3
+        else "gradients of 2 bytes in place of 4"
+    )
+    return [*parts, "a clock at the data sheet's speeds and without launches of kernels"]
 
 
 def no_command(layout: ClusterLayout, job: Job) -> str | None:

@@ -8,15 +8,17 @@ Proved by: tests/planning/test_cluster.py
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice, product
 from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
-from minidist.planning.cluster.gpus import Machine
-from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal
-from minidist.planning.cluster.memory import RankMemory, memory_by_rank
+from minidist.planning.cluster.gpus import MACHINES, Machine
+from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
+from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
+from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel, StepTime
 
 MAX_GPUS = 1_000_000
@@ -25,26 +27,48 @@ MAX_TP = 8
 MAX_CP = 64
 MAX_PP = 128
 MAX_VP = 16
+MAX_TRIED = 50_000  # layouts, to find whether one fits
+AXIS_COST = 1.01  # for each kind of parallelism, a layout must be faster by this factor to come first
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A layout with the memory of each pipeline rank and the time of a step."""
+    """A layout of a job on a machine. Memory and time are computed when they are read."""
 
     layout: ClusterLayout
     job: Job
     machine: Machine
-    memory: list[RankMemory]
-    time: StepTime
-    calibration: Calibration
+    calibration: Calibration = CALIBRATION
+
+    @cached_property
+    def memory(self) -> list[RankMemory]:
+        """Return the memory of each pipeline rank."""
+        return memory_by_rank(self.layout, self.job, self.calibration)
+
+    @cached_property
+    def time(self) -> StepTime:
+        """Return the time of a step."""
+        return StepModel(self.layout, self.job, self.machine, self.calibration).step()
+
+    @property
+    def fullest_rank(self) -> int:
+        """Return the number of the fullest pipeline rank."""
+        return self._fullest[0]
 
     @property
     def fullest(self) -> RankMemory:
         """Return the memory of the fullest pipeline rank."""
-        return max(self.memory, key=lambda rank: rank.peak)
+        return self._fullest[1]
 
-    @property
+    @cached_property
+    def _fullest(self) -> tuple[int, RankMemory]:
+        stages = stage_layers(self.layout, self.job.model.layers)
+        ranks = _deciding_ranks(self.layout, self.job)
+        fullest = [(rank, rank_memory(self.layout, self.job, rank, stages[rank], self.calibration)) for rank in ranks]
+        return max(fullest, key=lambda pair: pair[1].peak)
+
+    @cached_property
     def needed(self) -> float:
         """Return the bytes that a GPU must have: the peak and what the device and the libraries hold."""
         return self.fullest.peak + self.calibration.reserved_bytes
@@ -55,10 +79,38 @@ class Plan:
         return self.needed <= self.machine.memory
 
     @property
+    def margin(self) -> float:
+        """Return the bytes of the GPU that are left, below 0 when it does not fit."""
+        return self.machine.memory - self.needed
+
+    @property
+    def needed_range(self) -> tuple[float, float]:
+        """Return the least and the most bytes that a GPU may need."""
+        low, high = (share * self.fullest.peak for share in self.calibration.memory_range)
+        return low + self.calibration.reserved_bytes, high + self.calibration.reserved_bytes
+
+    @property
+    def verdict(self) -> str:
+        """Return "yes" when the whole range fits, "may not" when the central estimate does, "no" otherwise."""
+        if not self.fits:
+            return "no"
+        return "yes" if self.needed_range[1] <= self.machine.memory else "may not"
+
+    @property
+    def room(self) -> str:
+        """Return how much memory is free or missing, in words."""
+        least, most = (self.machine.memory - nbytes for nbytes in reversed(self.needed_range))
+        if least >= 0:
+            return f"free {gigabytes(least, most)}"
+        if most <= 0:
+            return f"missing {gigabytes(-most, -least)}"
+        return f"from {gigabytes(-least)} missing to {gigabytes(most)} free"
+
+    @property
     def shortage(self) -> str:
-        """Return how much memory the fullest rank needs and has, as a sentence for a plan that does not fit."""
+        """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
         return (
-            f"pipeline rank {self.memory.index(self.fullest)} needs {self.needed / 1e9:,.1f} GB, and"
+            f"pipeline rank {self.fullest_rank} needs {gigabytes(*self.needed_range)}, and"
             f" {self.machine.name} has {self.machine.memory / 1e9:,.0f} GB"
         )
 
@@ -67,6 +119,12 @@ class Plan:
         """Return between which multiples of the prediction a step takes."""
         c = self.calibration
         return c.sparse_time_range if self.job.model.experts else c.time_range
+
+    @property
+    def seconds_range(self) -> tuple[float, float]:
+        """Return the least and the most seconds that a step may take."""
+        short, long = self.time_range
+        return short * self.time.seconds, long * self.time.seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,11 +157,12 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """Return what `minidist plan --json` prints of a layout."""
         low, high = self.calibration.memory_range
-        short, long = self.time_range
+        short, long = self.seconds_range
         peak, seconds = self.fullest.peak, self.time.seconds
         return {
             **self.layout.as_dict(),
             "fits": self.fits,
+            "margin_bytes": int(self.margin),
             "memory": {
                 "peak_bytes": peak,
                 "low_bytes": int(low * peak),
@@ -114,8 +173,8 @@ class Plan:
             },
             "time": {
                 "step_seconds": seconds,
-                "low_seconds": short * seconds,
-                "high_seconds": long * seconds,
+                "low_seconds": short,
+                "high_seconds": long,
                 "compute_seconds": self.time.compute,
                 "exposed_seconds": self.time.exposed,
                 "bubble_fraction": self.time.bubble,
@@ -127,12 +186,18 @@ class Plan:
         }
 
 
+def gigabytes(*numbers: float) -> str:
+    """Return bytes as GB, "1.5 GB" or a range, "12 to 14 GB", with digits behind the point where there are few."""
+    written = [f"{n / 1e9:,.0f}" if n >= 10e9 else f"{n / 1e9:.1f}" for n in numbers]
+    return " to ".join(dict.fromkeys(written)) + " GB"
+
+
 @dataclass(frozen=True)
 class Search:
     """The result of a search.
 
-    plans: the layouts that fit, the fastest first. too_large: the layouts that do not fit. impossible: the layouts that
-    the job or the cluster rules out, each with the reason.
+    plans: the layouts that fit, the fastest first. too_large: the layouts that do not fit, first those that need least.
+    impossible: the layouts that the job or the cluster rules out, each with the reason.
     """
 
     plans: list[Plan]
@@ -151,16 +216,23 @@ def divisors(number: int, most: int | None = None) -> list[int]:
     return [d for d in sorted({*small, *(number // d for d in small)}) if most is None or d <= most]
 
 
+@shared(lambda layout, job: (job,), lambda layout, job: (layout.pp, layout.vp))
+def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
+    """Return the pipeline ranks of which one is the fullest.
+
+    Of ranks with equally many layers of each kind, the first one keeps the most micro-batches; the last rank of all
+    also has the output projection.
+    """
+    first: dict[tuple[int, ...], int] = {}
+    for rank, layers in enumerate(stage_layers(layout, job.model.layers)):
+        sparse = sum(job.model.is_sparse(layer) for layer in layers)
+        first.setdefault((len(layers), sparse), rank)
+    return sorted({*first.values(), layout.pp - 1})
+
+
 def plan_layout(layout: ClusterLayout, job: Job, machine: Machine, calibration: Calibration = CALIBRATION) -> Plan:
     """Return the plan of one layout, which must be possible."""
-    return Plan(
-        layout,
-        job,
-        machine,
-        memory_by_rank(layout, job, calibration),
-        StepModel(layout, job, machine, calibration).step(),
-        calibration,
-    )
+    return Plan(layout, job, machine, calibration)
 
 
 def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
@@ -219,7 +291,8 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
 
     # Predictions differ from measurements by more than a percent, so of nearly equal layouts the one with fewer axes
     # comes first.
-    found.plans.sort(key=lambda plan: plan.time.seconds * 1.01**plan.layout.axes)
+    found.too_large.sort(key=lambda plan: plan.needed)
+    found.plans.sort(key=lambda plan: plan.time.seconds * AXIS_COST**plan.layout.axes)
     return found
 
 
@@ -227,34 +300,80 @@ def _described(fixed: Mapping[str, Any]) -> str:
     return ", ".join(f"{axis} {value}" for axis, value in fixed.items()) or "these settings"
 
 
+def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> bool:
+    """Return whether one of the first `MAX_TRIED` layouts fits."""
+    return any(
+        refusal(layout, job) is None and Plan(layout, job, machine, calibration).fits
+        for layout in islice(candidates(job, machine, fixed), MAX_TRIED)
+    )
+
+
+def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
+    """Return what makes a layout fit when none does, each as flags of `minidist plan`; each one alone is enough."""
+    found = []
+    # What was given and need not be.
+    for axis in fixed:
+        if fits_somehow(job, machine, {name: value for name, value in fixed.items() if name != axis}):
+            found.append(f"--{axis.replace('_', '-')} left out")
+    # More GPUs. Where every degree is given their number follows from them.
+    counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
+    if not {"dp", "tp", "pp", "cp"} <= set(fixed):
+        more = next((gpus for gpus in counts if fits_somehow(replace(job, gpus=gpus), machine, fixed)), None)
+        found += [f"--ranks {more}"] if more else []
+    # The GPU with the least memory that is enough.
+    larger = (other for other in sorted(MACHINES.values(), key=lambda m: m.memory) if other.memory > machine.memory)
+    usable = (other for other in larger if job.precision != "fp8" or other.fp8)
+    enough = next((other.name for other in usable if fits_somehow(job, other, fixed)), None)
+    return [*found, f"--gpu {enough}"] if enough else found
+
+
+# The axes whose use a sentence explains: the field, its value when it is not used, and its name.
+EXPLAINED = (
+    ("tp", 1, "tensor parallelism"),
+    ("pp", 1, "pipeline parallelism"),
+    ("cp", 1, "context parallelism"),
+    ("ep", 1, "expert parallelism"),
+    ("zero", 0, "ZeRO"),
+    ("recompute", "none", "recomputation"),
+)
+TIE = 1.005  # up to this ratio two steps are as fast as each other
+
+
 def reason_for(best: Plan, plans: list[Plan], fixed: Collection[str] = ()) -> str:
     """Return one sentence: what each axis of the best layout is for, compared with the best layout without it.
 
     fixed: the axes that were given, about which the search says nothing.
     """
-    layout, parts = best.layout, []
-    for axis, off, words in (
-        ("tp", 1, f"tensor parallelism {layout.tp}"),
-        ("pp", 1, f"pipeline parallelism {layout.pp}"),
-        ("cp", 1, f"context parallelism {layout.cp}"),
-        ("ep", 1, f"expert parallelism {layout.ep}"),
-        ("zero", 0, f"ZeRO {layout.zero}"),
-        ("recompute", "none", f"{layout.recompute} recomputation"),
-    ):
-        if getattr(layout, axis) == off or axis in fixed:
+    reason = _compared(best, plans, fixed)
+    if best.verdict == "yes":
+        return reason
+    sure = next((plan for plan in plans if plan.verdict == "yes"), None)
+    return f"{reason}; it may not fit, because {best.shortage}" + (
+        f"; the first one that fits with its whole range is {sure.layout}" if sure else ""
+    )
+
+
+def _compared(best: Plan, plans: list[Plan], fixed: Collection[str]) -> str:
+    """Return what the best layout gains by each of its axes."""
+    parts, ties = [], []
+    for axis, off, words in EXPLAINED:
+        if getattr(best.layout, axis) == off or axis in fixed:
             continue
         without = [plan for plan in plans if getattr(plan.layout, axis) == off]
+        ratio = without[0].time.seconds / best.time.seconds if without else 0.0
         if not without:
             parts.append(f"without {words} no layout that was tried fits")
+        elif ratio < TIE:
+            ties.append(words)
         else:
-            ratio = without[0].time.seconds / best.time.seconds
             parts.append(f"without {words} the best takes {ratio:.2f} times as long")
-    room = best.machine.memory - best.needed
-    if not parts and any(axis in fixed for axis in ("tp", "pp", "cp", "ep", "zero", "recompute")):
-        return f"it is the fastest with what is given; {room / 1e9:,.0f} GB are free"
-    if not parts:
+    if parts:
+        return "; ".join(parts)
+    if ties:
         return (
-            f"data parallelism alone fits with {room / 1e9:,.0f} GB to spare, and every other axis adds messages or a"
-            " bubble"
+            f"without {' or without '.join(ties)} the best is as fast; the order is that of the seconds of a step times"
+            f" {AXIS_COST} for each kind of parallelism, and of equal ones the first that was tried"
         )
-    return "; ".join(parts)
+    if any(axis in fixed for axis, _, _ in EXPLAINED):
+        return f"it is the fastest with what is given; {best.room}"
+    return f"data parallelism alone fits, {best.room}, and every other axis adds messages or a bubble"

@@ -24,6 +24,7 @@ from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
 from minidist.planning.cluster.layout import ClusterLayout, Job, stage_layers
 from minidist.planning.cluster.memory import rank_parameters
+from minidist.planning.cluster.shared import shared
 
 
 class Pass(NamedTuple):
@@ -101,6 +102,13 @@ class StepModel:
         peak = self.machine.peak(self.job.precision)
         return flops / (peak * c.product_efficiency[self.machine.family])
 
+    @shared(
+        lambda self, layer: (self.job, self.machine, self.calibration),
+        lambda self, layer: (
+            *(self.layout.tp, self.layout.cp, self.layout.ep, self.layout.expert_tp, self.layout.sequence_parallel),
+            *(self.layout.micro_batch, self.layout.recompute, self.job.model.is_sparse(layer)),
+        ),
+    )
     def layer_pass(self, layer: int) -> Pass:
         """Return one layer's seconds for one micro-batch on one rank of a stage."""
         c, e, job, model = self.calibration, self.layout, self.job, self.job.model
@@ -163,6 +171,14 @@ class StepModel:
 
     # a step -----------------------------------------------------------------------------------------------------------
 
+    @shared(
+        lambda self, rank, layers: (self.job, self.machine, self.calibration),
+        lambda self, rank, layers: (
+            *(self.layout.dp, self.layout.tp, self.layout.pp, self.layout.cp, self.layout.ep, self.layout.vp),
+            *(self.layout.expert_tp, self.layout.sequence_parallel, self.layout.micro_batch, self.layout.recompute),
+            *(rank == self.layout.pp - 1, tuple(layers)),
+        ),
+    )
     def stage_pass(self, rank: int, layers: list[int]) -> Pass:
         """Return the seconds of all layers of a pipeline rank for one micro-batch, with embedding and projection."""
         e, model = self.layout, self.job.model
@@ -198,6 +214,14 @@ class StepModel:
         sparse = sum(self.job.model.is_sparse(layer) for layer in layers)
         return len(layers) - sparse, sparse
 
+    @shared(lambda self: (self.job,), lambda self: (self.layout.pp, self.layout.vp))
+    def _deciding_ranks(self) -> list[int]:
+        """Return the pipeline ranks of which one is the slowest."""
+        # Of the ranks between the first and the last, one with each number of layers of each kind.
+        stages = stage_layers(self.layout, self.job.model.layers)
+        kinds = {self._counts(layers): rank for rank, layers in enumerate(stages)}
+        return sorted({0, *kinds.values(), self.layout.pp - 1})
+
     def gradients_seconds(self, layers: list[int], rank: int, compute: float) -> float:
         """Return the seconds of the gradients' and ZeRO's collectives that computing does not hide."""
         e, c = self.layout, self.calibration
@@ -223,9 +247,7 @@ class StepModel:
         """Return the seconds of a step of the slowest pipeline rank."""
         e, c = self.layout, self.calibration
         stages = stage_layers(e, self.job.model.layers)
-        # Of the ranks between the first and the last, one with each number of layers of each kind.
-        kinds = {self._counts(layers): rank for rank, layers in enumerate(stages)}
-        passes = {rank: self.stage_pass(rank, stages[rank]) for rank in sorted({0, *kinds.values(), e.pp - 1})}
+        passes = {rank: self.stage_pass(rank, stages[rank]) for rank in self._deciding_ranks()}
         slowest = max(passes, key=lambda rank: passes[rank].seconds)
         one = passes[slowest]
         compute = e.microbatches * (one.forward + one.backward)

@@ -6,21 +6,26 @@ Proved by: tests/commands/test_plan.py
 from collections import Counter
 from collections.abc import Sequence
 
-from minidist.planning.cluster.layout import Job
-from minidist.planning.cluster.memory import in_flight
-from minidist.planning.cluster.search import Plan, Search
+from minidist.planning.cluster.layout import Job, stage_layers
+from minidist.planning.cluster.memory import in_flight, rank_parameters
+from minidist.planning.cluster.search import Plan, Search, gigabytes
+from minidist.planning.cluster.step_time import StepModel
 
 
 def layouts_table(plans: Sequence[Plan]) -> str:
-    """Format layouts, one per line, with the range of the step and of the peak."""
-    lines = [f"{'step':>22}  {'peak of a GPU':>15}  {'tokens/s':>10}  {'MFU':>5}  layout"]
+    """Format layouts, one per line, with the ranges of the step, the peak and the speed."""
+    lines = [f"{'step':>22}  {'peak of a GPU':>15}  {'fits':7}  {'tokens/s':>24}  {'MFU':>12}  layout"]
     for plan in plans:
-        short, long = (share * plan.time.seconds for share in plan.time_range)
+        short, long = plan.seconds_range
         low, high = (share * plan.fullest.peak / 1e9 for share in plan.calibration.memory_range)
+        slow, fast = (plan.tokens_per_second * plan.time.seconds / seconds for seconds in (long, short))
+        mfu = plan.utilization(plan.model_flops) * plan.time.seconds
         lines.append(
-            f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB "
-            f" {plan.tokens_per_second:10,.0f}  {100 * plan.utilization(plan.model_flops):4.1f}%  {plan.layout}"
+            f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB  {plan.verdict:7} "
+            f" {slow:10,.0f} to {fast:10,.0f}  {100 * mfu / long:4.1f} to {100 * mfu / short:4.1f}%  {plan.layout}"
         )
+    if len(plans) > 1:
+        lines.append("for each further kind of parallelism, a layout must be 1 % faster to come before another one")
     return "\n".join(lines)
 
 
@@ -36,51 +41,167 @@ def best_table(plan: Plan) -> str:
     idle = time.bubble * time.seconds
     messages = "".join(f", {axis} messages {seconds:.3g}" for axis, seconds in time.exposed.items())
     return (
-        f"memory of the fullest rank, GB: {kinds}; free {(plan.machine.memory - plan.needed) / 1e9:.1f}\n"
-        f"a step, s: computing {time.compute:.3g}{messages}, bubble {idle:.3g}"
+        f"memory of the fullest rank, GB (central estimate): {kinds}; {plan.room}\n"
+        f"a step, s (central estimate): computing {time.compute:.3g}{messages}, bubble {idle:.3g}"
     )
 
 
 def refused_table(search: Search, most: int = 3) -> str:
-    """Format how many layouts do not fit or are impossible, with examples."""
+    """Format how many layouts do not fit or are impossible, with examples: those that need least."""
     if not search.refused:
         return ""
     impossible = Counter(reason for _, reason in search.impossible)
+    large, others = len(search.too_large), len(search.impossible)
     lines = [
-        f"{len(search.too_large):,} layouts do not fit, {len(search.impossible):,} are impossible; for example",
+        f"{counted(large, 'layout')} {'does' if large == 1 else 'do'} not fit,"
+        f" {others:,} {'is' if others == 1 else 'are'} impossible; for example",
         *(f"  {plan.layout}: {plan.shortage}" for plan in search.too_large[:most]),
     ]
     lines += [f"  {count:,} x {reason}" for reason, count in impossible.most_common(most)]
     return "\n".join(lines)
 
 
-def explanation(plan: Plan) -> str:
-    """Return the formulas of memory and time with the numbers of one layout."""
-    job, e, model, c = plan.job, plan.layout, plan.job.model, plan.calibration
-    fullest = plan.memory.index(plan.fullest)
+def counted(number: int, what: str) -> str:
+    """Return a number and a noun, with an s for more than one."""
+    return f"{number:,} {what}" + "s" * (number != 1)
+
+
+def explanation(plan: Plan) -> list[str]:
+    """Return the formulas of memory and time with the numbers of one layout, one per line."""
+    job, model, c = plan.job, plan.job.model, plan.calibration
     time = plan.time
-    lines = [
+    return [
         f"parameters: {model.parameters:,}, of which a token uses {model.active_parameters:,}",
         f"model FLOPs of a step: 3 x {job.global_batch:,} sequences x {job.length:,} tokens x"
         f" {model.forward_flops(job.length):,} = {plan.model_flops:.4g}",
-        f"pipeline rank {fullest} of {e.pp} is the fullest; it keeps {in_flight(e, fullest):g} micro-batches of its"
-        " layers",
-        "states: 2 bytes per parameter, 4 per gradient, 12 of the optimizer"
-        + (f"; ZeRO {e.zero} divides by dp x cp = {e.sharding_ranks}" if e.zero else ""),
-        "activations per layer and micro-batch: 2-byte values, (8 s b h outside of the split products + queries, keys,"
-        " values, outputs, and the MLP's) / tp (Korthikanti et al., 2022, equations 1 to 6)",
-        f"a step = (computing {time.compute:.3g} s + messages {sum(time.exposed.values()):.3g} s) / (1 - bubble"
-        f" {time.bubble:.3f}) = {time.seconds:.3g} s",
-        f"bubble = (p - 1) / v / (m + (p - 1) / v), p = {e.pp}, v = {e.vp}, m = {e.microbatches}",
+        *_memory_lines(plan),
+        f"a step = (computing {time.compute:.5g} s + messages {sum(time.exposed.values()):.5g} s) / (1 - bubble"
+        f" {time.bubble:.5f}) = {time.seconds:.5g} s",
+        *_bubble_lines(plan),
         f"products reach {c.product_efficiency[plan.machine.family]:.0%} of"
         f" {plan.machine.peak(job.precision) / 1e12:,.0f} TFLOP/s, attention"
         f" {c.attention_efficiency[plan.machine.family]:.0%} (fitted; docs/planner.md)",
-        "an all-reduce of n bytes over r ranks takes 2 (r - 1) / r n / bandwidth, and a latency per step of the ring",
+        *_message_lines(plan),
         *_expert_lines(plan),
         f"MFU = model FLOPs / (step x {job.gpus:,} GPUs x peak) = {plan.utilization(plan.model_flops):.4f}; with what"
         f" is computed again HFU = {plan.utilization(plan.hardware_flops):.4f}",
     ]
-    return "\n".join(lines)
+
+
+def _memory_lines(plan: Plan) -> list[str]:
+    """Return the memory of the fullest rank by kind, each with the numbers that it is a product of."""
+    job, e, c, rank = plan.job, plan.layout, plan.calibration, plan.fullest_rank
+    own = rank_parameters(e, job, rank, stage_layers(e, job.model.layers)[rank])
+    kinds = plan.fullest.by_kind
+    tokens = e.micro_batch * job.length // e.cp
+    kept = in_flight(e, rank)
+    words = {
+        "activations": f"{kept:g} micro-batches in flight x {kinds['activations'] / kept:.5g} B, what the rank"
+        " keeps of one (Korthikanti et al., 2022, equations 1 to 6)",
+        "logits": f"{c.logit_bytes:g} B x {tokens:,} tokens x {job.model.vocabulary:,} words / tp {e.tp}",
+        "workspace": "of the block at work",
+        "gathered": "two blocks, and the parameters outside of blocks",
+        "constant": "fitted",
+    }
+    lines = [f"pipeline rank {rank} of {e.pp} is the fullest; it has {own.total:,} parameters"]
+    for kind, nbytes in kinds.items():
+        if kind in ("parameters", "gradients", "optimizer"):
+            words[kind] = f"{nbytes / own.total:.5g} B x {own.total:,} parameters"
+            divides = e.zero >= {"optimizer": 1, "gradients": 2, "parameters": 3}[kind]
+            words[kind] += f", divided by ZeRO {e.zero} among dp x cp = {e.sharding_ranks} ranks" * divides
+        if nbytes:
+            lines.append(f"  {kind} {nbytes / 1e9:.5g} GB: {words.get(kind, 'counted')}")
+    return lines
+
+
+def _bubble_lines(plan: Plan) -> list[str]:
+    """Return the formula of the bubble; none without a pipeline."""
+    e, time = plan.layout, plan.time
+    if e.pp == 1:
+        return []
+    # The optimizer and the gradients' messages are outside of the pipeline.
+    idle = (e.pp - 1) / e.vp
+    pipelined = time.bubble * time.seconds / (idle / (e.microbatches + idle))
+    return [
+        "bubble = (p - 1) / v / (m + (p - 1) / v) x pipelined part / step"
+        f" = ({e.pp} - 1) / {e.vp} / ({e.microbatches} + ({e.pp} - 1) / {e.vp}) x {pipelined:.5g} s /"
+        f" {time.seconds:.5g} s = {time.bubble:.5f}"
+    ]
+
+
+def _message_lines(plan: Plan) -> list[str]:
+    """Return the formula of each axis's messages: how many there are, and how long one takes."""
+    e, job, exposed = plan.layout, plan.job, plan.time.exposed
+    step = StepModel(e, job, plan.machine, plan.calibration)
+    tokens = e.micro_batch * job.length / e.cp
+    again = e.recompute == "full"
+    width = 2 * tokens * job.model.width
+    # Of each axis: messages of a layer, their name, and the bytes, ranks and distance of a ring.
+    rings = {
+        "tp": (4 + 2 * again, "all-reduces", (width, e.tp, 1, 2)),
+        "cp": (3 + again, "rings of keys and values", (4 * tokens * job.model.kv_size / e.tp * e.cp, e.cp, e.tp, 1)),
+    }
+    lines = []
+    for axis, (count, what, (nbytes, ranks, stride, passes)) in rings.items():
+        if axis in exposed:
+            one = step.ring_seconds(nbytes, ranks, stride, passes)
+            lines.append(
+                _product(axis, exposed[axis], e.microbatches, count, what, one)
+                + _ring(step, nbytes, ranks, stride, passes)
+            )
+    if "ep" in exposed:
+        nbytes = width * job.model.top_k / (e.tp if e.sequence_parallel else 1)
+        one = step.exchange_seconds(nbytes)
+        lines.append(
+            _product("ep", exposed["ep"], e.microbatches, 4 + 2 * again, "exchanges", one)
+            + f"; an exchange is of {nbytes:.5g} B"
+        )
+    if "pp" in exposed:
+        one = exposed["pp"] / e.microbatches / (2 * e.vp)
+        lines.append(
+            f"pp messages = {e.microbatches} micro-batches x 2 directions x {e.vp} chunks x {one:.5g} s ="
+            f" {exposed['pp']:.5g} s; one is of {width / e.tp:.5g} B"
+        )
+    if "dp" in exposed:
+        lines.append(_data_line(plan))
+    return lines
+
+
+def _product(axis: str, seconds: float, microbatches: int, count: int, what: str, one: float) -> str:
+    """Return the seconds of an axis's messages as a product."""
+    layers = round(seconds / (microbatches * count * one))
+    return (
+        f"{axis} messages = {microbatches} micro-batches x {counted(layers, 'layer')} x {count} {what} x {one:.5g} s ="
+        f" {seconds:.5g} s"
+    )
+
+
+def _ring(step: StepModel, nbytes: float, ranks: int, stride: int, passes: int) -> str:
+    """Return how the seconds of a ring follow from its bytes."""
+    seconds = step.ring_seconds(nbytes, ranks, stride, passes)
+    latency = step.ring_seconds(0, ranks, stride, passes)
+    bandwidth = passes * (ranks - 1) / ranks * nbytes / (seconds - latency)
+    return (
+        f"; one takes {passes} x ({ranks} - 1) / {ranks} x {nbytes:.5g} B / {bandwidth:.5g} B/s + latencies of"
+        f" {latency:.5g} s = {seconds:.5g} s"
+    )
+
+
+def _data_line(plan: Plan) -> str:
+    """Return the formula of the messages that gradients and ZeRO need."""
+    e, c, seconds = plan.layout, plan.calibration, plan.time.exposed["dp"]
+    if e.zero == 3:
+        return (
+            f"dp messages = what computing does not hide of {e.microbatches} micro-batches x 3 rings (parameters are"
+            f" gathered twice, and gradients reduced) = {seconds:.5g} s"
+        )
+    rings = (e.microbatches if e.zero == 2 else 1) + 1
+    one = seconds / c.gradients_exposed / rings
+    return (
+        f"dp messages = {c.gradients_exposed:g} (the share that computing does not hide) x {rings} rings x {one:.5g} s"
+        f" = {seconds:.5g} s; a ring is of the 2-byte gradients or parameters of a rank, over dp x cp ="
+        f" {e.sharding_ranks} ranks"
+    )
 
 
 def _expert_lines(plan: Plan) -> list[str]:
@@ -107,6 +228,18 @@ def header(job: Job, plan_count: int, machine: str) -> str:
     count = job.model.parameters
     parameters = f"{count / 1e9:,.2f}e9" if count >= 10_000_000 else f"{count:,}"
     return (
-        f"{parameters} parameters on {job.gpus:,} x {machine}, {job.global_batch:,} sequences of"
-        f" {job.length:,} tokens, {job.precision}: {plan_count:,} layouts fit"
+        f"{parameters} parameters on {job.gpus:,} x {machine}, {counted(job.global_batch, 'sequence')} of"
+        f" {counted(job.length, 'token')}, {job.precision}: {counted(plan_count, 'layout')}"
+        f" fit{'s' * (plan_count == 1)}"
     )
+
+
+def advice(search: Search, remedies: Sequence[str], gpus: int) -> str:
+    """Return what to do when no layout fits."""
+    least = search.too_large[0]
+    low, high = least.needed_range
+    start = (
+        f"no layout of {counted(gpus, 'GPU')} fits: the smallest needs {gigabytes(low, high)}, and"
+        f" {least.machine.name} has {least.machine.memory / 1e9:,.0f} GB"
+    )
+    return f"{start}; something fits with {', or '.join(remedies)}" if remedies else f"{start}; train a smaller model"
