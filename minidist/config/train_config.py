@@ -73,8 +73,8 @@ class TrainConfig(BaseModel):
     data: str = Field(
         "",
         description=(
-            "pydoc (default of language models), glyphs (of mlp and cnn), markov, text:FILE, tokens:FILE, idx:DIR,"
-            " cifar:DIR, npz:FILE"
+            "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
+            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE"
         ),
     )
     prefetch_batches: int = Field(

@@ -39,6 +39,13 @@ def pydoc_text() -> TokenDataset:
     return TokenDataset("pydoc", np.frombuffer(text.encode(), np.uint8), 256)
 
 
+def random_tokens(vocab_size: int, tokens: int = 2**20, seed: int = 0) -> TokenDataset:
+    """Return tokens that are drawn independently and equally often, for the sizes of a model and not for learning."""
+    draws = uniform(Key(seed, "random tokens"), 0, tokens)
+    entropy = log(vocab_size)
+    return TokenDataset(f"random:{vocab_size}", (draws * vocab_size).astype(np.uint32), vocab_size, entropy)
+
+
 def glyphs(samples: int = 2000, size: int = 12, seed: int = 0) -> SampleDataset:
     """Return grey images of digits, (samples, size, size) float32, at random places, in random ink, with noise."""
     draws = uniform_rows(Key(seed, "glyphs"), 0, samples, (4 + size * size,))

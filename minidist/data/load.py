@@ -9,10 +9,27 @@ from functools import cache
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.data.datasets import Dataset, TokenDataset
 from minidist.data.files import cifar_folder, idx_folder, npz_file, text_file, token_file
-from minidist.data.generated import glyphs, markov, pydoc_text
+from minidist.data.generated import glyphs, markov, pydoc_text, random_tokens
 
 GENERATED: dict[str, Callable[[], Dataset]] = {"pydoc": pydoc_text, "glyphs": glyphs, "markov": markov}
+MAX_VOCABULARY = 10**8
+
+
+@cache
+def _random(vocabulary: str) -> Dataset:
+    """Return random tokens of so large a vocabulary, made once per process; UsageError for anything but a number."""
+    if not vocabulary.isdecimal() or not 2 <= int(vocabulary) <= MAX_VOCABULARY:
+        raise UsageError(
+            f"--data {quoted(f'random:{vocabulary}', marks=False)}: the vocabulary must be a number from 2 to"
+            f" {MAX_VOCABULARY:,}; write random:50257"
+        )
+    dataset = random_tokens(int(vocabulary))
+    dataset.tokens.flags.writeable = False
+    return dataset
+
+
 FILES: dict[str, Callable[[str], Dataset]] = {
+    "random": _random,
     "text": text_file,
     "tokens": token_file,
     "idx": idx_folder,
@@ -22,7 +39,7 @@ FILES: dict[str, Callable[[str], Dataset]] = {
 
 
 def load_dataset(spec: str) -> Dataset:
-    """Return the dataset `pydoc`, `glyphs`, `markov`, `text:FILE`, `tokens:FILE`, `idx:DIR`, `cifar:DIR` or
+    """Return the dataset `pydoc`, `glyphs`, `markov`, `random:N`, `text:FILE`, `tokens:FILE`, `idx:DIR`, `cifar:DIR` or
     `npz:FILE`.
 
     Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
@@ -33,7 +50,8 @@ def load_dataset(spec: str) -> Dataset:
         return _generated(spec)
     if kind in FILES:
         if not path:
-            raise UsageError(f"--data {quoted(spec, marks=False)} names no file; write {kind}:{_place(kind)}")
+            what = "vocabulary" if kind == "random" else "file"
+            raise UsageError(f"--data {quoted(spec, marks=False)} names no {what}; write {kind}:{_place(kind)}")
         return FILES[kind](path)
     # Neither: name the nearest choice.
     choices = [*GENERATED, *(f"{name}:{_place(name)}" for name in FILES)]
@@ -45,7 +63,7 @@ def load_dataset(spec: str) -> Dataset:
 
 def _place(kind: str) -> str:
     """Return what follows the colon, as help and sentences write it."""
-    return "DIR" if kind in ("idx", "cifar") else "FILE"
+    return {"idx": "DIR", "cifar": "DIR", "random": "N"}.get(kind, "FILE")
 
 
 @cache

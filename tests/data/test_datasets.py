@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.data import bigram_entropy, glyphs, load_dataset, markov, unigram_entropy
+from minidist.data.generated import random_tokens
 
 
 def test_the_python_help_is_english_bytes():
@@ -246,3 +247,20 @@ def test_idx_with_65_dims_and_paths_that_do_not_exist(tmp_path):
             load_dataset(spec)
     with pytest.raises(UsageError, match="no path can have"):
         load_dataset("text:a\0b")
+
+
+def test_random_tokens_are_of_the_whole_vocabulary_and_the_same_everywhere():
+    data = load_dataset("random:50")
+    assert (data.name, data.vocab_size, data.entropy) == ("random:50", 50, np.log(50))
+    counts = np.bincount(data.tokens, minlength=50)
+    assert len(counts) == 50
+    assert abs(counts / data.tokens.size - 1 / 50).max() < 1e-3
+    assert load_dataset("random:50") is data
+    assert not data.tokens.flags.writeable
+    np.testing.assert_array_equal(random_tokens(50, 100).tokens, data.tokens[:100])
+
+
+@pytest.mark.parametrize("wrong", ["1", "0", "-3", "many", "1e3", "1000000000"])
+def test_a_vocabulary_that_is_no_number_is_one_sentence(wrong):
+    with pytest.raises(UsageError, match=f"--data random:{wrong}: the vocabulary must be a number from 2 to"):
+        load_dataset(f"random:{wrong}")

@@ -7,8 +7,8 @@ The planner's numbers are formulas; the two commands run the layout:
     compare    minidist compare ...: the same axes with two ranks each on a model of a few thousand parameters, which
                trains and is compared with one device, value by value
 
-Both train minidist's own GPT or Llama on bytes, so the vocabulary has 256 tokens, and Llama's inner size is 8/3 of the
-width. What differs otherwise is said by `differences`.
+Both train minidist's own GPT or Llama, the dry run with random tokens of the model's vocabulary. In what the dry run
+differs is said by `differences`.
 
 Proved by: tests/planning/test_ready_commands.py
 """
@@ -27,11 +27,15 @@ def dry_run_command(layout: ClusterLayout, job: Job, gpu: str) -> str:
     """Return the command that runs two steps of the layout without data. gpu: a machine's name or its file."""
     model = job.model
     sizes = {"layers": model.layers, "width": model.width, "heads": model.heads, "context": job.length}
+    if model.gated:
+        sizes["ffn"] = model.expert_inner or model.inner
     if model.gated and (model.kv_heads or model.heads) != model.heads:
         sizes["kv-heads"] = model.kv_heads or model.heads
     if model.experts:
         sizes |= {"experts": model.experts, "top-k": min(model.top_k, MAX_TOP_K)}
-    flags = _flags(replace(layout, recompute=_recompute(layout, job)), job, sizes)
+    flags = f"--data random:{model.vocabulary} " + _flags(
+        replace(layout, recompute=_recompute(layout, job)), job, sizes
+    )
 
     # The planner's experts are equally busy, so no slots stay empty; its GPT keeps masks.
     if model.experts:
@@ -80,15 +84,10 @@ def compare_command(layout: ClusterLayout, job: Job) -> str:
 
 def differences(layout: ClusterLayout, job: Job) -> list[str]:
     """Return in what the dry run differs from what was planned: the model, and then how its blocks compute."""
-    model = job.model
-    parts = (
-        [f"a vocabulary of 256 in place of {model.vocabulary:,}, so hardly any logits"]
-        if model.vocabulary != 256
-        else []
-    )
-    inner = -(-8 * model.width // (3 * model.heads)) * model.heads if model.gated else 4 * model.width
+    model, parts = job.model, []
+    inner = model.expert_inner or model.inner
     for ours, theirs, what in (
-        (inner, model.expert_inner or model.inner, "an inner size"),
+        (inner if model.gated else 4 * model.width, inner, "an inner size"),
         (min(model.top_k, MAX_TOP_K), model.top_k, "experts per token"),
         (0, model.shared_experts, "shared experts"),
         (0, model.dense_layers, "layers without experts"),
