@@ -12,7 +12,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_count
-from minidist.commands.options import command_line
+from minidist.commands.options import above_zero, command_line
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
@@ -55,7 +55,11 @@ def plan(
     grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32",
     expert_imbalance: Annotated[
         float | None,
-        _option(CLUSTER, "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)"),
+        _option(
+            CLUSTER,
+            "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)",
+            callback=above_zero,
+        ),
     ] = None,
     dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
     tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None,

@@ -194,9 +194,9 @@ def disturbed(job: Job, fault: str, draw: random.Random, usual: float, place: Pa
     if code and fault != "launcher" and "minidist: " not in said and "BAD TERMINATION" not in said:
         outcome.wrong.append("no sentence")
     # A process that the signal meets before Python has a handler for it is ended by the system; mpiexec may return the
-    # code of a rank that it has ended itself, with signal 9, when the first one had gone. Of a job that had ended, only
-    # mpiexec was there to be interrupted, and it returns the number of the signal.
-    of_mpiexec = "Interrupt (signal 2)" in said or (code == 9 and "interrupted" in said)
+    # code of a rank that it has ended itself, with signal 9, when the first one had gone, or 11, the bits of both
+    # signals. Of a job that had ended, only mpiexec was there to be interrupted; it returns the number of the signal.
+    of_mpiexec = "Interrupt (signal 2)" in said or (code in (9, 11) and "interrupted" in said)
     of_mpiexec = of_mpiexec or (outcome.late and code == signal.SIGINT and job.result() is not None)
     if code and fault == "interrupt" and code != 130 and not of_mpiexec:
         outcome.wrong.append(f"exit code {code} after Ctrl-C")
