@@ -9,6 +9,7 @@ device: arrays that are made like another one are where that one is.
 Proved by: tests/cupy/test_device.py, tests/base/test_meta.py
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -48,12 +49,22 @@ def device_of(name: str) -> Device | None:
     return None if name == "cpu" else cuda()
 
 
+# What a launcher calls the number of a process on its node: MPICH and Intel MPI, Open MPI, MVAPICH, Slurm.
+LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+
+
 def cuda() -> Device:
-    """Return the current CUDA device; UsageError where CuPy is not installed or sees no GPU."""
+    """Return the CUDA device of this process; UsageError where CuPy is not installed or sees no GPU.
+
+    Processes that a launcher started on one node take its GPUs in turn; simulated ranks share the first one.
+    """
     try:
         import cupy
     except ImportError as error:
         raise UsageError(f"--device cuda needs CuPy ({error}); install it with: pip install 'minidist[cuda]'") from None
     if not cupy.cuda.is_available():
         raise UsageError("--device cuda: CuPy sees no GPU; check the driver, or leave out --device")
+    number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")
+    if number.isdecimal():
+        cupy.cuda.Device(int(number) % cupy.cuda.runtime.getDeviceCount()).use()
     return cupy  # type: ignore[no-any-return]

@@ -4,12 +4,14 @@ The stand-in computes with NumPy; what a GPU computes is tested by the tests mar
 """
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from minidist.base import arrays as xp
-from minidist.base.device import creating_on, cuda, device_of
+from minidist.base.device import LOCAL_RANKS, creating_on, cuda, device_of
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
@@ -140,6 +142,33 @@ def test_a_device_that_is_not_there_is_one_sentence(flags, sentence, capsys):
         main(["train", "--dp", "2", *flags])
     assert ended.value.code == 2
     assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "number"),
+    [
+        ({}, 0),
+        ({"MPI_LOCALRANKID": "2"}, 2),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "5"}, 1),
+        ({"SLURM_LOCALID": "3"}, 3),
+        ({"MV2_COMM_WORLD_LOCAL_RANK": "1", "SLURM_LOCALID": "3"}, 1),
+    ],
+)
+def test_the_ranks_of_a_node_take_its_gpus_in_turn(variables, number, monkeypatch):
+    """On a node of four GPUs, with the module cupy replaced."""
+    used = []
+    calls = SimpleNamespace(
+        is_available=lambda: True,
+        Device=lambda n: SimpleNamespace(use=lambda: used.append(n)),
+        runtime=SimpleNamespace(getDeviceCount=lambda: 4),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=calls))
+    for name in LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    cuda()
+    assert used == [number]
 
 
 @pytest.fixture
