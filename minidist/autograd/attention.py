@@ -25,7 +25,7 @@ from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
 _BLOCK = 64  # queries at once
-_GPU_BLOCK = 256  # on a GPU, which has to be given more work at once
+_GPU_BLOCK = 256  # on a GPU, which needs more work per kernel
 _CACHE = 256 * 1024  # bytes of scores at once
 
 
@@ -129,7 +129,7 @@ def _heads(packed: xp.Array, parts: int, heads: int) -> list[xp.Array]:
 
 
 def _at_once(q: xp.Array) -> tuple[int, int]:
-    """How many samples and queries are one block: as many samples as fit into the cache together; on a GPU all."""
+    """The samples and queries per block: as many samples as fit into the cache together; on a GPU the whole batch."""
     batch, heads, length, _ = q.shape
     if xp.on_gpu(q):
         return max(1, batch), _GPU_BLOCK

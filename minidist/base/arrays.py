@@ -71,7 +71,7 @@ from numpy import (
 from minidist.base import meta_kernels
 from minidist.base.device import Device, creating
 from minidist.base.errors import UsageError
-from minidist.base.meta import MetaArray, NoDevice, new_like_meta
+from minidist.base.meta import MetaArray, NoDevice, empty_meta
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -221,7 +221,7 @@ def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
         return device.empty(shape, dtype)  # type: ignore[no-any-return]
     if like is None or type(like) is ndarray:
         return np.empty(shape, dtype)
-    return new_like_meta(shape, dtype) if isinstance(like, MetaArray) else np.empty(shape, dtype, like=like)
+    return empty_meta(shape, dtype) if isinstance(like, MetaArray) else np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -251,7 +251,7 @@ def on_gpu(value: Array) -> bool:
 
 
 def has_values(value: Array) -> bool:
-    """Whether an array has values; a meta array of a dry run has none, so whatever is only computed may be left out."""
+    """Whether an array has values. A meta array has none, so what would only compute values can be skipped."""
     return not isinstance(value, MetaArray)
 
 
@@ -277,7 +277,7 @@ def block_length(value: Array, block: int) -> int:
 
 
 def blocks(value: Array, block: int) -> Iterator[slice]:
-    """The blocks of `block_length` elements of a 1-D array; of a meta array the first, which has the memory of any."""
+    """The blocks of `block_length` elements of a 1-D array; of a meta array only the first: all use the same memory."""
     block = block_length(value, block)
     for start in range(0, min(value.size, 1) if isinstance(value, MetaArray) else value.size, block):
         yield slice(start, min(start + block, value.size))

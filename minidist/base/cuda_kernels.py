@@ -2,10 +2,11 @@
 
 On a GPU every array function is a kernel that reads its operands from memory and writes its result back, so an
 operation of a dozen functions moves a dozen times the bytes that it needs. Each kernel here computes the same as the
-array functions beside the call that takes it, which every other array uses.
+array functions beside the call that takes it, which NumPy's arrays use.
 
-The sums into rows exist for another reason: CuPy's own add from many threads in an order that differs from run to run.
-Here one thread adds the values of one element in index order, so equal calls give equal bits.
+The kernel that adds into rows exists for determinism: CuPy's version adds with atomics from many threads, in an order
+that differs between runs. Here one thread adds the values of one element in index order, so equal calls give equal
+bits.
 
 Proved by: tests/cupy/test_kernels.py
 """
@@ -45,7 +46,8 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
 
 
 def scatter_add(target: Array, index: Any, values: Array) -> None:
-    """target[index] += values in index order, repeats included; `target` is C-contiguous."""
+    """target[index] += values in index order, repeats included; `target` must be C-contiguous."""
+    assert target.flags.c_contiguous, "a reshaped copy would receive the sums"
     # Each element is a row of one number, at the position that the same index finds in an array of positions.
     positions = cupy.arange(target.size).reshape(target.shape)[index]
     scatter_add_rows(target.reshape(-1, 1), positions.reshape(-1), values.reshape(-1, 1))

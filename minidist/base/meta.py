@@ -38,7 +38,7 @@ class NoDevice:
     """Makes the arrays of a dry run. Floats have no data; integers have, because programs compute indices with them."""
 
     def empty(self, shape: Any, dtype: Any) -> Any:
-        return new_like_meta(shape, dtype)
+        return empty_meta(shape, dtype)
 
     zeros = empty
 
@@ -449,7 +449,7 @@ def _like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = Tru
     return MetaArray._of(_layout(prototype.shape, np.dtype(dtype or prototype.dtype), axes))
 
 
-def new_like_meta(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
+def empty_meta(shape: Any, dtype: Any = np.float64, *_: Any, **__: Any) -> Any:
     """Return a new array. Arrays of integers are real, because programs compute indices with them."""
     return np.zeros(shape, dtype) if np.dtype(dtype).kind in "iu" else MetaArray(shape, dtype)
 
@@ -509,8 +509,8 @@ def _viewing(function: Any) -> Callable[..., Any]:
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     np.shape: lambda array: array.shape,
-    np.empty: new_like_meta,
-    np.zeros: new_like_meta,
+    np.empty: empty_meta,
+    np.zeros: empty_meta,
     np.empty_like: _like,
     np.zeros_like: _like,
     np.ones_like: _like,

@@ -1,7 +1,7 @@
 """The operations of cuda_kernels.py for meta arrays: results with the right shapes, and no work.
 
-A dry run calls them instead of the array functions that a processor runs one by one, which would make as many meta
-arrays to no purpose. `arrays.kernels_of(array)` returns this module.
+A dry run calls them instead of the individual array functions, each of which would create a temporary meta array that
+nothing reads. `arrays.kernels_of(array)` returns this module.
 
 Proved by: tests/cupy/test_kernels.py, tests/train/test_dry_run.py
 """

@@ -50,8 +50,8 @@ def tune_process(blas_threads: int | None = 1, keep_memory: bool = True) -> dict
 
 
 @contextmanager
-def rare_collections() -> Iterator[None]:
-    """In the block, look for cycles of garbage after 100,000 new objects instead of 700.
+def infrequent_gc() -> Iterator[None]:
+    """Run the cyclic garbage collector less often inside the block: its threshold is 100,000 instead of 700.
 
     A dry run makes millions of small objects that are freed without the collector, which takes a sixth of its time.
     """

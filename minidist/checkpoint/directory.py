@@ -72,8 +72,8 @@ class CheckpointShard:
 
     Either elements [start, stop) of the tensor in C order (`stop` None: all of it), or the `box` ((start, stop) for
     each dim). replica: when several ranks hold the same values; one of them writes. sparse: many values are zero, so
-    the others are stored, with a bit for each element; of bools the bits alone. kept: how many are not zero, for a dry
-    run, whose arrays do not show it.
+    the others are stored, with a bit for each element; of bools the bits alone. kept: the number of nonzero elements; a
+    dry run needs it because its arrays have no values.
     """
 
     name: str
@@ -208,7 +208,8 @@ def _stored(key: str, shard: CheckpointShard, array: np.ndarray) -> dict[str, An
 def _compact(array: np.ndarray, kept: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return a bit for each element that is not zero, eight in a byte, and these elements; of bools none is needed.
 
-    A zero is one whose bits are all zero: -0.0 is kept. kept: how many are not zero, where the array has no values.
+    A zero is one whose bits are all zero: -0.0 is kept. kept: the number of nonzero elements, where the array has no
+    values.
     """
     flat = array.reshape(-1)
     mask = flat.view(f"u{flat.dtype.itemsize}") != 0

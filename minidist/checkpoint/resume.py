@@ -186,7 +186,7 @@ def save_job(
 def saved_bytes(comm: Comm, strategy: SavedStrategy, storage: Storage) -> dict[int, int]:
     """Return the bytes of a rank's file of tensors in the last checkpoint, by rank.
 
-    They are those of this rank and, where it stands for others (`FoldedWorld`), of all of these.
+    The result has this rank and, in a folded run, every rank that it represents.
     """
     result = {comm.rank: storage.tensor_bytes}
     # Each of the others writes another part of the tensors, which the code of a save chooses by its place.

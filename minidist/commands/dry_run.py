@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.meta import creating_meta
-from minidist.base.process import rare_collections
+from minidist.base.process import infrequent_gc
 from minidist.comm import Comm, SimWorld
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.sim.clock import LinkModel
@@ -195,7 +195,7 @@ def dry_run(
         int8 = None if result.int8 is None else {**result.int8, "held_out": {}}
         return replace(result, losses=[], digest="", held_out={}, int8=int8)
 
-    with rare_collections():
+    with infrequent_gc():
         outcome = execute(
             main,
             ranks=size,

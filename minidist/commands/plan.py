@@ -66,7 +66,10 @@ def plan(
     pp: Annotated[int | None, _option(LAYOUT, "pipeline ranks")] = None,
     cp: Annotated[int | None, _option(LAYOUT, "context-parallel ranks")] = None,
     ep: Annotated[int | None, _option(LAYOUT, "expert-parallel ranks")] = None,
-    etp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks that share an expert (default: tp)")] = None,
+    etp: Annotated[
+        int | None,
+        _option(LAYOUT, "tensor-parallel ranks that share an expert (default: tp, or 1 where ep needs them)"),
+    ] = None,
     vp: Annotated[int | None, _option(LAYOUT, "chunks of layers per pipeline rank")] = None,
     zero: Annotated[int | None, _option(LAYOUT, "ZeRO stage")] = None,
     sequence_parallel: Annotated[
@@ -138,13 +141,11 @@ def plan(
     if architecture.window is not None and length > architecture.window:
         raise UsageError(
             f"--seq {length} is more than sliding_window {architecture.window} of {quoted(str(config or model))};"
-            f" attention to a whole sequence is counted, so give --seq {architecture.window} or less"
+            f" sliding-window attention is not modelled, so give --seq {architecture.window} or less"
         )
     machine.peak(precision)
     if grad_accum_dtype not in ("fp32", "bf16", "fp16"):
         raise UsageError(f"--grad-accum-dtype {quoted(grad_accum_dtype)}; it must be fp32, bf16 or fp16")
-    if expert_imbalance is not None and not architecture.experts:
-        raise UsageError(f"--expert-imbalance {expert_imbalance} needs a model with experts; leave it out")
     job = Job(
         architecture,
         length,
@@ -154,7 +155,7 @@ def plan(
         attention == "fused",
         dropout,
         4 if grad_accum_dtype == "fp32" else 2,
-        _imbalance(expert_imbalance, architecture.experts),
+        _imbalance(expert_imbalance, architecture),
     )
     found = search(job, machine, fixed)
 
@@ -183,14 +184,17 @@ def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":
     return large + impossible
 
 
-def _imbalance(given: float | None, experts: int) -> float:
-    """Return the imbalance of experts: at least 1, and at most all tokens on one expert."""
+def _imbalance(given: float | None, model: "Architecture") -> float:
+    """Return the imbalance of experts, which is at most that of a rank whose experts all tokens choose."""
     if given is None:
         return 1.0
-    if not 1 <= given <= experts:
+    if not model.experts:
+        raise UsageError(f"--expert-imbalance {given:g} needs a model with experts; leave it out")
+    most = model.experts / model.top_k
+    if not 1 <= given <= most:
         raise UsageError(
             f"--expert-imbalance {given:g} is out of range: the busiest rank has at least the mean, and at most all"
-            f" tokens; give 1 to {experts}"
+            f" tokens; give 1 to {most:g}"
         )
     return given
 
@@ -333,5 +337,5 @@ def _print_commands(commands: Mapping[str, str]) -> None:
         print(f"no dry run of the first: {commands['no_dry_run']}")
     else:
         print(f"dry run of the first:\n  {commands['dry_run']}")
-        print(f"  It has {commands['dry_run_differs']}.")
+        print(f"  It differs from the plan by: {commands['dry_run_differs']}.")
     print(f"its axes on a small model, compared with one device:\n  {commands['compare']}")

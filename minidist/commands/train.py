@@ -83,7 +83,7 @@ def train(
     if gpu is not None and not dry:
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
     if fold and not dry:
-        raise UsageError("--fold is of a dry run; add --dry-run, or leave it out")
+        raise UsageError("--fold requires --dry-run; add it, or leave out --fold")
     if fold and trace not in (None, Path("none")):
         raise UsageError("--fold keeps no events; leave out --trace, or --fold")
     if hf_shards is not None:

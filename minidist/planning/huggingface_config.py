@@ -156,7 +156,7 @@ def read_architecture(path: str | Path) -> Architecture:
     if kind is None:
         raise UsageError(f"{file} has no key 'model_type'; add it ({', '.join(READERS)}), or {REMEDY}")
     if not isinstance(kind, str):
-        raise UsageError(f"model_type {_shown(kind)} in {file} is not a text; it must be one of {', '.join(READERS)}")
+        raise UsageError(f"model_type {_shown(kind)} in {file} is not a string; it must be one of {', '.join(READERS)}")
     if kind not in READERS:
         raise UsageError(
             f"model_type {quoted(kind)} in {file} is unknown{nearest(kind, READERS)}; it must be one of"

@@ -16,7 +16,7 @@ from minidist.base import process
 
 def test_cycles_are_collected_rarely_in_the_block_only():
     before = gc.get_threshold()
-    with process.rare_collections():
+    with process.infrequent_gc():
         assert gc.get_threshold()[0] == 100_000
     assert gc.get_threshold() == before
 

@@ -209,7 +209,7 @@ def test_what_people_read(capsys, tmp_path):
     assert "174.60e9 parameters on 1,024 x a100-80gb" in text
     assert "why the first: " in text
     assert "layouts do not fit" in text
-    assert "a layout must be 1 % faster to come before" in text
+    assert "Layouts are sorted by step time, with a penalty of 1 % per kind of parallelism." in text
     assert re.search(r"\d to +[\d,]+  [\d.]+ to [\d.]+%  dp", text)
     assert "GB (central estimate): parameters" in text
     assert "a step, s (central estimate): computing" in text
@@ -351,7 +351,8 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         ([*SMALL, "--expert-imbalance", "1.2"], "--expert-imbalance 1.2 needs a model with experts; leave it out"),
         (
             ["--model", "mixtral-8x7b", "--ranks", "8", "--global-batch", "8", "--expert-imbalance", "0.5"],
-            "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean",
+            "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean, and at most all tokens; give"
+            " 1 to 4",
         ),
         ([*SMALL, "--grad-accum-dtype", "int8"], "--grad-accum-dtype 'int8'; it must be fp32, bf16 or fp16"),
         ([*SMALL, "--etp", "1"], "etp 1 needs a model with experts; change one of them"),
@@ -390,7 +391,7 @@ MACHINE = {"fp16": 1e12, "memory": 1e11, "memory_bandwidth": 1e11, "link": 1e10,
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"model_type": ["llama"]}, r"minidist: model_type \['llama'\] in 'c.json' is not a text; it must be one of"),
+        ({"model_type": ["llama"]}, r"minidist: model_type \['llama'\] in 'c.json' is not a string; it must be one of"),
         ({"num_hidden_layers": 0}, "minidist: num_hidden_layers in 'c.json' is 0; it must be a whole number from 1 to"),
         ({"num_attention_heads": 6}, "minidist: hidden_size 64 in 'c.json' is not divisible by num_attention_heads 6"),
         ({"num_local_experts": 8}, "minidist: num_local_experts in 'c.json' is 8; a mistral model has no such key"),

@@ -175,8 +175,11 @@ def test_floating_point_operations_are_those_of_narayanan_et_al():
         ({"model_type": "llama4"}, "model_type 'llama4'"),
         ({"model_type": None}, "has no key 'model_type'"),
         ({"hidden_size": "4096"}, "hidden_size in .* is '4096'"),
-        ({"model_type": ["llama"]}, r"model_type \['llama'\] in FILE is not a text; it must be one of llama, mistral"),
-        ({"model_type": {}}, r"model_type {} in FILE is not a text; it must be one of llama, mistral"),
+        (
+            {"model_type": ["llama"]},
+            r"model_type \['llama'\] in FILE is not a string; it must be one of llama, mistral",
+        ),
+        ({"model_type": {}}, r"model_type {} in FILE is not a string; it must be one of llama, mistral"),
         ({"num_hidden_layers": 0}, "num_hidden_layers in FILE is 0; it must be a whole number from 1 to 10,000"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers in FILE is 1000000000; it must be a whole number from 1 to"),
         (

@@ -13,6 +13,7 @@ from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_
 from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
 from minidist.planning.cluster.search import Plan, plan_layout, reason_for, search
 from minidist.planning.cluster.step_time import StepModel
+from minidist.planning.cluster.tables import explanation
 from minidist.planning.layout_memory import layout_peak
 
 GPT = Architecture(8, 512, 8, 1024, 256, 2048)
@@ -225,8 +226,8 @@ def test_the_reason_says_what_is_compared():
     same = Plan(replace(tied.layout, zero=0, recompute="none"), tied.job, tied.machine)
     same.__dict__["time"] = tied.time
     assert reason_for(tied, [tied, same]).startswith(
-        "without ZeRO or without recomputation the best is as fast; the order is that of the seconds of a step times"
-        " 1.01 for each kind of parallelism"
+        "the best layout without ZeRO or without recomputation is equally fast; layouts are sorted by step"
+        " time multiplied by 1.01 per kind of parallelism"
     )
 
 
@@ -269,7 +270,7 @@ def test_a_machine_of_ones_own(tmp_path):
         (keys + "gpus_per_node = 8.0\n", r"is 8.0; it must be a whole number"),
         (keys + "family = 'tpu'\n", "family 'tpu'"),
         (keys.replace("1e12", "'fast'"), r"fp16 in .*mine.toml'.* is 'fast'; it must be a number from"),
-        (keys + "name = 3\n", r"name 3 in .*mine.toml'.* is not a text; write it in quotes"),
+        (keys + "name = 3\n", r"name 3 in .*mine.toml'.* is not a string; write it in quotes"),
         ("[gpu]\n" + keys, "key 'gpu'"),
         ("fp16 = \n", "is not TOML"),
     ):
@@ -374,3 +375,22 @@ def test_layouts_with_other_expert_ranks_share_nothing_that_depends_on_them():
         layout = ClusterLayout(dp=4, tp=4, ep=4, etp=etp, microbatches=2)
         seconds.append(StepModel(layout, job_of_all, MACHINES["h100"]).stage_pass(0, [0, 1]).seconds)
     assert seconds[0] == seconds[2] != seconds[1]
+
+
+def test_where_every_rank_has_all_experts_none_is_busier():
+    model = replace(named("mixtral-8x7b"), layers=2)
+    for ep, busiest in ((1, 1.0), (2, 2.0), (8, 3.0)):
+        layout = ClusterLayout(dp=8, ep=ep)
+        unequal = plan_layout(layout, job(layout, model, 4096, expert_imbalance=3.0), machine_of("h100"))
+        same = plan_layout(layout, job(layout, model, 4096, expert_imbalance=busiest), machine_of("h100"))
+        assert (unequal.time, unequal.memory) == (same.time, same.memory)
+        balanced = plan_layout(layout, job(layout, model, 4096), machine_of("h100"))
+        assert (unequal.time == balanced.time) == (ep == 1)
+
+
+def test_the_explanation_of_exchanges_counts_the_busiest_rank():
+    model = named("mixtral-8x7b")
+    layout = ClusterLayout(dp=32, pp=4, ep=8, microbatches=16)
+    plan = plan_layout(layout, job(layout, model, 4096, expert_imbalance=2.0), machine_of("h100"))
+    line = next(line for line in explanation(plan) if line.startswith("ep messages"))
+    assert line.startswith("ep messages = 16 micro-batches x 8 layers x 4 exchanges x ")

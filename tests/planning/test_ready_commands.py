@@ -18,7 +18,7 @@ from minidist.planning.cluster.memory import memory_by_rank
 from minidist.planning.cluster.ready_commands import compare_command, differences, dry_run_command, no_command
 from minidist.planning.cluster.search import search
 
-CLOCK = "a clock at the data sheet's speeds and without launches of kernels"
+CLOCK = "a clock at peak hardware speeds, without the time of kernel launches"
 GPT = Architecture(8, 64, 8, 256, 64, 256)
 LLAMA = Architecture(8, 64, 8, 256, 64, 176, gated=True, kv_heads=4)
 MODELS = {
@@ -76,8 +76,8 @@ def test_a_dry_run_is_of_the_layout_itself():
     layout = ClusterLayout(2, 2, 2, zero=1, sequence_parallel=True, micro_batch=2, microbatches=4, recompute="full")
     job = Job(GPT, 64, 16, "bf16", 8)
     assert differences(layout, job) == [
-        "whole stages that are computed again with the scores of all their layers, in place of blocks",
-        "gradients of 2 bytes in place of 4",
+        "recomputation of a whole stage at a time, with the scores of all its layers, instead of block by block",
+        "gradients of 2 bytes instead of 4",
         CLOCK,
     ]
     given = settings(dry_run_command(layout, job, "my gpu.toml"))
@@ -93,16 +93,14 @@ def test_a_dry_run_stores_scores_where_the_plan_does():
     """minidist's attention stores scores, and fused kernels do not."""
     layout, fused = ClusterLayout(2, microbatches=4), Job(LLAMA, 64, 8, "bf16", 2)
     assert settings(dry_run_command(layout, fused, "h100"))["recompute"] == "selective"
-    assert "attention that is computed again, because without --recompute it stores the scores" in differences(
-        layout, fused
-    )
+    assert "attention recomputed, because without --recompute it stores the scores" in differences(layout, fused)
     unfused = replace(fused, fused_attention=False)
     assert "recompute" not in settings(dry_run_command(layout, unfused, "h100"))
     assert "half of the scores, because the others are masked" in differences(layout, unfused)
     ring = replace(layout, dp=1, cp=2)
     assert "recompute" not in settings(dry_run_command(ring, fused, "h100"))
     assert not any("scores" in part for part in differences(ring, fused))
-    assert "18 bytes per parameter in place of 16, divided by ZeRO 3" in differences(replace(layout, zero=3), fused)
+    assert "18 bytes per parameter instead of 16, divided by ZeRO 3" in differences(replace(layout, zero=3), fused)
     assert "--fold" not in dry_run_command(ClusterLayout(pp=2, microbatches=8), fused, "h100")
 
 
@@ -118,7 +116,7 @@ def test_a_dry_run_keeps_what_the_plan_counts(gated, capsys):
     kinds = memory_by_rank(layout, job)[0].by_kind
     planned = kinds["parameters"] + kinds["optimizer"] + kinds["activations"] + kinds["logits"] + kinds["workspace"]
     gradients = 3 * model.parameters  # 2 bytes, and those of the rank's shard
-    inner = 2 * 256 * model.inner * 4 * gated  # four values in place of three
+    inner = 2 * 256 * model.inner * 4 * gated  # four values instead of three
     assert peak == pytest.approx(planned + gradients + inner, rel=0.1)
 
 
@@ -149,10 +147,10 @@ def test_what_minidist_cannot_run_is_said():
     assert "100 is not divisible by 3" in no_command(ClusterLayout(microbatches=32), odd)
     large = Job(Architecture(2, 64, 4, 50257, 64, 300, gated=True), 64, 8, "fp8", 1)
     assert differences(ClusterLayout(microbatches=8), large) == [
-        "bf16 in place of fp8",
+        "bf16 instead of fp8",
         "the scores of one layer at a time (1.6e-05 GB), which fused kernels do not store",
-        "attention that is computed again, because without --recompute it stores the scores",
-        "four values of the MLP's inner size that are kept in place of three",
-        "gradients of 2 bytes in place of 4",
+        "attention recomputed, because without --recompute it stores the scores",
+        "four values of the MLP's inner size kept instead of three",
+        "gradients of 2 bytes instead of 4",
         CLOCK,
     ]

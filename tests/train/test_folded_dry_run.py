@@ -230,5 +230,5 @@ def test_fold_without_a_dry_run_is_refused(capsys):
         main(["train", "--dp", "2", "--fold"])
     assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "add --dry-run" in error
+    assert "--fold requires --dry-run; add it" in error
     assert "--trace" not in error

@@ -78,7 +78,9 @@ class Machine:
                 f"family {quoted(values['family'])} in {quoted(str(path))}; it must be {', '.join(FAMILIES)}"
             )
         if not isinstance(values["name"], str):
-            raise UsageError(f"name {quoted(values['name'])} in {quoted(str(path))} is not a text; write it in quotes")
+            raise UsageError(
+                f"name {quoted(values['name'])} in {quoted(str(path))} is not a string; write it in quotes"
+            )
         return cls(**values)
 
 

@@ -105,6 +105,11 @@ class Job:
         return not self.model.gated if self.dropout is None else self.dropout
 
 
+def busiest(layout: ClusterLayout, job: Job) -> float:
+    """Return the tokens of the busiest rank's experts as a multiple of the mean: at most all tokens are on one rank."""
+    return min(job.expert_imbalance, layout.ep)
+
+
 def stage_layers(layout: ClusterLayout, layers: int) -> list[list[int]]:
     """Return the layers of each pipeline rank; where they do not divide, the first ranks have one more per chunk.
 

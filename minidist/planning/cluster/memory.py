@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from minidist.planning.architecture import Parameters
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
-from minidist.planning.cluster.layout import ClusterLayout, Job, stage_layers
+from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
 
 
@@ -92,7 +92,8 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
 @shared(
     lambda layout, job, layer, recompute=None: (job,),
     lambda layout, job, layer, recompute=None: (
-        *(layout.tp, layout.cp, layout.sequence_parallel, layout.micro_batch, recompute or layout.recompute),
+        *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.micro_batch),
+        recompute or layout.recompute,
         job.model.is_sparse(layer),
     ),
 )
@@ -130,9 +131,9 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
 
     # The MLP: gate, up and their product, or the input and the output of GELU; for experts of each copy of a token.
     if model.is_sparse(layer):
-        copies = job.expert_imbalance * model.top_k + model.shared_experts
+        copies = busiest(layout, job) * model.top_k + model.shared_experts
         inner = round(copies * (model.expert_inner or model.inner))
-        whole += round(2 * tokens * model.width * job.expert_imbalance * model.top_k) + 4 * tokens * model.experts
+        whole += round(2 * tokens * model.width * busiest(layout, job) * model.top_k) + 4 * tokens * model.experts
     else:
         inner = model.inner
     divided += ((4 if model.gated else 2) + (0 if again else operand)) * tokens * inner

@@ -482,8 +482,8 @@ def fits_markdown() -> str:
         "",
         *(f"- {one.what}: it says that it {'fits' if one.predicted else 'does not fit'}" for one in wrong),
         "",
-        "Few jobs are published as too large: this tells what is refused without need, more than what is promised",
-        "wrongly.",
+        "Few published jobs are too large, so this comparison mostly measures false refusals; it says little about",
+        "layouts that are wrongly reported to fit.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -537,11 +537,12 @@ network adapter per GPU; tokens are permuted four times in each direction; and t
 two are counted. The third is fitted to the runs of Qwen3 in Megatron-Bridge's documentation, whose releases differ much
 for one layout, so the range of a step is wider than that of other models.
 
-The tokens are equally divided among the experts unless you say `--expert-imbalance 1.3`: then the busiest rank, for
-which the others wait, has 1.3 times the mean. `--etp` is the number of tensor-parallel ranks that share an expert.
+By default, tokens are divided equally among the experts. With `--expert-imbalance 1.3`, the busiest rank receives 1.3
+times the mean, and the other ranks wait for it. `--etp` fixes the number of tensor-parallel ranks that share an expert.
 
-With `--precision fp8` the inputs of matrix products are kept as 8-bit floats, as Transformer Engine does. Gradients are
-summed in float32, as in Megatron-LM; `--grad-accum-dtype bf16` (or fp16) is for programs that sum them in 2 bytes.
+With `--precision fp8`, the inputs of matrix products are kept as 8-bit floats, as Transformer Engine does; attention's
+output is also kept in 2 bytes, for its own backward pass. Gradients are summed in float32, as in Megatron-LM;
+`--grad-accum-dtype bf16` (or fp16) is for programs that sum them in 2 bytes.
 
 The planner does not know your own kernels, other traffic on the network, or the fragmentation of an allocator. Use it
 to compare layouts, and measure the one that you choose.

@@ -3,12 +3,12 @@
 The planner's numbers are formulas; the two commands run the layout:
 
     dry run    minidist train ... --dry-run: the whole program with these degrees on arrays without data, which gives
-               the exact bytes and the peak of every rank of minidist's own blocks, on the plan's machine
+               the exact bytes and the peaks of minidist's own blocks, on the plan's machine
     compare    minidist compare ...: the same axes with two ranks each on a model of a few thousand parameters, which
                trains and is compared with one device, value by value
 
-Both train minidist's own GPT or Llama, the dry run with random tokens of the model's vocabulary. In what the dry run
-differs is said by `differences`.
+Both train minidist's own GPT or Llama, the dry run with random tokens of the model's vocabulary. `differences` lists
+how the dry run differs from the plan.
 
 Proved by: tests/planning/test_ready_commands.py
 """
@@ -83,7 +83,7 @@ def compare_command(layout: ClusterLayout, job: Job) -> str:
 
 
 def differences(layout: ClusterLayout, job: Job) -> list[str]:
-    """Return in what the dry run differs from what was planned: the model, and then how its blocks compute."""
+    """Return the differences between the dry run and the plan: first the model, then how its blocks compute."""
     model, parts = job.model, []
     inner = model.expert_inner or model.inner
     for ours, theirs, what in (
@@ -94,13 +94,13 @@ def differences(layout: ClusterLayout, job: Job) -> list[str]:
         (model.width // model.heads, model.query_size // model.heads, "a head size"),
     ):
         if ours != theirs:
-            parts.append(f"{what} {ours:,} in place of {theirs:,}")
+            parts.append(f"{what} {ours:,} instead of {theirs:,}")
     if model.latent:
         parts.append("attention without latent projections")
     if model.is_tied == model.gated:
         parts.append("an output projection of its own" if model.gated else "an output projection that is the embedding")
     if job.precision not in ("fp16", "bf16"):
-        parts.append(f"bf16 in place of {job.precision}")
+        parts.append(f"bf16 instead of {job.precision}")
     if model.gated and job.has_dropout:
         parts.append("no masks of dropout")
     return parts + _memory_differences(layout, job)
@@ -116,27 +116,29 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
     elif not job.fused_attention:
         parts += ["half of the scores, because the others are masked"] if layout.recompute == "none" else []
     elif layout.recompute == "full" and layout.pp > 1:
-        parts.append("whole stages that are computed again with the scores of all their layers, in place of blocks")
+        parts.append(
+            "recomputation of a whole stage at a time, with the scores of all its layers, instead of block by block"
+        )
     else:
         parts.append(f"{of_a_layer}, which fused kernels do not store")
     if _recompute(layout, job) != layout.recompute:
-        parts.append("attention that is computed again, because without --recompute it stores the scores")
+        parts.append("attention recomputed, because without --recompute it stores the scores")
 
     # What a block keeps of its other operations.
     if layout.recompute == "selective" and job.fused_attention:
-        parts.append("outputs of norms and activation functions that are kept in place of computed again")
+        parts.append("outputs of norms and activation functions kept instead of recomputed")
     if model.gated and layout.recompute != "full":
-        parts.append("four values of the MLP's inner size that are kept in place of three")
+        parts.append("four values of the MLP's inner size kept instead of three")
     if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
-        parts.append("keys and values that are kept once for each query head")
+        parts.append("keys and values kept once per query head")
 
     # The states.
     parts.append(
-        "18 bytes per parameter in place of 16, divided by ZeRO 3"
+        "18 bytes per parameter instead of 16, divided by ZeRO 3"
         if layout.zero == 3
-        else "gradients of 2 bytes in place of 4"
+        else "gradients of 2 bytes instead of 4"
     )
-    return [*parts, "a clock at the data sheet's speeds and without launches of kernels"]
+    return [*parts, "a clock at peak hardware speeds, without the time of kernel launches"]
 
 
 def no_command(layout: ClusterLayout, job: Job) -> str | None:

@@ -98,7 +98,7 @@ class Plan:
 
     @property
     def room(self) -> str:
-        """Return how much memory is free or missing, in words."""
+        """Return how much memory is free or missing, as text."""
         least, most = (self.machine.memory - nbytes for nbytes in reversed(self.needed_range))
         if least >= 0:
             return f"free {gigabytes(least, most)}"
@@ -187,7 +187,7 @@ class Plan:
 
 
 def gigabytes(*numbers: float) -> str:
-    """Return bytes as GB, "1.5 GB" or a range, "12 to 14 GB", with digits behind the point where there are few."""
+    """Return bytes as GB, "1.5 GB" or a range, "12 to 14 GB", with one decimal below 10 GB."""
     written = [f"{n / 1e9:,.0f}" if n >= 10e9 else f"{n / 1e9:.1f}" for n in numbers]
     return " to ".join(dict.fromkeys(written)) + " GB"
 
@@ -371,8 +371,8 @@ def _compared(best: Plan, plans: list[Plan], fixed: Collection[str]) -> str:
         return "; ".join(parts)
     if ties:
         return (
-            f"without {' or without '.join(ties)} the best is as fast; the order is that of the seconds of a step times"
-            f" {AXIS_COST} for each kind of parallelism, and of equal ones the first that was tried"
+            f"the best layout without {' or without '.join(ties)} is equally fast; layouts are sorted by step time"
+            f" multiplied by {AXIS_COST} per kind of parallelism, and ties keep the order in which they were tried"
         )
     if any(axis in fixed for axis, _, _ in EXPLAINED):
         return f"it is the fastest with what is given; {best.room}"

@@ -14,9 +14,9 @@ R = TypeVar("R")
 def shared(of: Callable[P, tuple[Any, ...]], key: Callable[P, Hashable]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that it keeps its results for as long as it is called for the same job.
 
-    of: the objects that the results belong to (the job, the machine); when one of them is another object, what was
-    kept is dropped. key: what else the function reads of its arguments. A key that leaves out what the function reads
-    makes results wrong; a test compares the layouts of a search with layouts that are computed alone.
+    of: the objects that the results belong to (the job, the machine); when one of them changes, the cache is cleared.
+    key: what else the function reads of its arguments. A key that leaves out what the function reads makes results
+    wrong; a test compares the layouts of a search with layouts that are computed alone.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -9,7 +9,7 @@ A layer with experts also moves its tokens' copies: it sorts them by rank and by
 permutations in each direction, and exchanges them. In an all-to-all each rank sends for itself, so what leaves a node
 leaves through one adapter per GPU; a token goes to a node once, however many of the node's experts it has chosen
 (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), and is copied inside. The ranks are equally busy, unless the job has an
-imbalance of experts: then the busiest rank, for which all others wait, has so many times the mean of the tokens.
+imbalance of experts: then the busiest rank, for which all others wait, has that multiple of the mean of the tokens.
 
 A pipeline of p ranks with v chunks takes (m + (p - 1) / v) times the slowest stage (Narayanan et al., SC 2021,
 section 2.2). Collectives cost what a ring costs: (n - 1) / n of the bytes, and a latency per step of the ring.
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
-from minidist.planning.cluster.layout import ClusterLayout, Job, stage_layers
+from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.memory import rank_parameters
 from minidist.planning.cluster.shared import shared
 
@@ -115,8 +115,8 @@ class StepModel:
         tokens = e.micro_batch * job.length / e.cp
         # Scores cost half where a fused kernel leaves out what the causal mask hides.
         scores = 2 * job.length * (model.query_size + model.value_size) * tokens / e.tp
-        busiest = job.expert_imbalance if model.is_sparse(layer) else 1.0
-        products = (model.layer_flops(layer, 0) + (busiest - 1) * model.expert_flops) * tokens / e.tp
+        tokens_of_busiest = busiest(e, job) if model.is_sparse(layer) else 1.0
+        products = (model.layer_flops(layer, 0) + (tokens_of_busiest - 1) * model.expert_flops) * tokens / e.tp
         half = self.machine.peak("bf16" if job.precision != "fp16" else "fp16")
         core = scores * (0.5 if job.fused_attention else 1) / (half * c.attention_efficiency[self.machine.family])
         if not job.fused_attention:
@@ -126,7 +126,7 @@ class StepModel:
 
         # Operations that are bound by the memory: norms, residuals, activations.
         inner = (
-            (busiest * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
+            (tokens_of_busiest * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
             if model.is_sparse(layer)
             else model.inner
         )
@@ -134,7 +134,7 @@ class StepModel:
         moved = 2 * c.block_passes * tokens * (model.width / outer + inner / e.tp / 4)
         launch = c.launch_seconds
         if model.is_sparse(layer):
-            moved += 2 * c.permutation_passes * tokens * busiest * model.top_k * model.width / outer
+            moved += 2 * c.permutation_passes * tokens * tokens_of_busiest * model.top_k * model.width / outer
             launch = c.sparse_launch_seconds
         others = moved / (self.machine.memory_bandwidth * c.memory_efficiency)
 
@@ -165,7 +165,7 @@ class StepModel:
             result["cp"] = (3 + again) * self.ring_seconds(kv, e.cp, e.tp)
         if e.ep > 1 and model.is_sparse(layer):
             # Tokens to their experts and back, in both directions.
-            copies = self.job.expert_imbalance * width * model.top_k / (e.tp if e.sequence_parallel else 1)
+            copies = busiest(e, self.job) * width * model.top_k / (e.tp if e.sequence_parallel else 1)
             result["ep"] = (4 + 2 * again) * self.exchange_seconds(copies)
         return result
 

@@ -6,7 +6,7 @@ Proved by: tests/commands/test_plan.py
 from collections import Counter
 from collections.abc import Sequence
 
-from minidist.planning.cluster.layout import Job, stage_layers
+from minidist.planning.cluster.layout import Job, busiest, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
 from minidist.planning.cluster.search import Plan, Search, gigabytes
 from minidist.planning.cluster.step_time import StepModel
@@ -25,12 +25,12 @@ def layouts_table(plans: Sequence[Plan]) -> str:
             f" {slow:10,.0f} to {fast:10,.0f}  {100 * mfu / long:4.1f} to {100 * mfu / short:4.1f}%  {plan.layout}"
         )
     if len(plans) > 1:
-        lines.append("for each further kind of parallelism, a layout must be 1 % faster to come before another one")
+        lines.append("Layouts are sorted by step time, with a penalty of 1 % per kind of parallelism.")
     return "\n".join(lines)
 
 
 def _gigabytes(number: float) -> str:
-    """Format GB in four columns, with digits behind the point where there are few."""
+    """Format GB in four columns, with two decimals below 10."""
     return f"{number:4.0f}" if number >= 10 else f"{number:4.2f}"
 
 
@@ -96,19 +96,21 @@ def _memory_lines(plan: Plan) -> list[str]:
     tokens = e.micro_batch * job.length // e.cp
     kept = in_flight(e, rank)
     words = {
-        "activations": f"{kept:g} micro-batches in flight x {kinds['activations'] / kept:.5g} B, what the rank"
-        " keeps of one (Korthikanti et al., 2022, equations 1 to 6)",
+        "activations": f"{kept:g} micro-batch{'es' * (kept != 1)} in flight x {kinds['activations'] / kept:.5g} B, what"
+        " the rank keeps of one (Korthikanti et al., 2022, equations 1 to 6)",
         "logits": f"{c.logit_bytes:g} B x {tokens:,} tokens x {job.model.vocabulary:,} words / tp {e.tp}",
-        "workspace": "of the block at work",
+        "workspace": "of the block that is computed",
         "gathered": "two blocks, and the parameters outside of blocks",
         "constant": "fitted",
     }
     lines = [f"pipeline rank {rank} of {e.pp} is the fullest; it has {own.total:,} parameters"]
     for kind, nbytes in kinds.items():
         if kind in ("parameters", "gradients", "optimizer"):
-            words[kind] = f"{nbytes / own.total:.5g} B x {own.total:,} parameters"
             divides = e.zero >= {"optimizer": 1, "gradients": 2, "parameters": 3}[kind]
-            words[kind] += f", divided by ZeRO {e.zero} among dp x cp = {e.sharding_ranks} ranks" * divides
+            ranks = e.sharding_ranks if divides and not own.expert else 1
+            words[kind] = f"{nbytes * ranks / own.total:.5g} B x {own.total:,} parameters"
+            words[kind] += f" / {ranks} ranks (ZeRO {e.zero}, dp x cp)" if ranks > 1 else ""
+            words[kind] += f" with the share of a rank under ZeRO {e.zero}" if divides and own.expert else ""
         if nbytes:
             lines.append(f"  {kind} {nbytes / 1e9:.5g} GB: {words.get(kind, 'counted')}")
     return lines
@@ -150,7 +152,7 @@ def _message_lines(plan: Plan) -> list[str]:
                 + _ring(step, nbytes, ranks, stride, passes)
             )
     if "ep" in exposed:
-        nbytes = width * job.model.top_k / (e.tp if e.sequence_parallel else 1)
+        nbytes = busiest(e, job) * width * job.model.top_k / (e.tp if e.sequence_parallel else 1)
         one = step.exchange_seconds(nbytes)
         lines.append(
             _product("ep", exposed["ep"], e.microbatches, 4 + 2 * again, "exchanges", one)

@@ -105,7 +105,7 @@ class Group:
 class Replicas(NamedTuple):
     """A rank's number among the ranks that hold the same weights, and among those with the same optimizer state.
 
-    prefix: before the names of optimizer state in a checkpoint, where it is another one on every replica.
+    prefix: of the names of optimizer state in a checkpoint, when each replica has its own state.
     """
 
     weights: ReplicaId = SINGLE

@@ -64,7 +64,7 @@ class Sharded(DataAxis):
         return [held for shard in self.shards for held in shard.state_ranges()]
 
     def shards_on(self, comm: Comm) -> Comm:
-        """Return the ranks, among those of the data axis, over which the shards are."""
+        """Return the communicator of the ranks that share one sharded copy."""
         return comm
 
     def seen_from(self, comm: Comm) -> Self:
@@ -76,7 +76,7 @@ class Sharded(DataAxis):
 
 
 class _EmptyOptimizer:
-    """The optimizer of other shards than those that `optimizer` steps, with the shapes of its state and no values."""
+    """A stand-in for the optimizer of another rank's shards: its state has the right shapes and no values."""
 
     def __init__(self, optimizer: Optimizer, shards: Sequence[Shard]) -> None:
         # Before the first step there is no state.
