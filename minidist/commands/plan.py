@@ -87,7 +87,7 @@ def plan(
 ) -> Result:
     """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.cluster.layout import RECOMPUTE, Job
+    from minidist.planning.cluster.layout import Job
     from minidist.planning.cluster.search import search
     from minidist.planning.cluster.tables import explanation
 
@@ -105,22 +105,10 @@ def plan(
         )
     else:
         architecture = _architecture(config, model, *sizes)
-    precision = precision or "bf16"
-    machine = machine_of(gpu)
-    given = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
-    given["micro_batch"] = micro_batch
-    for axis, value in given.items():
-        if value is not None:
-            check_count(
-                value, "--" + axis.replace("_", "-"), 0 if axis == "zero" else 1, 3 if axis == "zero" else 10**6
-            )
-    if recompute is not None and recompute not in RECOMPUTE:
-        raise UsageError(f"--recompute {quoted(recompute)}; it must be {', '.join(RECOMPUTE)}")
-    if attention not in ("fused", "unfused"):
-        raise UsageError(f"--attention {quoted(attention)}; it must be fused or unfused")
-    fixed: dict[str, Any] = written | {axis: value for axis, value in given.items() if value is not None}
-    fixed |= {} if sequence_parallel is None else {"sequence_parallel": sequence_parallel}
-    fixed |= {} if recompute is None else {"recompute": recompute}
+    # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
+    given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
+    given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    fixed = written | _checked_layout(given)
     degrees = (dp, tp, pp, cp)
     if ranks is None:
         if None in degrees:
@@ -128,33 +116,23 @@ def plan(
         ranks = (dp or 1) * (tp or 1) * (pp or 1) * (cp or 1)
     if global_batch is None:
         raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
+
+    # The job and the machine.
     check_count(ranks, "--ranks", 1, 10**6)
     check_count(global_batch, "--global-batch", 1, 10**9)
     check_count(best, "--best", 1, 1000)
-    length = seq if seq is not None else architecture.positions
-    check_count(length, "--seq", 1, 10**8)
-    if architecture.has_positions and length > architecture.positions:
-        raise UsageError(
-            f"--seq {length} is out of range: the model has learned positions for {architecture.positions} tokens; give"
-            f" --seq {architecture.positions} or less"
-        )
-    if architecture.window is not None and length > architecture.window:
-        raise UsageError(
-            f"--seq {length} is more than sliding_window {architecture.window} of {quoted(str(config or model))};"
-            f" sliding-window attention is not modelled, so give --seq {architecture.window} or less"
-        )
+    precision = precision or "bf16"
+    machine = machine_of(gpu)
     machine.peak(precision)
-    if grad_accum_dtype not in ("fp32", "bf16", "fp16"):
-        raise UsageError(f"--grad-accum-dtype {quoted(grad_accum_dtype)}; it must be fp32, bf16 or fp16")
     job = Job(
         architecture,
-        length,
+        _length(seq, architecture, str(config or model)),
         global_batch,
         precision,
         ranks,
-        attention == "fused",
+        _one_of(attention, "--attention", ("fused", "unfused")) == "fused",
         dropout,
-        4 if grad_accum_dtype == "fp32" else 2,
+        4 if _one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
         _imbalance(expert_imbalance, architecture),
     )
     found = search(job, machine, fixed)
@@ -175,6 +153,45 @@ def plan(
     if output is not None:
         _draw(found, job, output)
     return Result(result, partial(_print, shown[:best], found, job, fixed, result))
+
+
+def _one_of(value: str, flag: str, choices: tuple[str, ...]) -> str:
+    """Return the value of a flag; UsageError unless it is one of the choices."""
+    if value not in choices:
+        raise UsageError(f"{flag} {quoted(value)}; it must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return value
+
+
+def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what is given of a layout, by its field; UsageError for a number that is out of range."""
+    from minidist.planning.cluster.layout import RECOMPUTE
+
+    fixed = {field: value for field, value in given.items() if value is not None}
+    for field, value in fixed.items():
+        if field == "recompute":
+            _one_of(value, "--recompute", RECOMPUTE)
+        elif field == "zero":
+            check_count(value, "--zero", 0, 3)
+        elif field != "sequence_parallel":
+            check_count(value, "--" + field.replace("_", "-"), 1, 10**6)
+    return fixed
+
+
+def _length(seq: int | None, model: "Architecture", name: str) -> int:
+    """Return the tokens per sequence; UsageError for more than the model has positions for."""
+    length = seq if seq is not None else model.positions
+    check_count(length, "--seq", 1, 10**8)
+    if model.has_positions and length > model.positions:
+        raise UsageError(
+            f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
+            f" --seq {model.positions} or less"
+        )
+    if model.window is not None and length > model.window:
+        raise UsageError(
+            f"--seq {length} is more than sliding_window {model.window} of {quoted(name)}; sliding-window attention is"
+            f" not modelled, so give --seq {model.window} or less"
+        )
+    return length
 
 
 def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":

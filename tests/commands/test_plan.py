@@ -351,8 +351,8 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         ([*SMALL, "--expert-imbalance", "1.2"], "--expert-imbalance 1.2 needs a model with experts; leave it out"),
         (
             ["--model", "mixtral-8x7b", "--ranks", "8", "--global-batch", "8", "--expert-imbalance", "0.5"],
-            "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean, and at most all tokens; give"
-            " 1 to 4",
+            "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean, and at most all tokens;"
+            " give 1 to 4",
         ),
         ([*SMALL, "--grad-accum-dtype", "int8"], "--grad-accum-dtype 'int8'; it must be fp32, bf16 or fp16"),
         ([*SMALL, "--etp", "1"], "etp 1 needs a model with experts; change one of them"),
