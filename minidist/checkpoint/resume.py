@@ -43,6 +43,7 @@ from minidist.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.checkpoint.storage import Storage
 from minidist.comm import Comm
 from minidist.comm.sim.folded import others_of, seen_from
+from minidist.config.models import llama_inner
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
@@ -468,15 +469,18 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
         if name == "distill_from" and state.teacher_digest is not None and config.distill_from is not None:
             continue
         # Older checkpoints have fewer settings.
-        then = state.config.get(name, TrainConfig.model_fields[name].default)
+        then, now = state.config.get(name, TrainConfig.model_fields[name].default), getattr(config, name)
+        # The width of a Llama's MLP is given, or follows from settings that were compared before it.
+        if name == "ffn" and config.model == "llama":
+            then, now = llama_inner(config.model_copy(update={"ffn": then})), llama_inner(config)
         # How often a job is evaluated may differ: only asynchronous pipelines, which drain there, depend on it. Whether
         # it is evaluated decides which data it trains on.
         if name == "evaluate_every" and (then is None) == (config.evaluate_every is None):
             continue
-        if then != getattr(config, name):
+        if then != now:
             raise UsageError(
                 f"the checkpoint {quoted(path)} was made with {flag(name)} {_short(then)}, this job has"
-                f" {_short(getattr(config, name))}; "
+                f" {_short(now)}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
     if rank == 0 and state.data_digest not in (None, job.data_digest):

@@ -32,4 +32,6 @@ def generate(
     from minidist.commands.generation import run_generation
 
     result = run_generation(directory, prompt, tokens, temperature, top_k, seed, from_step, kv_cache)
-    return Result(result, lambda: print(f"{result['prompt']}{result['text']}"))
+    # Tokens that are numbers are written with spaces between them.
+    space = " " * (result["text"] == " ".join(map(str, result["tokens"])))
+    return Result(result, lambda: print(f"{result['prompt']}{space}{result['text']}"))

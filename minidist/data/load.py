@@ -18,7 +18,7 @@ MAX_VOCABULARY = 10**8
 @cache
 def _random(vocabulary: str) -> Dataset:
     """Return random tokens of so large a vocabulary, made once per process; UsageError for anything but a number."""
-    if not vocabulary.isdecimal() or not 2 <= int(vocabulary) <= MAX_VOCABULARY:
+    if not (vocabulary.isascii() and vocabulary.isdecimal()) or not 2 <= int(vocabulary) <= MAX_VOCABULARY:
         raise UsageError(
             f"--data {quoted(f'random:{vocabulary}', marks=False)}: the vocabulary must be a number from 2 to"
             f" {MAX_VOCABULARY:,}; write random:50257"

@@ -12,6 +12,7 @@ from minidist.checkpoint import save
 from minidist.checkpoint.resume import job_state, same_job
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.config.models import llama_inner
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.train.job import build
 from minidist.train.trainer import train
@@ -217,3 +218,16 @@ def test_a_checkpoint_that_is_deleted_in_part_is_none(tmp_path, monkeypatch):
     monkeypatch.undo()
     run(1, steps=4, every=1, keep=1, save=str(tmp_path), resume=True)
     assert folders(tmp_path) == ["step-00000004"]
+
+
+def test_the_width_of_a_llama_is_compared_as_a_number(tmp_path):
+    """Given or not, the same width is the same model, and a sentence says the numbers."""
+    llama = {"model": "llama", "dropout": 0.0}
+    run(1, steps=2, save=str(tmp_path / "a"), **llama)
+    width = llama_inner(TrainConfig.make(**{**GPT, **llama}))
+    resumed = run(1, steps=3, save=str(tmp_path / "a"), resume=True, ffn=width, **llama)
+    assert resumed[0].first_step == 2
+    with pytest.raises(
+        UsageError, match=f"made with --ffn {width}, this job has {width + 1}; resume with --ffn {width}"
+    ):
+        run(1, steps=4, save=str(tmp_path / "a"), resume=True, ffn=width + 1, **llama)

@@ -244,3 +244,13 @@ def test_the_builder_needs_the_vocabulary_only():
         vocab_size = 5
 
     assert make_model(TrainConfig.make(**GPT), Words()).config.vocab_size == 5
+
+
+def test_numbers_are_printed_with_spaces_between_them(tmp_path, capsys):
+    trained(tmp_path, model="llama", data="random:300", dropout=0.0)
+    with pytest.raises(SystemExit):
+        main(["generate", str(tmp_path), "--prompt", "1 2 3", "--tokens", "4"])
+    printed = capsys.readouterr().out.split()
+    assert printed[:3] == ["1", "2", "3"]
+    assert len(printed) == 7
+    assert all(0 <= int(word) < 300 for word in printed)

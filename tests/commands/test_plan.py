@@ -74,6 +74,7 @@ PLAN_TYPES = {
             **LAYOUT_TYPES,
             "fits": bool,
             "margin_bytes": int,
+            "fits_with_range": bool,
             "memory": MEMORY_TYPES,
             "time": TIME_TYPES,
             **dict.fromkeys(("tokens_per_second", "mfu", "hfu"), NUMBER),

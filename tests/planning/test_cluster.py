@@ -394,3 +394,21 @@ def test_the_explanation_of_exchanges_counts_the_busiest_rank():
     plan = plan_layout(layout, job(layout, model, 4096, expert_imbalance=2.0), machine_of("h100"))
     line = next(line for line in explanation(plan) if line.startswith("ep messages"))
     assert line.startswith("ep messages = 16 micro-batches x 8 layers x 4 exchanges x ")
+
+
+def test_ranks_that_share_an_expert_gather_its_tokens():
+    """With sequence parallelism a rank has a tp-th of the tokens, and an expert on etp ranks those of all of them."""
+    model, kept = replace(named("mixtral-8x7b"), layers=2), {}
+    for etp in (1, 2, 4):
+        layout = ClusterLayout(dp=2, tp=4, ep=2, etp=etp, sequence_parallel=True)
+        kept[etp] = block_activations(layout, job(layout, model, 4096), 0)
+    inputs = 2 * 4096 * 4096 * 2  # 2 bytes x tokens x width x experts per token
+    assert kept[4] - kept[1] == 3 * (kept[2] - kept[1]) == inputs * 3 // 4
+
+
+def test_a_search_with_etp_takes_degrees_that_it_divides():
+    of_all = Job(replace(named("mixtral-8x7b"), layers=2), 4096, 64, "bf16", 16)
+    found = search(of_all, MACHINES["h200"], {"etp": 4})
+    assert {plan.layout.tp for plan in found.plans} == {4, 8}
+    with pytest.raises(UsageError, match="no layout of 16 GPUs has etp 3; change one of them"):
+        search(of_all, MACHINES["h200"], {"etp": 3})

@@ -92,7 +92,7 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
 @shared(
     lambda layout, job, layer, recompute=None: (job,),
     lambda layout, job, layer, recompute=None: (
-        *(layout.tp, layout.cp, layout.ep, layout.sequence_parallel, layout.micro_batch),
+        *(layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.sequence_parallel, layout.micro_batch),
         recompute or layout.recompute,
         job.model.is_sparse(layer),
     ),
@@ -133,7 +133,9 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
     if model.is_sparse(layer):
         copies = busiest(layout, job) * model.top_k + model.shared_experts
         inner = round(copies * (model.expert_inner or model.inner))
-        whole += round(2 * tokens * model.width * busiest(layout, job) * model.top_k) + 4 * tokens * model.experts
+        # The copies that experts get. The ranks that share an expert gather the tokens of each other's sequences.
+        inputs = round(2 * tokens * model.width * busiest(layout, job) * model.top_k)
+        whole += inputs * (layout.expert_tp if layout.sequence_parallel else 1) + 4 * tokens * model.experts
     else:
         inner = model.inner
     divided += ((4 if model.gated else 2) + (0 if again else operand)) * tokens * inner

@@ -537,6 +537,9 @@ network adapter per GPU; tokens are permuted four times in each direction; and t
 two are counted. The third is fitted to the runs of Qwen3 in Megatron-Bridge's documentation, whose releases differ much
 for one layout, so the range of a step is wider than that of other models.
 
+In the JSON object, `fits` is about the central estimate, `fits_with_range` about the upper end of its range, and
+`margin_bytes` is the GPU's memory less the central estimate.
+
 By default, tokens are divided equally among the experts. With `--expert-imbalance 1.3`, the busiest rank receives 1.3
 times the mean, and the other ranks wait for it. `--etp` fixes the number of tensor-parallel ranks that share an expert.
 

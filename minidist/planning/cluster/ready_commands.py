@@ -97,6 +97,8 @@ def differences(layout: ClusterLayout, job: Job) -> list[str]:
             parts.append(f"{what} {ours:,} instead of {theirs:,}")
     if model.latent:
         parts.append("attention without latent projections")
+    if model.experts and layout.expert_tp != layout.tp:
+        parts.append(f"experts divided among all {layout.tp} tensor-parallel ranks instead of {layout.expert_tp}")
     if model.is_tied == model.gated:
         parts.append("an output projection of its own" if model.gated else "an output projection that is the embedding")
     if job.precision not in ("fp16", "bf16"):
@@ -132,12 +134,17 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
     if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
         parts.append("keys and values kept once per query head")
 
+    if model.experts and layout.tp > 1 and layout.recompute != "full":
+        parts.append("inputs and outputs of experts kept at full width on every tensor-parallel rank")
+
     # The states.
     parts.append(
         "18 bytes per parameter instead of 16, divided by ZeRO 3"
         if layout.zero == 3
         else "gradients of 2 bytes instead of 4"
     )
+    if layout.zero == 2 and layout.microbatches > 1:
+        parts.append("each micro-batch's gradients reduced at the links' speed, where the plan hides most of it")
     return [*parts, "a clock at peak hardware speeds, without the time of kernel launches"]
 
 

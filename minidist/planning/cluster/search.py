@@ -163,6 +163,7 @@ class Plan:
             **self.layout.as_dict(),
             "fits": self.fits,
             "margin_bytes": int(self.margin),
+            "fits_with_range": self.verdict == "yes",
             "memory": {
                 "peak_bytes": peak,
                 "low_bytes": int(low * peak),
@@ -242,8 +243,9 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
     def choices(axis: str, values: list[Any]) -> list[Any]:
         return [fixed[axis]] if axis in fixed else values
 
+    tps = divisors(gpus, min(machine.gpus_per_node, MAX_TP))
     for tp, cp in product(
-        choices("tp", divisors(gpus, min(machine.gpus_per_node, MAX_TP))),
+        choices("tp", [tp for tp in tps if tp % (fixed.get("etp") or 1) == 0]),
         choices(
             "cp",
             [c for c in divisors(gpus, MAX_CP) if c == 1 or (job.length // c >= 2048 and job.length % (2 * c) == 0)],
