@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist import autograd, collectives
@@ -142,6 +142,7 @@ def test_a_weight_without_a_deferred_gradient_is_named():
     SimWorld(2).run(branch)
 
 
+@settings(max_examples=50)
 @given(
     ranks=st.integers(1, 8),
     alignment=st.sampled_from([1, 7, 64]),
