@@ -30,8 +30,10 @@
 
 # %%
 import inspect
+from contextlib import redirect_stderr
 from dataclasses import replace
 from functools import cache
+from io import StringIO
 
 from minidist.autograd import FlopCounter
 from minidist.base.errors import UsageError
@@ -207,11 +209,13 @@ def predicted(pp, dp, tp):
 def run(command):
     """Print a command and what it prints."""
     print("$", command)
+    progress = StringIO()  # which is shown when a command takes more than two seconds
     try:
-        main(command.split()[1:])
+        with redirect_stderr(progress):
+            main(command.split()[1:])
     except SystemExit as end:
         if end.code:
-            raise
+            raise RuntimeError(progress.getvalue()) from None
 
 
 run(
