@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidist.base import arrays as xp
-from minidist.base.device import LOCAL_RANKS, creating_on, cuda, device_of
+from minidist.base.device import LOCAL_RANKS, creating_on, cuda
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
@@ -169,14 +169,6 @@ def test_the_ranks_of_a_node_take_its_gpus_in_turn(variables, number, monkeypatc
         monkeypatch.setenv(name, value)
     cuda()
     assert used == [number]
-
-
-@pytest.fixture
-def gpu():
-    try:
-        return device_of("cuda")
-    except UsageError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.cuda

@@ -13,8 +13,6 @@ from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.layer_norm import layer_norm
 from minidist.base import arrays as xp
 from minidist.base import meta_kernels
-from minidist.base.device import device_of
-from minidist.base.errors import UsageError
 from minidist.base.meta import MetaArray
 from minidist.nn import FlatParameters, Linear
 from minidist.optim import Adam, AdamW
@@ -46,14 +44,6 @@ def test_a_gpu_takes_larger_blocks():
     assert [(b.start, b.stop) for b in xp.blocks(np.ones(5), 2)] == [(0, 2), (2, 4), (4, 5)]
     assert [(b.start, b.stop) for b in xp.blocks(there, 2)] == [(0, 5)]
     assert list(xp.blocks(Device().asarray(np.ones(0)), 2)) == []
-
-
-@pytest.fixture
-def gpu():
-    try:
-        return device_of("cuda")
-    except UsageError as error:
-        pytest.skip(str(error))
 
 
 def close(there, here, dtype):
