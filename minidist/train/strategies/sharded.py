@@ -79,7 +79,7 @@ class _EmptyOptimizer:
     """A stand-in for the optimizer of another rank's shards: its state has the right shapes and no values."""
 
     def __init__(self, optimizer: Optimizer, shards: Sequence[Shard]) -> None:
-        # The state exists after the first step only.
+        # Before the first step there is no state.
         self.state = {
             p.name: optimizer.empty_state(p.name, shard.data[place])
             for shard in (shards if optimizer.step_count else ())
