@@ -47,6 +47,7 @@ from minidist.config.models import llama_inner
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
+from minidist.techniques import Extension
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
@@ -100,10 +101,7 @@ FIXED = (
 
 
 class SavedPlan(Protocol):
-    """What a checkpoint asks of the batches to come, and of the ledger of those that were read.
-
-    See `train.batch_plan.BatchPlan` and `train.data_ledger.DataLedger`.
-    """
+    """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
 
     def state(self) -> dict[str, Any]: ...
     def load(self, state: dict[str, Any]) -> None: ...
@@ -119,7 +117,7 @@ class SavedJob(Protocol):
     @property
     def plan(self) -> SavedPlan: ...
     @property
-    def ledger(self) -> SavedPlan | None: ...
+    def extensions(self) -> Sequence[Extension]: ...
     @property
     def data_digest(self) -> str: ...
     @property
@@ -240,7 +238,7 @@ def job_state(
         "config": {name: getattr(job.config, name) for name in (*FIXED, "micro_batch")},
         "data_digest": job.data_digest,
         **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
-        **({} if job.ledger is None else {"data_ledger": job.ledger.state()}),
+        **{extension.key: state for extension in job.extensions if (state := extension.state())},
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
         "optimizer_steps": optimizer_steps,
@@ -259,18 +257,10 @@ class PlanState(BaseModel):
     noise: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=3, max_length=3)
 
 
-class LedgerState(BaseModel):
-    """What `DataLedger.state` returns."""
-
-    model_config = ConfigDict(strict=True)
-    done: int = Field(ge=0, le=2**62)
-    open_epoch: str = Field(pattern="^[0-9a-f]{16}$")
-
-
 class JobState(BaseModel):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")  # extensions read their own keys
     config: dict[str, Any]
     global_batch: int = Field(ge=1)
     optimizer_steps: int = Field(ge=0)
@@ -278,7 +268,6 @@ class JobState(BaseModel):
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
     teacher_digest: str | None = None  # with --distill-from
-    data_ledger: LedgerState | None = None  # with --check-data
     batch_plan: PlanState | None = None  # where batches change while the job trains
     partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
 
@@ -291,21 +280,28 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
             " it is;"
             " read its tensors with minidist.checkpoint.Checkpoint"
         )
-    try:
+    with _describing_a_job(checkpoint):
         state = JobState.model_validate(checkpoint.state)
         if len(state.losses) != checkpoint.step:
             raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
         if state.batch_plan is not None and len(state.batch_plan.samples) not in (0, checkpoint.step):
             raise ValueError(f"it has {len(state.batch_plan.samples)} batches of {checkpoint.step} steps")
+    return state
+
+
+@contextmanager
+def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
+    """In the block a value that a checkpoint's state must not have is a UsageError. place: where the values are."""
+    try:
+        yield
     except ValueError as error:
         why = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
+            why = f"{'.'.join(map(str, (*place, *first['loc'])))[:80]}: {first['msg']}"
         raise UsageError(
             f"the checkpoint {quoted(str(checkpoint.path))} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
-    return state
 
 
 def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
@@ -377,7 +373,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     strategy.load_scalars(saved.scalars)
     if saved.batch_plan is not None:
         job.plan.load(saved.batch_plan.model_dump())
-    load_ledger(job, saved, checkpoint.step)
+    load_extensions(job, saved, checkpoint)
     for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
         axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.
@@ -391,18 +387,13 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     return checkpoint.step, saved.losses
 
 
-def load_ledger(job: SavedJob, saved: JobState, step: int) -> None:
-    """Let the job's ledger, if it has one, continue where that of the checkpoint ended.
-
-    A checkpoint without one says only how many samples were read. Raises MismatchError when they were others.
-    """
-    if job.ledger is None:
-        return
-    if saved.data_ledger is not None:
-        job.ledger.load(saved.data_ledger.model_dump())
-        return
+def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> None:
+    """Let the job's extensions continue where those of the checkpoint ended."""
     varying = None if saved.batch_plan is None else saved.batch_plan.samples
-    job.ledger.load({"done": sum(varying) if varying else step * saved.global_batch})
+    samples = sum(varying) if varying else checkpoint.step * saved.global_batch
+    for extension in job.extensions:
+        with _describing_a_job(checkpoint, extension.key):
+            extension.load((saved.model_extra or {}).get(extension.key), samples)
 
 
 def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:

@@ -142,6 +142,7 @@ VALUES = {
     "init_from": {"init_from": "used"},
     "keep": {"keep": 1, "every": 1, "save": "new"},
     "from_step": {"from_step": 1, "resume": True, "save": "used"},
+    "extension": {"extension": "tests/techniques/halved.py:Halved"},
     "noise_scale": {"noise_scale": True, "dp": 2},
     "evaluate_every": {"evaluate_every": 3},
     "check_replicas": {"check_replicas": True, "dp": 2},
