@@ -24,6 +24,7 @@ FAILS_ON_PURPOSE = {
     "minidist run mpi_examples/ping_pong.py --ranks 2 --deadlock": 1,
     "python hangs.py --ranks 2": 1,
     "mpiexec -n 2 python hangs.py --timeout 3": 1,
+    "python swapped.py --ranks 2": 1,
 }
 
 

@@ -53,7 +53,13 @@ def is_bias_or_norm(name: str) -> bool:
 
 
 NO_DECAY = Group(is_bias_or_norm, weight_decay=0.0)
-_DEFAULT = Group(lambda name: True)
+
+
+def _every_name(name: str) -> bool:
+    return True
+
+
+_DEFAULT = Group(_every_name)  # a function, not a lambda, so that an optimizer can be pickled
 
 
 @dataclass

@@ -287,7 +287,8 @@ class FSDPParamGroup:
     def _refuse_unused(self, parameter: Parameter) -> NoReturn:
         raise UnusedParameterError(
             f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its"
-            " unit cannot be reduced; use it in the loss, freeze it before fully_shard, or pass"
+            " unit cannot be reduced; use it in the loss (an array that a layer returns in place of a Tensor ends the"
+            " graph), freeze it before fully_shard, or pass"
             " find_unused_parameters=True"
         )
 

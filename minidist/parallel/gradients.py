@@ -313,8 +313,9 @@ class GradientReducer(BackwardObserver):
                 if missing and self.unused == "error":
                     raise UnusedParameterError(
                         f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
-                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss, freeze"
-                        " it, or pass find_unused_parameters=True"
+                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
+                        " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
+                        " find_unused_parameters=True"
                     )
                 for parameter in missing:
                     parameter.zero_fill()

@@ -1,5 +1,7 @@
 """The optimizers against their papers, against PyTorch, and against themselves on any cut of the parameters."""
 
+import copy
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +12,23 @@ from hypothesis import strategies as st
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
+from minidist.nn import MLP
 from minidist.nn.flat import FlatParameters
-from minidist.optim import NO_DECAY, SGD, Adagrad, Adam, AdamW, FlatSlice, Group, ParameterSlice, RMSProp, flat_slices
+from minidist.optim import (
+    LAMB,
+    LARS,
+    NO_DECAY,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    FlatSlice,
+    Group,
+    Muon,
+    ParameterSlice,
+    RMSProp,
+    flat_slices,
+)
 from minidist.optim.optimizer import BLOCK, is_bias_or_norm
 from tests.optim import papers
 
@@ -384,3 +401,23 @@ def test_what_a_step_says_of_itself_depends_on_every_setting():
     assert len(said) == 5
     optimizer.step()
     assert flat.updates.startswith("2 updates with lr 0.125")
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RMSProp, Adam, AdamW, LARS, LAMB, Muon])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_an_optimizer_is_copied_and_pickled_with_its_model(kind, copied):
+    """Together, as a program that sends its state to another process does; both go on with the same bits."""
+    model = MLP([4, 3])
+    optimizer = kind(list(model.parameters()), lr=0.1)
+
+    def step(model, optimizer):
+        for parameter in model.parameters():
+            parameter.grad = np.full(parameter.shape, 0.5, np.float32)
+        optimizer.step()
+
+    step(model, optimizer)
+    other = copied((model, optimizer))
+    step(model, optimizer)
+    step(*other)
+    for one, two in zip(model.parameters(), other[0].parameters(), strict=True):
+        assert one.data.tobytes() == two.data.tobytes()
