@@ -101,9 +101,9 @@ def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64] | None:
 
     A draw counts one number up, and after 624 computes all others anew. The word is that number with a neighbour of it.
     """
-    generator = np.random.get_bit_generator()  # type: ignore[no-untyped-call]
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if sys.implementation.name != "cpython" or type(generator) is not np.random.MT19937:
         return None
-    python = id(random._inst) + object.__basicsize__  # type: ignore[attr-defined]
+    python = id(random._inst) + object.__basicsize__
     place = generator.ctypes.state_address + 623 * 4
     return ctypes.c_uint64.from_address(python), ctypes.c_uint64.from_address(place)
