@@ -57,10 +57,14 @@ def read_text(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -
 
 
 def read_json(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -> Any:
-    """Return the content of a JSON file; see `read_text` for the arguments, and `parse_json` for what is refused."""
+    """Return the content of a JSON file; see `read_text` for the arguments, and `parse_json` for what is refused.
+
+    A number beyond the limits is its text, "Infinity" or "1e308": it does not matter in a key that nothing reads, and
+    whoever reads the key says that it must be a number.
+    """
     text = read_text(path, what, remedy, most)
     try:
-        return parse_json(text)
+        return parse_json(text, any_number=True)
     except ValueError as error:
         raise UsageError(f"{what} {quoted(str(path))} is not JSON: {error}; {remedy}") from None
 
@@ -74,15 +78,16 @@ def read_toml(path: str | Path, what: str, remedy: str) -> dict[str, Any]:
         raise UsageError(f"{what} {quoted(str(path))} is not TOML: {error}; {remedy}") from None
 
 
-def parse_json(text: str | bytes, any_float: bool = False) -> Any:
+def parse_json(text: str | bytes, any_float: bool = False, any_number: bool = False) -> Any:
     """Return what a JSON text says. Raises ValueError with the reason, without the text.
 
     Refused are duplicate keys, more than MAX_DEPTH levels, and numbers beyond MAX_VALUE. any_float: floats of any size
-    are allowed, and NaN and Infinity, which Python writes for the losses of a run that diverges.
+    are allowed, and NaN and Infinity, which Python writes for the losses of a run that diverges. any_number: a number
+    that would be refused is returned as its text, for files that another program wrote.
     """
     text = text if isinstance(text, str) else text.decode("utf-8")
     # In a short text no whole number is so long that converting it would take time.
-    decoder = _DECODERS[any_float, len(text) > SHORT]
+    decoder = _ANY_NUMBER if any_number else _DECODERS[any_float, len(text) > SHORT]
     try:
         content = decoder.decode(text)
     except RecursionError:
@@ -134,6 +139,20 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is not a number of JSON")
 
 
+def _number_or_text(text: str) -> Any:
+    try:
+        number = float(text) if text.strip("-0123456789") else _whole(text)
+    except ValueError:
+        return text
+    return number if -MAX_VALUE <= number <= MAX_VALUE else text
+
+
+_ANY_NUMBER = json.JSONDecoder(
+    object_pairs_hook=_without_duplicates,
+    parse_float=_number_or_text,
+    parse_int=_number_or_text,
+    parse_constant=_number_or_text,
+)
 # By (any_float, is the text long). Made once, because a trace has a text per line.
 _DECODERS = {
     (any_float, is_long): json.JSONDecoder(

@@ -173,7 +173,7 @@ def content_of(file: Path) -> Any:
     if content[:1] == b"\x80":
         return unpickled(content)
     try:
-        return parse_json(content.decode("utf-8-sig"))
+        return parse_json(content.decode("utf-8-sig"), any_number=True)
     except ValueError as error:  # also of what is not UTF-8
         raise BadDumpError(f"it is neither a pickle nor JSON ({quoted(str(error), marks=False)})") from None
 

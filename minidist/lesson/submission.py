@@ -47,7 +47,7 @@ def read(path: Path) -> ast.Module:
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".ipynb":
         try:
-            cells = [cell for cell in parse_json(text, any_float=True)["cells"] if cell["cell_type"] == "code"]
+            cells = [cell for cell in parse_json(text, any_number=True)["cells"] if cell["cell_type"] == "code"]
             lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
         except (ValueError, KeyError, TypeError):
             raise UsageError(f"{quoted(str(path))} is not a notebook; save it again as .ipynb") from None

@@ -25,7 +25,7 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
     "aux_loss_weight", "betas", "bucket_cap_mb", "check_data", "check_layouts", "check_replicas", "clip", "data",
-    "decay", "eps", "evaluate_every", "every", "final_lr", "keep", "loss_scale", "loss_scale_floor",
+    "decay", "decay_steps", "eps", "evaluate_every", "every", "final_lr", "keep", "loss_scale", "loss_scale_floor",
     "loss_scale_floor_limit", "loss_scale_hysteresis", "loss_scale_interval", "lr", "overwrite", "reduction", "save",
     "seed", "static_loss_scale", "steps", "warmup", "warmup_curve", "warmup_start", "weight_decay",
 )  # fmt: skip
