@@ -34,6 +34,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
@@ -44,7 +45,6 @@ from minidist.base.trace import purpose
 from minidist.checkpoint.storage import SAVING, Storage
 from minidist.collectives import barrier, broadcast
 from minidist.comm import Comm
-from minidist.comm.mpi.staging import fetch, is_device_array
 
 FORMAT = "minidist-checkpoint-1"
 MAX_NAME = 256  # bytes of the file `latest`
@@ -191,7 +191,7 @@ def _written(shards: Iterable[CheckpointShard]) -> Iterator[tuple[str, Checkpoin
     for number, shard in enumerate(shards):
         # One of the ranks with the same values writes them; the name decides which, so that they share the work.
         if zlib.crc32(shard.name.encode()) % shard.replica.size == shard.replica.number:
-            array = fetch(shard.array) if is_device_array(shard.array) else shard.array
+            array = xp.to_host(shard.array)
             # Not np.ascontiguousarray, which asks the arrays of a dry run for values. A file has no arrays of no dim.
             contiguous = array.astype(array.dtype, order="C", copy=False)
             yield f"{number}", shard, contiguous if array.ndim else contiguous.reshape(1)

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
 from minidist.base.half import named_dtype
@@ -182,7 +183,7 @@ class HuggingFaceFolder:
                     f"{self.where}: tensor {quoted(name)} has the shape {value.shape}, and this job's model has"
                     f" {parameter.shape}{hint}"
                 )
-            parameter.data[...] = value.astype(parameter.dtype)
+            xp.store(parameter.data, value.astype(parameter.dtype))
             parameter.updated()
 
         # A head that is stored beside the embedding to which it is tied must be equal to it.

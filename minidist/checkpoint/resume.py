@@ -22,6 +22,7 @@ from typing import Annotated, Any, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.device import creating
 from minidist.base.errors import UsageError, quoted
@@ -373,7 +374,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
 
     # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
-        array[...] = values
+        xp.store(array, values)
     strategy.load_scalars(saved.scalars)
     if saved.batch_plan is not None:
         job.plan.load(saved.batch_plan.model_dump())

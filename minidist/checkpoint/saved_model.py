@@ -11,6 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.checkpoint.buffers import load_buffers
 from minidist.checkpoint.directory import Checkpoint
@@ -42,7 +43,7 @@ def load_weights(checkpoint: Checkpoint, model: Any) -> None:
     for parameter in model.parameters():
         name = f"weights/{parameter.name}"
         checkpoint.expect(name, parameter.shape)
-        parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
+        xp.store(parameter.data, checkpoint.tensor(name).astype(parameter.dtype))
         parameter.updated()
     load_buffers(checkpoint, model)
 

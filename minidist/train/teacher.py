@@ -215,12 +215,12 @@ class Teacher:
 
         def make() -> Array:
             # As bytes: a file of NumPy's does not know bfloat16.
-            return self._computed(step, sample).view(np.uint8)
+            return xp.to_host(self._computed(step, sample)).view(np.uint8)  # type: ignore[no-any-return]
 
         precision = self.config.precision
         made_of: dict[str, Any] = {"teacher": self.digest, "precision": precision, "separator": self.separator}
-        stored = cached(sample, "logits", make, self.cache, **made_of)
-        return np.array(stored).view(self.dtype)
+        stored = cached(xp.to_host(sample), "logits", make, self.cache, **made_of)
+        return xp.to_device(np.array(stored).view(self.dtype))
 
     def _computed(self, step: int, inputs: Array) -> Array:
         """Return what the teacher computes; UsageError for other classes and numbers that are not finite."""
@@ -228,7 +228,9 @@ class Teacher:
         features = inputs.dtype.kind == "f"
         ids = None if self.separator is None else document_ids(inputs, self.separator)
         with no_grad(), purpose("teacher", whole=True), documents(ids):
-            result: Array = self.model(Tensor(xp.as_array(inputs, self.dtype)) if features else inputs).data
+            result: Array = self.model(
+                Tensor(xp.as_array(xp.to_device(inputs), self.dtype)) if features else inputs
+            ).data
         if result.shape[1:] != self.shape:
             raise UsageError(
                 f"--distill-from {quoted(str(self.checkpoint.path))}: its model returns logits of shape {result.shape}"
