@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.limits import MAX_VALUE
 
 MAX_BYTES = 16_000_000  # of a JSON or text file
@@ -32,7 +32,7 @@ def check_path(path: str | Path, what: str) -> Path:
     text = str(path)
     # Bytes that are not UTF-8 arrive from the command line as surrogates 0xDC80 to 0xDCFF, and are valid.
     if "\0" in text or any(0xD800 <= ord(c) < 0xDC80 or 0xDCFF < ord(c) <= 0xDFFF for c in text):
-        raise UsageError(f"{what} {quoted(text)} has a character that no path can have; correct the name")
+        raise UsageError(f"{what} {quoted_path(text)} has a character that no path can have; correct the name")
     return Path(path)
 
 
@@ -47,13 +47,13 @@ def read_text(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise UsageError(f"{what} {quoted(str(path))} cannot be read ({error.strerror}); {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} cannot be read ({error.strerror}); {remedy}") from None
     if len(content) > most:
-        raise UsageError(f"{what} {quoted(str(path))} has more than {most:,} bytes; {remedy}")
+        raise UsageError(f"{what} {quoted_path(path)} has more than {most:,} bytes; {remedy}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} {quoted(str(path))} is not UTF-8 at byte {error.start}; {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} is not UTF-8 at byte {error.start}; {remedy}") from None
 
 
 def read_json(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -> Any:
@@ -66,7 +66,7 @@ def read_json(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -
     try:
         return parse_json(text, any_number=True)
     except ValueError as error:
-        raise UsageError(f"{what} {quoted(str(path))} is not JSON: {error}; {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} is not JSON: {reason(error)}; {remedy}") from None
 
 
 def read_toml(path: str | Path, what: str, remedy: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def read_toml(path: str | Path, what: str, remedy: str) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        raise UsageError(f"{what} {quoted(str(path))} is not TOML: {error}; {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} is not TOML: {reason(error)}; {remedy}") from None
 
 
 def parse_json(text: str | bytes, any_float: bool = False, any_number: bool = False) -> Any:
@@ -108,7 +108,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(_TOO_DEEP) from None
     except tomllib.TOMLDecodeError as error:
         # Some of its sentences repeat a key.
-        raise ValueError(quoted(str(error), marks=False)) from None
+        raise ValueError(reason(error)) from None
     except ValueError:
         # A whole number of thousands of digits, or a date that is not in the calendar.
         raise ValueError("it has a number or a date that is out of range") from None

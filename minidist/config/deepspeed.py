@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import MIN_VALUE
 from minidist.base.read_file import read_json
 from minidist.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
@@ -141,7 +141,7 @@ def read_deepspeed(path: str | Path) -> Translation:
     """Translate a file. UsageError when it is not a JSON object, a value is wrong, or the batch is undetermined."""
     content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
     if not isinstance(content, dict):
-        raise UsageError(f"--deepspeed {quoted(str(path))} holds a {type(content).__name__}, not a JSON object")
+        raise UsageError(f"--deepspeed {quoted_path(path)} holds a {type(content).__name__}, not a JSON object")
     return translate(content)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.config.config_file import read_config
 from minidist.config.models import llama_inner
 from minidist.config.train_config import TrainConfig
@@ -58,7 +58,7 @@ class PlannedJob(NamedTuple):
 def read_job(path: str | Path) -> PlannedJob:
     """Return the job of a file; UsageError names a setting that is wrong, or that the planner has no formula for."""
     given = read_config(path, "the job file")
-    file = quoted(str(path))
+    file = quoted_path(path)
     if not given:
         raise UsageError(f"the job file {file} has no settings; write one with minidist train --print-config")
     config = _in_file(file, partial(TrainConfig.make, **given))
