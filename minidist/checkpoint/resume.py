@@ -22,9 +22,10 @@ from typing import Annotated, Any, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.device import creating
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.meta import NoDevice
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
@@ -276,7 +277,7 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
     """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
     if "config" not in checkpoint.state:
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} is not one of minidist train: it does not say which job"
+            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job"
             " it is;"
             " read its tensors with minidist.checkpoint.Checkpoint"
         )
@@ -300,7 +301,7 @@ def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
             first = error.errors()[0]
             why = f"{'.'.join(map(str, (*place, *first['loc'])))[:80]}: {first['msg']}"
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} does not describe a job ({why}); {checkpoint.remedy}"
+            f"the checkpoint {quoted_path(checkpoint.path)} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
 
 
@@ -369,7 +370,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
 
     # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
-        array[...] = values
+        xp.store(array, values)
     strategy.load_scalars(saved.scalars)
     if saved.batch_plan is not None:
         job.plan.load(saved.batch_plan.model_dump())
@@ -470,20 +471,20 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             continue
         if then != now:
             raise UsageError(
-                f"the checkpoint {quoted(path)} was made with {flag(name)} {_short(then)}, this job has"
+                f"the checkpoint {quoted_path(path)} was made with {flag(name)} {_short(then)}, this job has"
                 f" {_short(now)}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
     if rank == 0 and state.data_digest not in (None, job.data_digest):
         name = _short(state.config.get("data"))
         raise UsageError(
-            f"the checkpoint {quoted(path)} was made with --data {name}, whose content was not that of --data"
+            f"the checkpoint {quoted_path(path)} was made with --data {name}, whose content was not that of --data"
             f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
         )
 
     if rank == 0 and state.teacher_digest is not None and state.teacher_digest != job.teacher_digest:
         raise UsageError(
-            f"the checkpoint {quoted(path)} was made with another teacher than the one in --distill-from"
+            f"the checkpoint {quoted_path(path)} was made with another teacher than the one in --distill-from"
             f" {_short(config.distill_from)} now; name the folder of the checkpoint that it learned from, such as"
             " DIR/step-00000040"
         )
@@ -491,7 +492,7 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
     # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
     if state.global_batch != job.batches.global_batch:
         raise UsageError(
-            f"the checkpoint {quoted(path)} was made with a global batch of {state.global_batch}, this job has"
+            f"the checkpoint {quoted_path(path)} was made with a global batch of {state.global_batch}, this job has"
             f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
             f" --global-batch {state.global_batch}"
         )
@@ -504,13 +505,14 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
         )
     if checkpoint.step >= config.steps:
         raise UsageError(
-            f"the checkpoint {quoted(path)} has {checkpoint.step} steps already; raise --steps above {checkpoint.step}"
+            f"the checkpoint {quoted_path(path)} has {checkpoint.step} steps already; raise --steps above"
+            f" {checkpoint.step}"
         )
     return state
 
 
 def _short(value: object) -> str:
-    return str(value)[:80]
+    return quoted_path(value, marks=False)
 
 
 def check_saving(config: TrainConfig) -> None:

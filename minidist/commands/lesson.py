@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.files import writing
 from minidist.commands.output import say
 
@@ -42,7 +42,7 @@ def lesson_build(
     if output is None:
         raise UsageError("--output is missing: where do the students' notebooks go?")
     if output.resolve() == folder.resolve():
-        raise UsageError(f"--output {quoted(str(output))} is the folder of the lessons; choose another one")
+        raise UsageError(f"--output {quoted_path(output)} is the folder of the lessons; choose another one")
     from minidist.lesson.student import solutions_of, student_notebook
 
     for source in build.sources(folder, numbers or ()):
@@ -67,7 +67,7 @@ def lesson_slides(
     from minidist.lesson.slides import deck
 
     if output.suffix != ".html":
-        raise UsageError(f"{quoted(str(output))} must end in .html")
+        raise UsageError(f"{quoted_path(output)} must end in .html")
     text = deck(sources(folder, numbers))
     with writing("the slides", output, "choose another --output"):
         output.write_text(text, encoding="utf-8")
@@ -84,7 +84,7 @@ def lesson_quiz(
     from minidist.lesson.quiz import as_csv, as_qti, bank
 
     if output.suffix not in (".csv", ".xml"):
-        raise UsageError(f"{quoted(str(output))} must end in .csv or .xml (QTI)")
+        raise UsageError(f"{quoted_path(output)} must end in .csv or .xml (QTI)")
     made = bank(questions, seed)
     text = as_csv(made) if output.suffix == ".csv" else as_qti(made, f"minidist, seed {seed}")
     with writing("the quiz", output, "choose another --output"):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.commands.options import command_line
 from minidist.commands.output import Result, json_or_table, say
 
@@ -51,7 +51,7 @@ def memory(
     if form not in ("text", "svg"):
         raise UsageError(f"--format {quoted(form)}; it must be text or svg")
     if output is not None and form == "text":
-        raise UsageError(f"--output {quoted(str(output))} requires --format svg; add it, or leave out --output")
+        raise UsageError(f"--output {quoted_path(output)} requires --format svg; add it, or leave out --output")
     degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
     split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
     if split and accounting not in (None, "fp32-accumulation"):

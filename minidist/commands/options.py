@@ -169,9 +169,10 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
 
     translation = read_deepspeed(path)
+    job = apply_deepspeed(config, translation, given_settings())
     if translation.ignored and launched_rank() == 0:
-        say(translation.warning())
-    return apply_deepspeed(config, translation, given_settings())
+        say(translation.warning(job))
+    return job
 
 
 # The fields that --config and --set gave: like a flag, none of them is overridden in silence.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.limits import check_ranks
 from minidist.base.trace import write_traces
 from minidist.checkpoint.directory import Checkpoint, save_bytes
@@ -258,7 +258,7 @@ def run_training(
 def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
     """Raise UsageError when the file of --metrics is a user's own, or the trace, or of another run than is resumed."""
     if trace is not None and path.resolve() == trace.resolve():
-        raise UsageError(f"--metrics and --trace are the same file, {quoted(str(path))}; give one of them another name")
+        raise UsageError(f"--metrics and --trace are the same file, {quoted_path(path)}; give one of them another name")
     writable(path, "--metrics", METRICS_BEGIN)
     if config.resume and config.save is not None:
         check_same_run(path, read_job_state(Checkpoint(config.save, step=config.from_step)).losses)

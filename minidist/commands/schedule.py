@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launch import writable
@@ -138,7 +138,7 @@ def check_csv(path: Path, text: str) -> None:
     with writing("the schedule", path, "choose another --output"):
         if path.is_file() and path.read_bytes() not in (b"", text.encode()):
             raise UsageError(
-                f"--output {quoted(str(path))} exists already with other rows, and a CSV file does not say whether they"
+                f"--output {quoted_path(path)} exists already with other rows, and a CSV file does not say whether they"
                 " are your own; choose another --output, or remove that file"
             )
 

@@ -1239,6 +1239,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
+    ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
@@ -1357,7 +1358,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     job.dataset.samples(config.context)
     lr_scaling(config.lr_scaling)
     if config.decay != "constant" and config.warmup_curve == "linear":
-        WarmupCosine(config.warmup, config.steps)
+        WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
         model = make_model(config, job.dataset)
         if config.quantize != "none":

@@ -118,6 +118,9 @@ class JobSettings(BaseModel):
         0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
     )
     decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
+    decay_steps: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="cosine, linear: the step in which the decay ends (default: --steps)"
+    )
     final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")

@@ -6,7 +6,7 @@ Proved by: tests/data/test_loading.py
 from collections.abc import Callable
 from functools import cache
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.data.datasets import Dataset, TokenDataset
 from minidist.data.files import cifar_folder, idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text, random_tokens
@@ -51,12 +51,12 @@ def load_dataset(spec: str) -> Dataset:
     if kind in FILES:
         if not path:
             what = "vocabulary" if kind == "random" else "file"
-            raise UsageError(f"--data {quoted(spec, marks=False)} names no {what}; write {kind}:{_place(kind)}")
+            raise UsageError(f"--data {quoted_path(spec, marks=False)} names no {what}; write {kind}:{_place(kind)}")
         return FILES[kind](path)
     # Neither: name the nearest choice.
     choices = [*GENERATED, *(f"{name}:{_place(name)}" for name in FILES)]
     raise UsageError(
-        f"--data {quoted(spec, marks=False)}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of"
+        f"--data {quoted_path(spec, marks=False)}: no such data{nearest(kind, [*GENERATED, *FILES])}; one of"
         f" {', '.join(choices)}"
     )
 

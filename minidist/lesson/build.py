@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
 from minidist.lesson.checker import SEED
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
     missing = [number for number in numbers if not any(path.name.startswith(f"{number}_") for path in found)]
     if missing:
         raise UsageError(
-            f"no lesson {quoted(', '.join(missing), marks=False)} in {quoted(str(folder), marks=False)}; there are"
+            f"no lesson {quoted(', '.join(missing), marks=False)} in {quoted_path(folder, marks=False)}; there are"
             f" {', '.join(path.stem for path in found) or 'none'}"
         )
     return [path for path in found if not numbers or path.name[:2] in numbers]

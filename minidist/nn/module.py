@@ -282,13 +282,17 @@ class Module:
                     )
         for name, parameter in own.items():
             if name in state:
-                parameter.data[...] = xp.as_array(state[name], parameter.dtype)
+                xp.store(parameter.data, xp.as_array(state[name], parameter.dtype))
                 parameter.updated()
 
         # Buffers are each module's own affair.
         for path, module in self.named_modules() if buffers else ():
             names = {key: f"{path}.{key}" if path else key for key in module.own_buffers()}
-            values = {key: xp.array(state[name], xp.float64) for key, name in names.items() if name in state}
+            values = {
+                key: xp.on_device_of(buffers[name], xp.array(state[name], xp.float64))
+                for key, name in names.items()
+                if name in state
+            }
             if values:
                 module.load_buffers(values)
 

@@ -347,7 +347,7 @@ class Optimizer:
                             f"optimizer state {key!r} of {name!r} is {value.shape} {value.dtype}; "
                             f"this optimizer needs {place.shape} {place.dtype}"
                         )
-                    xp.copyto(place, value)
+                    xp.store(place, value)
         self.step_count = count
 
 

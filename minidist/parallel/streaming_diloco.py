@@ -190,5 +190,5 @@ class StreamingOuterOptimizer(OptimizerWrapper):
         for p in self.flat.parameters:
             for key, array in outer.items():
                 if key in saved["state"].get(p.name, {}):
-                    array[self.flat.slice_of(p)] = saved["state"][p.name][key].reshape(-1)
+                    xp.store(array[self.flat.slice_of(p)], saved["state"][p.name][key].reshape(-1))
         self.flat.updated()

@@ -353,18 +353,18 @@ def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
 
 
 def _schedule(config: TrainConfig) -> Callable[[int], float]:
-    decays = config.decay != "constant"
+    decays, length = config.decay != "constant", config.decay_steps or config.steps
     if config.warmup_curve != "linear":
         curve = config.warmup_curve.removeprefix("deepspeed-")
         return DeepSpeedWarmup(
             config.warmup,
             curve,
-            config.steps if decays else None,
+            length if decays else None,
             config.final_lr,
             linear=config.decay == "linear",
             start=config.warmup_start,
         )
     if decays:
         kind = WarmupLinear if config.decay == "linear" else WarmupCosine
-        return kind(config.warmup, config.steps, config.final_lr)
+        return kind(config.warmup, length, config.final_lr)
     return Warmup(config.warmup)

@@ -64,6 +64,7 @@ VALUES = {
     "warmup_curve": {"warmup_curve": "deepspeed-log", "steps": 5},
     "warmup_start": {"warmup_start": 0.5, "warmup_curve": "deepspeed-linear", "steps": 5},
     "decay": {"decay": "cosine"},
+    "decay_steps": {"decay_steps": 6, "decay": "linear"},
     "final_lr": {"final_lr": 0.5, "decay": "linear"},
     "clip": {"clip": 0.01},
     "seed": {"seed": 1},

@@ -509,6 +509,7 @@ CASES = {
     "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
     "lr-scaling-without-effect": ({"lr_scaling": "linear"}, "--lr-scaling linear .* belongs to --adaptive-batch"),
     "memory-budget-without-effect": ({"memory_budget": 1e6}, "belongs to --micro-batch auto; add that, or"),
+    "decay-steps-without-effect": ({"decay_steps": 9}, "belongs to --decay cosine or linear"),
     "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
 }
 
