@@ -223,7 +223,7 @@ class Optimizer:
             # Neighbours differ, so that every second part has a gradient.
             ready += parts[not have[0] :: 2]
             # All ranks with shards of a source count its steps, also those whose part of it has no gradient.
-            if any(have) or any(getattr(source, "used", None) or ()):
+            if any(have) or getattr(source, "used", None):
                 sources[id(source)] = source
         self._runs = runs
         return ready, sources
