@@ -29,17 +29,14 @@ def expected_snapshots(
     batches = resolve_batches(config, ranks)
     if is_rounded(config, batches.dims):
         own = _snapshots(config, batches, rank, observers, told)
-        add_tolerances(own, _snapshots(config.model_copy(update={"precision": "fp64"}), batches, rank, (), told))
+        precise = config.model_copy(update={"precision": "fp64"})
+        add_tolerances(own, _snapshots(precise, batches, rank, (), told), config.precision)
         return own
     return _snapshots(config, batches, rank, observers, told)
 
 
 def _snapshots(
-    config: TrainConfig,
-    batches: Batches,
-    rank: int,
-    observers: Sequence[Observer],
-    told: Sequence[StepBatch] | None,
+    config: TrainConfig, batches: Batches, rank: int, observers: Sequence[Observer], told: Sequence[StepBatch] | None
 ) -> list[Snapshot]:
     if config.local_steps:
         return local_sgd_reference(config, batches, observers)[rank]

@@ -4,11 +4,15 @@ A bound such as 1e-12 needs float64. In 16 bits a sum in another order differs i
 more of it. So the tolerance is measured, tensor by tensor and step by step, as `compare --theirs` does: one device in
 the job's precision beside one device in float64, with the same batches, and a margin.
 
-    tolerance of a tensor = MARGIN x the larger of its distance and the median distance of the tensors of its kind
+    tolerance of a tensor = MARGIN x the largest of its distance, the distances of the tensors of its kind that are
+                            more than rounding, and the error of one rounding
 
-A distance is the norm of the difference over the norm of the tensor in float64. Of weights the tenth of the elements
-that differ most is left out: Adam's step is the sign of a gradient that is nearly zero, whatever its size. A tensor whose tolerance is 1 or more,
-such as the gradient of attention's key bias, is nothing but rounding; it is not judged, and the verdict counts it.
+A distance is the norm of the difference over the norm of the tensor in float64. The tensors of a kind share a
+tolerance, because Adam's first step is the sign of a gradient, which rounding turns where the gradient is nearly zero:
+in which tensor that happens is chance, and in the next step it changes the gradients of all others. Of weights the
+tenth of the elements that differ most is left out for the same reason, of a short vector 8 elements. A tensor whose
+tolerance is 1 or more, such as the gradient of attention's key bias, is nothing but rounding; it is not judged, and the
+verdict counts it.
 
 Proved by: tests/equality/test_rounding.py
 """
@@ -20,12 +24,12 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.config.train_config import TrainConfig
 from minidist.equality.difference_patterns import distance
-from minidist.equality.dump_comparison import LEAST
-from minidist.equality.dump_comparison import MARGIN as MARGIN
 from minidist.equality.snapshot import Snapshot
 from minidist.optim.optimizer import MASTER
 from minidist.parallel.dims import ParallelDims
 
+MARGIN = 8.0  # times the distance between two of our own runs
+UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}  # the largest relative error of one rounding
 TOLERANCES = "tolerances"  # beside the kinds of a snapshot: "kind/name" -> the tolerance
 
 
@@ -43,13 +47,14 @@ def distance_of(kind: str, name: str, values: np.ndarray, twin: np.ndarray) -> f
     """Return the distance of a tensor from its twin, of weights without the tenth of the elements that differ most."""
     a, b = values.astype(np.float64).reshape(-1), twin.astype(np.float64).reshape(-1)
     if kind == "weights" or name.endswith(f".{MASTER}"):
-        kept = np.argsort(np.abs(a - b), kind="stable")[: a.size - a.size // 10 if np.isfinite(a).all() else None]
+        turned = max(a.size // 10, min(8, a.size // 2)) if np.isfinite(a).all() else 0
+        kept = np.argsort(np.abs(a - b), kind="stable")[: a.size - turned]
         a, b = a[kept], b[kept]
     return distance(a, b)
 
 
-def add_tolerances(snapshots: Sequence[Snapshot], precise: Sequence[Snapshot]) -> None:
-    """Add TOLERANCES to the snapshots of one device, from those of the same job in float64.
+def add_tolerances(snapshots: Sequence[Snapshot], precise: Sequence[Snapshot], precision: str) -> None:
+    """Add TOLERANCES to the snapshots of one device in `precision`, from those of the same job in float64.
 
     Raises UsageError when float16 has skipped a step, after which the two train apart.
     """
@@ -69,9 +74,16 @@ def add_tolerances(snapshots: Sequence[Snapshot], precise: Sequence[Snapshot]) -
                 twin = twin * factor if kind == "gradients" else twin
                 found = distance_of(kind, name, values, twin)
                 distances.setdefault(group_of(kind, name), {})[f"{kind}/{name}"] = found
+        # Of each kind the largest distance that is rounding. State is made of gradients.
+        of_kind = {
+            group: max([UNIT[precision], *(found for found in of_group.values() if found < 1 / MARGIN)])
+            for group, of_group in distances.items()
+        }
         tolerances: dict[str, np.ndarray] = {}
         for group, of_group in distances.items():
-            typical = 0.0 if group == "step_count" else max(LEAST / MARGIN, float(np.median(list(of_group.values()))))
+            is_state = group not in (*own, MASTER, "step_count")
+            typical = max(of_kind[group], of_kind["gradients"] if is_state else 0.0)
+            typical = 0.0 if group == "step_count" else typical
             tolerances |= {name: np.array(MARGIN * max(typical, found)) for name, found in of_group.items()}
         own[TOLERANCES] = tolerances
 

@@ -60,9 +60,7 @@ class LAMB(LayerwiseOptimizer):
         step *= lr
         data -= step
 
-    def _direction(
-        self, data: xp.Array, state: State, work: list[xp.Array], decay: float, count: int
-    ) -> xp.Array:
+    def _direction(self, data: xp.Array, state: State, work: list[xp.Array], decay: float, count: int) -> xp.Array:
         """Return u of the class's formula, in `work[0]`."""
         # As in Adam: the corrections of both averages are one number, and eps is scaled instead of v.
         scale = math.sqrt(1 - self.betas[1] ** count)

@@ -169,8 +169,6 @@ class OuterOptimizer(OptimizerWrapper):
         """Load a `state_dict`, and let the weights as they are be the common ones."""
         inner = {name: {k: a for k, a in arrays.items() if k != OUTER} for name, arrays in saved["state"].items()}
         outer = {name: {"momentum_buffer": arrays[OUTER]} for name, arrays in saved["state"].items() if OUTER in arrays}
-        self.optimizer.load_state_dict(
-            {**saved, "state": {name: arrays for name, arrays in inner.items() if arrays}}
-        )
+        self.optimizer.load_state_dict({**saved, "state": {name: arrays for name, arrays in inner.items() if arrays}})
         self.outer.load_state_dict({"step": saved["step"], "state": outer})
         self.begin_round()

@@ -145,7 +145,7 @@ def test_one_counter_for_all_parameters():
         np.testing.assert_allclose(piece.data, -0.5, rtol=1e-15)  # Adam's first step is lr times the sign
 
 
-# Which of four parameters have a gradient, step by step: late, unfrozen, now and then, and a step in which none has one.
+# Which of four parameters have a gradient, step by step: late, unfrozen, now and then, and a step in which none has.
 LATE = [(1, 0, 0, 1), (0, 0, 0, 0), (1, 0, 1, 1), (0, 1, 1, 0), (1, 1, 0, 1)]
 
 
@@ -160,7 +160,7 @@ def test_a_parameter_is_stepped_by_its_own_gradients_and_count_alone(optimizer, 
         return Parameter(np.random.default_rng(seed).standard_normal((3, 2)), name=f"w{seed}")
 
     def step(chosen, parameters, step, flat=None):
-        for i, parameter in enumerate(parameters):
+        for parameter in parameters:
             parameter.zero_grad()
             if LATE[step][int(parameter.name[1:])]:
                 parameter.accumulate(np.random.default_rng(100 * step + int(parameter.name[1:])).random((3, 2)))
@@ -188,7 +188,7 @@ def test_a_parameter_is_stepped_by_its_own_gradients_and_count_alone(optimizer, 
 
 
 def test_a_late_first_step_of_adam_is_as_long_as_any_first_step():
-    """Closed form: lr times the sign of the gradient, after 1,000 steps of its neighbour and one before any backward."""
+    """Closed form: lr times the sign of the gradient, after 1,000 steps of another and one before any backward."""
     late, other = (Parameter(np.zeros(3), name=name) for name in ("late", "other"))
     flat = FlatParameters([late, other])
     optimizer = Adam(flat, lr=0.5, eps=1e-300)
@@ -205,7 +205,7 @@ def test_a_late_first_step_of_adam_is_as_long_as_any_first_step():
 
 def test_equal_counts_stay_one_update_and_old_states_have_one_count():
     """What is updated as one array stays so; a saved state without counts is that of parameters with equal ones."""
-    parameters, flat = model()
+    _, flat = model()
     optimizer = Adam(flat, lr=0.1)
     for _ in range(3):
         flat.grad[...] = 1
@@ -218,7 +218,7 @@ def test_equal_counts_stay_one_update_and_old_states_have_one_count():
     assert [(len(run.pieces), run.count) for run in again._runs] == [(1, 3), (2, 3)]
     with pytest.raises(UsageError, match=r"optimizer state of 'head.weight' is missing; that of 'ln_f.weight' is"):
         again.load_state_dict({"step": 3, "state": {k: a for k, a in saved["state"].items() if k != "head.weight"}})
-    with pytest.raises(UsageError, match="optimizer state of 'hed.weight': no such parameter"):
+    with pytest.raises(UsageError, match=r"optimizer state of 'hed.weight': no such parameter"):
         again.load_state_dict({**saved, "counts": {"hed.weight": 1}})
 
 
