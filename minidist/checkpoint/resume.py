@@ -150,6 +150,8 @@ class SavedStrategy(Protocol):
     def data_axes(self) -> Sequence[SavedAxis]: ...
     @property
     def step_count(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]: ...
     def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
     def owns(self, axis: Any, parameter: Parameter) -> bool: ...
     def buffers(self) -> Sequence[Buffer]: ...
@@ -177,6 +179,7 @@ def save_job(
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
     if comm.rank == 0:
         state |= {"batch_plan": plan} if plan else {}
+        state |= {"optimizer_counts": counts} if (counts := strategy.counts) else {}
         state |= {} if partition is None else {"partition": list(partition)}
     path = save(comm, directory, step, _job_shards(strategy), state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
@@ -265,6 +268,7 @@ class JobState(BaseModel):
     config: dict[str, Any]
     global_batch: int = Field(ge=1)
     optimizer_steps: int = Field(ge=0)
+    optimizer_counts: dict[str, Annotated[int, Field(ge=0)]] = {}  # of parameters that have had fewer steps
     losses: list[float]
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
@@ -379,7 +383,8 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.
         known = {name: arrays for name, arrays in state.items() if arrays}
-        axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known})
+        counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
+        axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
         axis.updated()
         if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer, perhaps inside another one
             axis.optimizer.refresh()

@@ -23,9 +23,9 @@ from minidist.base.half import named_dtype
 from minidist.equality.difference_patterns import Context, distance, explain
 from minidist.equality.dump import Dump
 from minidist.equality.dump_names import Heads, Named, to_ours
+from minidist.equality.rounding import MARGIN
 from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
 
-MARGIN = 8.0  # times the distance between two of our own runs
 LEAST = 1e-6  # of a tolerance
 SMALL = 1e-5  # a gradient with this share of the largest norm is zero but for rounding
 EMBEDDINGS = {"gpt": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}

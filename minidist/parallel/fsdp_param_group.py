@@ -29,7 +29,7 @@ from minidist.collectives.auto import elements_sent
 from minidist.comm import Comm, Work
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.flat_shards import Shard
-from minidist.parallel.gradients import UnusedParameterError, next_model
+from minidist.parallel.gradients import UnusedParameterError, next_model, used_anywhere
 from minidist.parallel.host_pool import HostPool, Transfer
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 
@@ -131,6 +131,7 @@ class FSDPParamGroup:
         self.reduced = False  # in this backward pass
         self.kept: xp.Array | None = None  # a bit for each element of the group, of a sparse model: is it reduced?
         self.own: xp.Array | None = None  # of the reduction in flight, which elements of the shard it brings
+        self.brought: set[Parameter] = set()  # whose gradients this rank has brought in this backward pass
         self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
@@ -235,11 +236,7 @@ class FSDPParamGroup:
         if deferred:
             self.release()
             return
-        for parameter in self.trainable:
-            if parameter.gradient.local is None:
-                if not self.find_unused:
-                    self._refuse_unused(parameter)
-                parameter.zero_fill()
+        self._fill([parameter for parameter in self.trainable if parameter.gradient.local is None])
         if self.trainable:
             self.start_reduce(context)
         self.release()
@@ -254,11 +251,7 @@ class FSDPParamGroup:
     def weights_done(self, context: FSDPCommContext) -> None:
         """All deferred weight gradients are there and reduced; missing ones are an error, or zeros."""
         if self.trainable and not self.reduced:
-            for parameter in self.trainable:
-                if parameter not in self.computed:
-                    if not self.find_unused:
-                        self._refuse_unused(parameter)
-                    parameter.zero_fill()
+            self._fill([parameter for parameter in self.trainable if parameter not in self.computed])
             self.start_reduce(context)
         self.computed, self.reduced = set(), False
 
@@ -266,17 +259,22 @@ class FSDPParamGroup:
         """The backward pass is over and left this group out: an error, or a reduction of zeros."""
         if not self.trainable or self.reduced:
             return
-        if not self.find_unused:
-            self._refuse_unused(self.trainable[0])
-        for parameter in self.trainable:
-            parameter.zero_fill()
+        self._fill(self.trainable)
         self.start_reduce(context)
+
+    def _fill(self, missing: list[Parameter]) -> None:
+        """Let parameters without a gradient take part as zeros, or refuse them."""
+        if missing and not self.find_unused:
+            self._refuse_unused(missing[0])
+        for parameter in missing:
+            parameter.zero_fill()
+        self.brought |= set(self.trainable).difference(missing)
 
     def end_pass(self) -> None:
         """The backward pass is over and everything is reduced: release what was gathered ahead in vain."""
         self.finish_gather()
         self.release()
-        self.reduced = False
+        self.reduced, self.brought = False, set()
 
     def _refuse_unfrozen(self, parameter: Parameter) -> None:
         raise UsageError(
@@ -351,6 +349,11 @@ class FSDPParamGroup:
         assert self.reduction is not None
         piece = self.reduction.wait()
         self.reduction = None
+        if self.find_unused:
+            used = self.brought
+            for comm in filter(None, (self.shard.comm, self.replicas)):
+                used = used_anywhere(comm, self.trainable, used)
+            self.shard.note_used(used)
 
         # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
         if self.replicas is not None:

@@ -143,8 +143,9 @@ class GradientReducer(BackwardObserver):
 
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
     faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
-    without a gradient takes part with zeros). Per step, each rank sends the all-reduce's volume of each bucket under
-    purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in 2 (n-1) messages.
+    without a gradient takes part with zeros; where it has none on any rank, it has none afterwards). Per step, each
+    rank sends the all-reduce's volume of each bucket under purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in
+    2 (n-1) messages; with "zeros" also that of one byte per parameter.
     """
 
     operation = "all_reduce"  # whose algorithm it is
@@ -305,6 +306,8 @@ class GradientReducer(BackwardObserver):
         self._in_pass = False
         if not self._taking_part:
             return
+        mine = self._used() if self.unused == "zeros" else None
+        fresh = [parameter for parameter in self.bucket_of if parameter.gradient.total is None]
         try:
             # The buckets that never completed: an error, or zeros for the parameters that the loss did not use. The
             # other ranks launch these buckets too, so each one must be sent.
@@ -321,6 +324,8 @@ class GradientReducer(BackwardObserver):
                     parameter.zero_fill()
                 self.launch(bucket)
             self.wait()
+            if mine is not None:
+                self.note_used(used_anywhere(self.comm, list(self.bucket_of), mine), fresh)
             self.flat.unsynchronized = False
         finally:
             # The next pass begins with no parameter ready and no bucket launched.
@@ -329,6 +334,20 @@ class GradientReducer(BackwardObserver):
                 self.missing[bucket.index].update(bucket.parameters)
         if self.at_end is not None and not self.manually:  # who calls `finish` combines the statistics, too
             self.at_end()
+
+    def _used(self) -> set[Parameter]:
+        """Return the parameters of which this rank brings a gradient, of this pass or of those under `no_sync`."""
+        return {
+            parameter
+            for parameter, bucket in self.bucket_of.items()
+            if parameter not in self.missing[bucket.index] or parameter.gradient.local is not None
+        }
+
+    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
+        """Forget the zeros of parameters that no rank has used. fresh: those without a sum of earlier passes."""
+        for parameter in fresh:
+            if parameter not in used:
+                parameter.gradient.clear()
 
     def _reset(self) -> None:
         """Let the buckets that a pass had launched when an error ended it arrive, and forget them."""
@@ -364,6 +383,14 @@ class GradientReducer(BackwardObserver):
             self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
         )
         return work
+
+
+def used_anywhere(comm: Comm, parameters: Sequence[Parameter], used: Collection[Parameter]) -> set[Parameter]:
+    """Return which parameters some rank has used; used: those of this rank. An all-reduce of a byte per parameter."""
+    bits = np.array([parameter in used for parameter in parameters], np.uint8)
+    with purpose("gradient_reduce"):
+        all_reduce(comm, bits, "max")
+    return {parameter for parameter, bit in zip(parameters, bits, strict=True) if bit}
 
 
 # --- refusals that all strategies share ---

@@ -77,6 +77,10 @@ class _CountedOptimizer:
     def state(self) -> dict[str, dict[str, Array]]:
         return self.inner.state
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.inner.counts
+
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})
 
