@@ -36,10 +36,10 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
-    is_mean = divisor is None
+    mean_over = ""
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
-        divisor = count if count else float("nan")
+        divisor, mean_over = count or float("nan"), f"{count} rows"
     elif divisor.__class__ is not float or not 0 < divisor < inf:
         divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
 
@@ -79,7 +79,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
         edges, saved = ((logits, grad_again),), (largest, totals)
         result = record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
-        return named_mean(result) if is_mean else result
+        return named_mean(result, mean_over) if mean_over else result
 
     # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
     gradient = gradient_from(exponentials)
@@ -90,7 +90,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         return scaled
 
     result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
-    return named_mean(result) if is_mean else result
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
@@ -122,7 +122,7 @@ def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> T
     difference = prediction - target
     total = (difference * difference).sum()
     if divisor is None:
-        return named_mean(total * (1 / float(prediction.size or "nan")))
+        return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
     return total * (1 / checked_divisor("mse_loss", divisor))
 
 

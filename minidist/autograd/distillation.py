@@ -46,9 +46,10 @@ def distillation_loss(
         raise UsageError(f"weight={quoted(weight)}; it must be from 0 (labels alone) to 1 (the teacher alone)")
     flat, counted = checked_targets("distillation_loss", logits, targets, ignore_index)
     shape, classes = logits.shape, logits.shape[-1]
-    is_mean = divisor is None
+    mean_over = ""
     if divisor is None:
-        divisor = float(flat.size if counted is None else counted.sum()) or float("nan")
+        count = flat.size if counted is None else int(counted.sum())
+        divisor, mean_over = float(count or "nan"), f"{count} rows"
     elif divisor.__class__ is not float or not 0 < divisor < inf:
         divisor = checked_divisor("distillation_loss", divisor)
 
@@ -84,7 +85,7 @@ def distillation_loss(
 
     loss = losses.sum() / divisor
     result = record("distillation_loss", loss, ((student, grad),), cost=15 * scores.size, saved=(gradient,))
-    return named_mean(result) if is_mean else result
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:

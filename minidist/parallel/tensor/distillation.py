@@ -23,7 +23,7 @@ from minidist.autograd.cross_entropy import checked_divisor
 from minidist.autograd.distillation import log_softmax, teacher_rows
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.tensor import record
+from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
@@ -60,9 +60,12 @@ def vocab_parallel_distillation_loss(
         )
 
     counted = flat != ignore_index
+    mean_over = ""
     if divisor is None:
-        divisor = float(counted.sum()) or float("nan")
-    divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
+        count = int(counted.sum())
+        divisor, mean_over = float(count or "nan"), f"{count} rows"
+    else:
+        divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
 
     # The student's logits of this rank's words, without the padding, and the teacher's probabilities of all.
     scores = x.data.reshape(flat.size, shape[-1])[:, : last - first]
@@ -107,7 +110,8 @@ def vocab_parallel_distillation_loss(
         return scaled.reshape(shape)
 
     cost = 15 * scores.size
-    return record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
+    result = record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def distillation_volume(tokens: int, ranks: int) -> Volume:
