@@ -22,8 +22,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
     logits (..., classes); targets (...), integers in [0, classes), or `ignore_index` for a row that does not count; the
     latter may be a class.
-    divisor: None is the number of rows that count (the mean; nan when there are none). Pass the global number of
-    tokens of the step when this batch is one of several.
+    divisor: None is the number of rows that count (the mean; nan with a gradient of zero when there are none). Pass the
+    global number of tokens of the step when this batch is one of several: ranks that average means need as many rows.
     """
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
     shape, flat, counted = logits.shape, targets.reshape(-1), None
@@ -43,6 +43,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     elif divisor.__class__ is not float or not 0 < divisor < inf:
         divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
 
+    part = 1 / divisor_of_gradient(divisor)
+
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
     largest = scores.max(axis=-1, keepdims=True)
@@ -58,9 +60,9 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
         factor = xp.reciprocal(totals)
-        factor *= 1 / divisor
+        factor *= part
         exponentials *= factor[:, None]
-        exponentials[rows, flat] -= 1 / divisor
+        exponentials[rows, flat] -= part
         if counted is not None:
             exponentials *= counted[:, None]
         return exponentials.reshape(shape)
@@ -124,6 +126,11 @@ def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> T
     if divisor is None:
         return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
     return total * (1 / checked_divisor("mse_loss", divisor))
+
+
+def divisor_of_gradient(divisor: float) -> float:
+    """Return the divisor, and infinity for nan: the mean over no rows is nan, and its gradient is zero."""
+    return divisor if divisor == divisor else inf
 
 
 def checked_divisor(name: str, divisor: Any) -> float:

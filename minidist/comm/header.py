@@ -147,7 +147,7 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
             f"ranks differ in {ours}: rank {destination} has {mine[0]}, and rank {source}"
             f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
             " step their optimizers as often and with the same settings, call train() or eval() alike, and give the"
-            " same values to the weights"
+            f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
         )
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.

@@ -15,7 +15,7 @@ Proved by: tests/parallel/test_tensor.py
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
-from minidist.autograd.cross_entropy import checked_divisor
+from minidist.autograd.cross_entropy import checked_divisor, divisor_of_gradient
 from minidist.autograd.operands import operand
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
@@ -227,12 +227,12 @@ def vocab_parallel_cross_entropy(
 
     # -log softmax at the target is log(sum) - (target's logit - largest). All ranks compute the same loss.
     loss = ((xp.log(totals) - picked) * counted).sum() / divisor
-    shape = logits.shape
+    shape, part = logits.shape, 1 / divisor_of_gradient(divisor)
 
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
-        exponentials *= (xp.reciprocal(totals) * (1 / divisor))[:, None]
-        exponentials[own, column] -= 1 / divisor
+        exponentials *= (xp.reciprocal(totals) * part)[:, None]
+        exponentials[own, column] -= part
         exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
