@@ -163,8 +163,8 @@ EXHIBITS = [
         "1a",
         "the mean of means over ragged shards",
         "Averaging the ranks' mean gradients is right when all shards have the same size. With 11 rows on 3 ranks"
-        " they do not: rows of a small shard weigh more than others. From October 2024 to August 2026 seven projects were"
-        " told that they take such a mean, over ranks or over micro-batches (10c): transformers, torchtitan, verl,"
+        " they do not: rows of a small shard weigh more than others. From October 2024 to August 2026 seven projects"
+        " were told that they take such a mean, over ranks or over micro-batches (10c): transformers, torchtitan, verl,"
         " prime-rl, mlx-lm, nanochat and speculators.",
         mean_of_means,
         jobs.replicas,
