@@ -220,6 +220,8 @@ def _means_in(loss: Node) -> tuple[str, bool]:
     A mean that is divided, as by the number of micro-batches, is one, too. Of one that is multiplied nothing is said:
     its factor may be this rank's part of all rows.
     """
+    if isinstance(loss.name, MeanOfRows):
+        return loss.name.over, True
     found, pending, seen = [], [(loss, False)], set()
     while pending:
         node, divided = pending.pop()
