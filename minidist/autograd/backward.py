@@ -102,7 +102,10 @@ class BackwardPass:
         try:
             tape = self._collect(root)
             if gradient.size == 1 and gradient.item() == 1:
-                self.means, self.is_mean = _means_in(root)
+                if isinstance(root.name, MeanOfRows):
+                    self.means, self.is_mean = root.name.over, True
+                elif root.hook is not None or root.name in _LINEAR:
+                    self.means, self.is_mean = _means_in(root)
             self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
@@ -220,8 +223,6 @@ def _means_in(loss: Node) -> tuple[str, bool]:
     A mean that is divided, as by the number of micro-batches, is one, too. Of one that is multiplied nothing is said:
     its factor may be this rank's part of all rows.
     """
-    if isinstance(loss.name, MeanOfRows):
-        return loss.name.over, True
     found, pending, seen = [], [(loss, False)], set()
     while pending:
         node, divided = pending.pop()

@@ -43,7 +43,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     elif divisor.__class__ is not float or not 0 < divisor < inf:
         divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
 
-    part = 1 / divisor_of_gradient(divisor)
+    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
@@ -126,11 +126,6 @@ def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> T
     if divisor is None:
         return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
     return total * (1 / checked_divisor("mse_loss", divisor))
-
-
-def divisor_of_gradient(divisor: float) -> float:
-    """Return the divisor, and infinity for nan: the mean over no rows is nan, and its gradient is zero."""
-    return divisor if divisor == divisor else inf
 
 
 def checked_divisor(name: str, divisor: Any) -> float:

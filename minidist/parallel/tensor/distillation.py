@@ -16,10 +16,11 @@ Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split l
 Proved by: tests/parallel/test_tensor_distillation.py, tests/train/test_distillation.py
 """
 
+from math import inf
 from typing import Any
 
 from minidist.autograd import Tensor
-from minidist.autograd.cross_entropy import checked_divisor, divisor_of_gradient
+from minidist.autograd.cross_entropy import checked_divisor
 from minidist.autograd.distillation import log_softmax, teacher_rows
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
@@ -100,7 +101,7 @@ def vocab_parallel_distillation_loss(
     gradient = xp.zeros((flat.size, shape[-1]), scores.dtype, scores)
     hard /= total_hard[:, None]
     hard[own, column] -= 1
-    divisor = divisor_of_gradient(divisor)
+    divisor = divisor if divisor == divisor else inf
     gradient[:, : last - first] = (soft / total_soft[:, None] - p) * (weight * temperature / divisor)
     gradient[:, : last - first] += hard * ((1 - weight) / divisor)
     gradient *= counted[:, None]
