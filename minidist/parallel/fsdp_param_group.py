@@ -41,14 +41,15 @@ class FSDPCommContext:
 
     gathers: a stream for all-gathers, so that they do not queue behind reductions; all models that are sharded over the
     same ranks have one, so that ranks that run two models in different orders meet, and are told. number: of the
-    `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. At most one reduction,
-    and at most one transfer of a reduced gradient to the host, is in flight: more would hold more memory.
+    `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. means: of the loss
+    that is differentiated, see `means_of`. At most one reduction, and at most one transfer of a reduced gradient to the
+    host, is in flight: more would hold more memory.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.gathers = stream_of_gathers(comm)
         self.number = next_model(comm)
-        self.mode = ""  # see `mode_of`
+        self.mode = self.means = ""
         self.reducing: FSDPParamGroup | None = None
         self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
 
@@ -182,7 +183,8 @@ class FSDPParamGroup:
 
     def _equal(self, context: FSDPCommContext) -> str:
         """What every rank must have alike when the group is gathered or reduced: compared with each message."""
-        return f"{self.flat.names[0]} of fully_shard {self.number} after {self.flat.updates}{context.mode}"
+        of = f"{self.flat.names[0]} of fully_shard {self.number}"
+        return f"{of} after {self.flat.updates}{context.mode}{context.means}"
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")

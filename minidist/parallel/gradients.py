@@ -27,7 +27,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, current_pass
+from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.autograd.node import distance
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError, quoted
@@ -78,12 +78,14 @@ class Bucket:
     def equal(self) -> str:
         """What the replicas must have alike when they reduce it, for `equal=` of a collective: it costs no message.
 
-        Which model it is, what its optimizer's last step says of itself, whether it trains, and a checksum of a sample
-        of the weights (a microsecond per parameter; all values would be read once more). A stashed version has none, as
-        replicas may be at other micro-batches, and arrays on a device have none, because the copy would wait for them.
+        Which model it is, what its optimizer's last step says of itself, whether it trains, over how many rows losses
+        that are averaged are means, and a checksum of a sample of the weights (a microsecond per parameter; all values
+        would be read once more). A stashed version has none, as replicas may be at other micro-batches, and arrays on a
+        device have none, because the copy would wait for them.
         """
         flat = self.flat
-        text = f"model {self.model} after {flat.updates}{self.reducer.mode if self.reducer else ''}"
+        reducer = self.reducer
+        text = f"model {self.model} after {flat.updates}" + (f"{reducer.mode}{reducer.means}" if reducer else "")
         if flat.version_is_given or type(flat.data) is not np.ndarray:
             return text
         data, checksum = flat.data, 0
@@ -136,6 +138,16 @@ def mode_of(module: Any | None) -> str:
     return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
 
 
+def means_of(running: BackwardPass, before: str = "") -> str:
+    """Return "", or in words over how many rows the loss is a mean: ranks whose gradients are averaged have as many.
+
+    before: the same of earlier passes, whose gradients are reduced with those of this one.
+    """
+    if not running.means:
+        return before
+    return f"{before} + {running.means}" if before else f", mean over {running.means}"
+
+
 class GradientReducer(BackwardObserver):
     """Sums (or averages) the gradients of one FlatParameters over `comm`, bucket by bucket, while backward runs.
 
@@ -171,6 +183,7 @@ class GradientReducer(BackwardObserver):
         # The plan of the messages, which is the same on every rank.
         self.number = next_model(comm)
         self.mode = ""  # of the module, see `mode_of`
+        self.means = ""  # of the losses since the last reduction, see `means_of`
         buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
         self.buckets = [replace(bucket, reducer=self) for bucket in buckets]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
@@ -239,8 +252,10 @@ class GradientReducer(BackwardObserver):
             return
 
         # What no message would make right: a loss of these rows alone, and parameters that the buckets do not know.
-        if self.op == "sum" and self.comm.size > 1 and isinstance(running.loss, MeanOfRows):
+        if self.op == "sum" and self.comm.size > 1 and running.is_mean:
             raise mean_of_one_rank(self.comm, self.comm.size)
+        if self.op == "avg" and self.comm.size > 1:
+            self.means = means_of(running, self.means if self.flat.unsynchronized else "")
         if self.known and not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
 
