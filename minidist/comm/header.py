@@ -110,7 +110,8 @@ def unpack(data: bytes | bytearray) -> Header:
 
 # What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPParamGroup`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
-_MEANS = re.compile(r", mean over (\d+ \w+(?: \+ \d+ \w+)*)")  # a part of it: `gradients.means_of`
+OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
+_MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")
 _REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
 
 

@@ -58,6 +58,8 @@ class Comparison:
         kept = asdict(self)
         if self.tier != "rounding":
             del kept["share"], kept["unjudged"]
+        if self.twin == "one device":
+            del kept["twin"]
         return kept
 
     def sentence(self) -> str:

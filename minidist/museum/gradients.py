@@ -78,13 +78,14 @@ def no_broadcast(patch: Patch) -> None:
 
 def counted_once_per_parameter(patch: Patch) -> None:
     """Adam's bias correction counts the ranges of parameters that it has updated, not the steps"""
-    descend = Adam._descend
 
-    def wrong(self: Any, *arguments: Any) -> None:
-        descend(self, *arguments)
-        self.step_count += 1
+    def wrong(self: Any, runs: list[Any]) -> None:
+        for run in runs:
+            run.count = self.step_count
+            self._each_block(run, self.update)
+            self.step_count += 1
 
-    patch.setattr(Adam, "_descend", wrong)
+    patch.setattr(Adam, "_step_runs", wrong)
 
 
 def not_divided(patch: Patch) -> None:

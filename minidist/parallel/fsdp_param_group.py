@@ -27,6 +27,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from minidist.collectives.auto import elements_sent
 from minidist.comm import Comm, Work
+from minidist.comm.header import OVER
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.gradients import UnusedParameterError, next_model, used_anywhere
@@ -42,8 +43,8 @@ class FSDPCommContext:
     gathers: a stream for all-gathers, so that they do not queue behind reductions; all models that are sharded over the
     same ranks have one, so that ranks that run two models in different orders meet, and are told. number: of the
     `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. means: of the loss
-    that is differentiated, see `means_of`. At most one reduction, and at most one transfer of a reduced gradient to the
-    host, is in flight: more would hold more memory.
+    that is differentiated, such as "22 rows". At most one reduction, and at most one transfer of a reduced gradient to
+    the host, is in flight: more would hold more memory.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -184,7 +185,7 @@ class FSDPParamGroup:
     def _equal(self, context: FSDPCommContext) -> str:
         """What every rank must have alike when the group is gathered or reduced: compared with each message."""
         of = f"{self.flat.names[0]} of fully_shard {self.number}"
-        return f"{of} after {self.flat.updates}{context.mode}{context.means}"
+        return f"{of} after {self.flat.updates}{context.mode}{context.means and OVER + context.means}"
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")

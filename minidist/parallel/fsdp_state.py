@@ -23,7 +23,7 @@ from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup
-from minidist.parallel.gradients import mean_of_one_rank, means_of, mode_of, refuse_unreduced
+from minidist.parallel.gradients import mean_of_one_rank, mode_of, refuse_unreduced
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy, cast_floats
 from minidist.parallel.running_statistics import RunningStatistics
 
@@ -170,7 +170,7 @@ class FSDPState(BackwardObserver):
         ops = {group.op for group in param_groups_of(self.module)} if self.ranks > 1 else set()
         if "sum" in ops and running.is_mean:
             raise mean_of_one_rank(self.comm, self.ranks)
-        self.context.means = means_of(running) if "avg" in ops else ""
+        self.context.means = running.means if "avg" in ops else ""
         if not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.ranks)
 

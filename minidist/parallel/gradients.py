@@ -36,6 +36,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.collectives.auto import elements_sent
 from minidist.comm import Comm, Work
+from minidist.comm.header import OVER
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
 from minidist.parallel.running_statistics import RunningStatistics
@@ -85,7 +86,8 @@ class Bucket:
         """
         flat = self.flat
         reducer = self.reducer
-        text = f"model {self.model} after {flat.updates}" + (f"{reducer.mode}{reducer.means}" if reducer else "")
+        text = f"model {self.model} after {flat.updates}"
+        text += f"{reducer.mode}{reducer.means and OVER + reducer.means}" if reducer else ""
         if flat.version_is_given or type(flat.data) is not np.ndarray:
             return text
         data, checksum = flat.data, 0
@@ -138,16 +140,6 @@ def mode_of(module: Any | None) -> str:
     return "" if all(modes) else f", {modes.count(False)} of {len(modes)} modules in evaluation"
 
 
-def means_of(running: BackwardPass, before: str = "") -> str:
-    """Return "", or in words over how many rows the loss is a mean: ranks whose gradients are averaged have as many.
-
-    before: the same of earlier passes, whose gradients are reduced with those of this one.
-    """
-    if not running.means:
-        return before
-    return f"{before} + {running.means}" if before else f", mean over {running.means}"
-
-
 class GradientReducer(BackwardObserver):
     """Sums (or averages) the gradients of one FlatParameters over `comm`, bucket by bucket, while backward runs.
 
@@ -157,7 +149,7 @@ class GradientReducer(BackwardObserver):
     faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
     without a gradient takes part with zeros; where it has none on any rank, it has none afterwards). Per step, each
     rank sends the all-reduce's volume of each bucket under purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in
-    2 (n-1) messages; with "zeros" also that of one byte per parameter.
+    2 (n-1) messages; with "zeros" also that of one byte per parameter. "fill": with zeros, without asking the others.
     """
 
     operation = "all_reduce"  # whose algorithm it is
@@ -172,8 +164,8 @@ class GradientReducer(BackwardObserver):
         bucket_cap_mb: float = BUCKET_MEGABYTES,
         unused: str = "error",
     ) -> None:
-        if unused not in ("error", "zeros"):
-            raise UsageError(f"unused={quoted(unused)}; it must be 'error' or 'zeros'")
+        if unused not in ("error", "zeros", "fill"):
+            raise UsageError(f"unused={quoted(unused)}; it must be 'error', 'zeros' or 'fill'")
         if bucket_cap_mb != math.inf:  # one bucket
             check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
@@ -183,7 +175,7 @@ class GradientReducer(BackwardObserver):
         # The plan of the messages, which is the same on every rank.
         self.number = next_model(comm)
         self.mode = ""  # of the module, see `mode_of`
-        self.means = ""  # of the losses since the last reduction, see `means_of`
+        self.means = ""  # what the losses since the last reduction are means over, such as "22 rows"
         buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
         self.buckets = [replace(bucket, reducer=self) for bucket in buckets]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
@@ -255,7 +247,8 @@ class GradientReducer(BackwardObserver):
         if self.op == "sum" and self.comm.size > 1 and running.is_mean:
             raise mean_of_one_rank(self.comm, self.comm.size)
         if self.op == "avg" and self.comm.size > 1:
-            self.means = means_of(running, self.means if self.flat.unsynchronized else "")
+            before = self.means if self.flat.unsynchronized else ""
+            self.means = before + (" + " if before and running.means else "") + running.means
         if self.known and not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
 
@@ -322,7 +315,7 @@ class GradientReducer(BackwardObserver):
         if not self._taking_part:
             return
         mine = self._used() if self.unused == "zeros" else None
-        fresh = [parameter for parameter in self.bucket_of if parameter.gradient.total is None]
+        fresh = () if mine is None else [p for p in self.bucket_of if p.gradient.total is None]
         try:
             # The buckets that never completed: an error, or zeros for the parameters that the loss did not use. The
             # other ranks launch these buckets too, so each one must be sent.

@@ -34,12 +34,15 @@ class ProcessState:
         self.kept: dict[int, Any] = {}
         self.loops: dict[int, Any] = {}
         self.folder = _folder()
+        # Where the program has imported asyncio. NoneType() is None.
+        asyncio: Any = sys.modules.get("asyncio")
+        self.running_loop: Any = type(None) if asyncio is None else asyncio.events._get_running_loop
         words = _words()
-        self._python, self._numpy = words or (ctypes.c_uint64(), ctypes.c_uint64())
-        self._seen = self._python.value, self._numpy.value
+        self.python, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64())
+        self.words = self.python.value, self.numpy.value
         # Reading the states takes as long as a short run, and nothing has drawn where the words are the same.
-        if words is None or self._seen != self._last[0]:
-            type(self)._last = self._seen, _states()
+        if words is None or self.words != self._last[0]:
+            type(self)._last = self.words, _states()
         self.beginning = self._last[1]
         # A normal deviate that waits to be drawn changes no word when it is: then every switch keeps the state.
         self.touched = words is None or self.beginning[0][2] is not None or bool(self.beginning[1]["has_gauss"])
@@ -48,22 +51,20 @@ class ProcessState:
 
     def give_to(self, rank: int) -> None:
         """Let the process have the state of a rank."""
-        if "asyncio" in sys.modules:
-            self._switch_loops(rank)
+        self._switch_loops(rank)
         before, self.owner = self.owner, rank
         if not self.touched:
-            if (self._python.value, self._numpy.value) == self._seen:
+            if (self.python.value, self.numpy.value) == self.words:
                 return
             self.touched = True
         self.kept[before] = _states()
         _set(self.kept.get(rank, self.beginning))
 
     def _switch_loops(self, rank: int) -> None:
-        events = sys.modules["asyncio"].events
-        running = events._get_running_loop()
+        running = self.running_loop()
         if running is not None or rank in self.loops:
             self.loops[self.owner] = running
-            events._set_running_loop(self.loops.pop(rank, None))
+            sys.modules["asyncio"].events._set_running_loop(self.loops.pop(rank, None))
 
     def returned(self, rank: int, size: int) -> None:
         """Warn when a rank of several has changed the working directory, which belongs to all of them."""

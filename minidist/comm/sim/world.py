@@ -221,11 +221,16 @@ class SimWorld:
     def _schedule(self) -> None:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready, process = self.state, self.state.ready, self.process
+        python, numpy, words, loop = process.python, process.numpy, process.words, process.running_loop
         while True:
             while ready:
                 state.running = stream = ready.popleft()
                 if stream.rank != process.owner:
-                    process.give_to(stream.rank)
+                    # The usual case, in which no rank has drawn a random number or waits inside an event loop.
+                    if process.touched or process.loops or words != (python.value, numpy.value) or loop() is not None:
+                        process.give_to(stream.rank)
+                    else:
+                        process.owner = stream.rank
                 stream.waiting = None
                 state.switches += 1
                 assert stream.fiber is not None
