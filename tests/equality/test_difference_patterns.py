@@ -26,7 +26,11 @@ CASES = [
     (OURS.reshape(3, 4, 8)[[1, 2, 0]].reshape(12, 8), "ours with the heads in the order 1, 2, 0"),
     (OURS.reshape(3, 2, 2, 8)[:, ::-1].reshape(12, 8), "ours with the halves of each head swapped"),
     (np.zeros((12, 8)), "all zeros"),
-    (np.where(OURS > 2, np.nan, OURS), f"{int((OURS > 2).sum())} of 96 elements are not finite"),
+    (
+        np.where(OURS > 2, np.nan, OURS),
+        f"the element at {np.argwhere(OURS > 2)[0].tolist()} is nan, ours is {OURS[OURS > 2][0]};"
+        f" {int((OURS > 2).sum())} of 96 elements are not finite",
+    ),
     (OURS[:5], "of shape (5, 8), and ours is (12, 8)"),
 ]
 
