@@ -45,3 +45,10 @@ def test_noise_has_no_pattern():
     for _ in range(20):
         (sentence,) = explain(OURS + 0.01 * DRAW.standard_normal(OURS.shape), OURS, CONTEXT)
         assert sentence.startswith("no known pattern: relative distance 0.0")
+
+
+def test_rows_that_are_alike_are_not_told_apart():
+    """Of equal rows no fit can say which one counts how often."""
+    rows = [ROWS[0], ROWS[0], ROWS[1]]
+    sentences = explain(3 * ROWS[0] + ROWS[1], 2 * ROWS[0] + ROWS[1], Context(1e-5, {}, rows))
+    assert all("rows" not in sentence for sentence in sentences)

@@ -198,3 +198,14 @@ def test_a_pickle_of_protocol_5_is_read():
     content = io.BytesIO()
     pickle.dump(dump(entry()), content, protocol=5)
     assert len(dump_of(0, unpickled(content.getvalue())).operations) == 1
+
+
+def test_a_coalesced_entry_says_nothing_of_another_group_with_its_number():
+    config = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+        "1": {"name": "1", "desc": "pp", "ranks": "[0]"},
+    }
+    last = entry(2, "nccl:coalesced", is_p2p=True, p2p_seq_id=1, state="completed")
+    other = message("send", 0, 0, 0, process_group=("1", "pp"))
+    found = dump_of(0, dump(message("send", 0, 1, 0), other, last, pg_config=config)).operations
+    assert [(o.group, o.is_done) for o in found] == [("0", True), ("1", False)]
