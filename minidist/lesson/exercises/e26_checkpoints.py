@@ -48,7 +48,7 @@ def parts_of(case: Case, version: int) -> dict[str, bytes]:
     return {f"part-{i}": draw.integers(0, 256, 8).astype(np.uint8).tobytes() for i in range(case.size)}
 
 
-def disk_arguments(case: Case, comm: Comm | None) -> tuple[Any, ...]:
+def disk_arguments(case: Case, rank: int) -> tuple[Any, ...]:
     """Return a disk with the checkpoint "step-1"; what is saved is "step-2", or, with seed 1, "step-1" once more."""
     before = {f"step-1/{part}": data for part, data in parts_of(case, 1).items()}
     return Disk({**before, "latest": b"step-1"}), "step-1" if case.seed == 1 else "step-2", parts_of(case, 2)
@@ -85,8 +85,8 @@ def check_disk(case: Case, answers: Sequence[Any]) -> str:
 class Reader:
     """The files of a checkpoint; reading one takes time."""
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.comm, self.tensor, self.pieces = comm, tensor_of(case), pieces_of(case)
+    def __init__(self, comm: Comm, pieces: list[tuple[int, int]], tensor: np.ndarray) -> None:
+        self.comm, self.pieces, self.tensor = comm, pieces, tensor
 
     def read(self, number: int) -> np.ndarray:
         first, last = self.pieces[number]
@@ -107,9 +107,9 @@ def pieces_of(case: Case) -> list[tuple[int, int]]:
     return [pieces[i] for i in draw.permutation(len(pieces))]
 
 
-def load_arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    reader = Reader(case, comm)
-    return case.size, reader.pieces, reader.read
+def load_setup(comm: Comm, pieces: list[tuple[int, int]], tensor: np.ndarray) -> tuple[Any, ...]:
+    reader = Reader(comm, pieces, tensor)
+    return tensor.size, pieces, reader.read
 
 
 def chunks_of(case: Case) -> list[np.ndarray]:
@@ -153,7 +153,8 @@ EXERCISES = [
     ),
     Exercise(
         name="26.load",
-        arguments=load_arguments,
+        arguments=lambda case, rank: (pieces_of(case), tensor_of(case)),
+        setup=load_setup,
         expected=chunks_of,
         cases=standard_cases,
         par=Case(4, 23, 12),

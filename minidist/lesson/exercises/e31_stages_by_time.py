@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 
 def sizes_of(case: Case) -> list[int]:
@@ -68,13 +68,14 @@ def says(word: str) -> Any:
 EXERCISES = [
     Exercise(
         name="31.stages_by_time",
-        arguments=lambda case, comm: (sizes_of(case), *own(case, comm.rank)),
+        arguments=lambda case, rank: (sizes_of(case), *own(case, rank)),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [
             Case(ranks, layers, seed) for ranks in (1, 2, 3, 4) for layers in (ranks, 5, 8) for seed in (0, 1)
         ],
         draw=drawing((1, 4), (4, 9)),
+        least=lambda case: Least(2 * (case.ranks - 1) * (case.size > case.ranks), 0),
         par=Case(3, 8),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         limits=("bytes",),
