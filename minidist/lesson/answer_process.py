@@ -79,15 +79,14 @@ class Job:
 class Question:
     """One run.
 
-    inputs: of each rank, pickled. most: messages. apart: each rank has the function's globals for itself. watch: say
-    which globals the run changes.
+    inputs: of each rank, pickled. most: messages. apart: each rank has the function's globals for itself; the outcome
+    names those that earlier runs have changed.
     """
 
     inputs: list[bytes]
     buffered: bool
     most: int
     apart: bool = False
-    watch: bool = False
 
 
 # the server -----------------------------------------------------------------------------------------------------------
@@ -156,14 +155,16 @@ def serve(channel: Channel) -> None:
     refuse_exercises()
     job: Job = pickle.loads(channel.receive())
     call_site.cells.update(job.cells)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     original = refuse_library_calls(job.task.written_by_hand)
     if job.memory is not None:
         bound = _address_space() + job.memory
         resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
     sys.path[:] = [*job.path, *(place for place in sys.path if place and place not in job.path)]
-    problem, function = None, None
+    problem, function, loaded = None, None, {}
     try:
         function = original(job.answer.load())
+        loaded = global_values(function)
     except BaseException as error:
         text = f"the function cannot be loaded in the process that runs it: {type(error).__name__}: {text_of(error)}"
         problem = {"error": ["minidist.base.errors.UsageError"], "message": "".join(text)}
@@ -177,11 +178,11 @@ def serve(channel: Channel) -> None:
             elif problem is not None or function is None:
                 channel.send(pack(problem))
             else:
-                before = global_values(function) if question.watch else {}
                 copies = [original(job.answer.load()) for _ in question.inputs] if question.apart else function
                 outcome, traces = run(job, copies, question, channel)
-                after = global_values(function) if question.watch else {}
-                outcome["changed"] = [name for name, value in after.items() if value != before.get(name)]
+                if question.apart:
+                    now = global_values(function)
+                    outcome["changed"] = [name for name, value in now.items() if value != loaded.get(name)]
                 channel.send(pack(outcome))
 
 
@@ -257,9 +258,10 @@ def global_values(function: Callable[..., Any]) -> dict[str, bytes]:
             continue
         seen.add(id(one))
         named = {name: one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__}
-        closure = dict(
-            zip(one.__code__.co_freevars, (cell.cell_contents for cell in one.__closure__ or ()), strict=True)
-        )
+        closure = {}
+        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # a cell that is still empty
+                closure[name] = cell.cell_contents
         for name, value in {**named, **closure}.items():
             if isinstance(value, FunctionType) and not value.__module__.startswith("minidist"):
                 todo.append(value)
@@ -300,6 +302,9 @@ class _Printed(io.StringIO):
         room = MAX_PRINTED - self.tell()
         super().write(text[: max(0, room)])
         return len(text)
+
+    def close(self) -> None:
+        """Stay open: what an answer closes is still read."""
 
 
 class CountedWorld(SimWorld):

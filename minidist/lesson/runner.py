@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +65,7 @@ class ProcessEndedError(MinidistError):
 class Outcome:
     """What one run returned, raised, sent, needed and printed.
 
-    message: what the error says. changed: the globals of the function that the run has changed. sent: by all ranks
+    message: what the error says. changed: the globals of the function that runs have changed. sent: by all ranks
     together.
     """
 
@@ -87,10 +87,12 @@ class Account:
     def add(self, frame: bytes) -> None:
         try:
             _, rank, nbytes, when = RECORD.unpack(frame)
-            self.messages[rank] += 1
-            self.nbytes[rank] += nbytes
-        except (struct.error, IndexError):
-            raise BadPickleError("a record of a message of no rank") from None
+        except struct.error:
+            raise BadPickleError("a record of a message that has another length") from None
+        if not (0 <= rank < len(self.messages) and nbytes >= 0 and 0 <= when < math.inf):
+            raise BadPickleError(f"a record of a message of {nbytes} B that rank {rank} sent at {when} s")
+        self.messages[rank] += 1
+        self.nbytes[rank] += nbytes
         self.last = max(self.last, when)
 
     def least_time(self) -> float:
@@ -119,8 +121,8 @@ class Runner:
         mine.settimeout(limits.run_s)
         self.channel = Channel(mine)
         self.server = start_server()
-        with theirs, suppress(OSError):
-            socket.send_fds(self.server.control, [b"s"], [theirs.fileno()])
+        with theirs:
+            self.server.start_process(theirs)
         job = Job(exercise.task, answer, tuple(path), cells, limits.compute_s, limits.memory)
         with suppress(OSError):
             self.channel.send(dumps_of_exercise(job))
@@ -138,11 +140,9 @@ class Runner:
     def run_apart(self, case: Case, messages: int) -> Outcome:
         """Return the outcome of a run in which each rank has the function's globals for itself, as a process would.
 
-        Its `changed` are the globals that the usual run of the case changes.
+        Its `changed` are the globals that the runs before it have changed.
         """
-        inputs, most = self._inputs_of(case), self._most(messages)
-        changed = self._ask(case, Question(inputs, False, most, watch=True)).changed
-        return replace(self._ask(case, Question(inputs, False, most, apart=True)), changed=changed)
+        return self._ask(case, Question(self._inputs_of(case), False, self._most(messages), True))
 
     def traces(self) -> list[Trace]:
         """Return the traces of the last run; none when the process has ended."""
@@ -262,7 +262,13 @@ class Server:
                 start_new_session=True,
                 env=environment,
             )
-        self.owner = os.getpid()
+        self.owner, self.is_busy = os.getpid(), False
+
+    def start_process(self, end: socket.socket) -> None:
+        """Start a process that serves the other end of a pair of sockets."""
+        self.is_busy = True
+        with suppress(OSError):
+            socket.send_fds(self.control, [b"s"], [end.fileno()])
 
     @property
     def alive(self) -> bool:
@@ -274,6 +280,7 @@ class Server:
         try:
             self.control.sendall(b"e")
             data = self.control.recv(4)
+            self.is_busy = False
             return int(struct.unpack("<i", data)[0])
         except (OSError, struct.error):
             self.end()
@@ -281,12 +288,13 @@ class Server:
 
     def end(self) -> None:
         """End the server, and with it the process that it has started."""
-        if self.alive:
-            self.control.close()
-            try:
-                self.process.wait(SERVER_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+        if self.owner != os.getpid():
+            return
+        self.control.close()
+        try:
+            self.process.wait(SERVER_S if self.is_busy else 0)  # it ends what it has started
+        except subprocess.TimeoutExpired:
+            self.process.kill()
         self.process.wait()
 
 

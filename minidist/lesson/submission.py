@@ -17,6 +17,10 @@ from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise
 
 
+class BrokenSubmissionError(UsageError):
+    """A submission that is no Python, or no notebook."""
+
+
 @dataclass(frozen=True)
 class Source:
     """What defines the functions of one exercise. adapter: as that of an exercise."""
@@ -35,7 +39,10 @@ class Source:
 
 
 def read(path: Path) -> ast.Module:
-    """Return the code of a .py or .ipynb file. Raises UsageError when it is neither, or cannot be parsed."""
+    """Return the code of a .py or .ipynb file.
+
+    Raises UsageError when it is neither, and BrokenSubmissionError when it cannot be parsed.
+    """
     if path.suffix not in (".py", ".ipynb"):
         raise UsageError(f"{quoted(str(path))} is not a submission: it must be a .py or .ipynb file")
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -44,15 +51,16 @@ def read(path: Path) -> ast.Module:
             cells = [cell for cell in parse_json(text, any_float=True)["cells"] if cell["cell_type"] == "code"]
             lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{quoted(str(path))} is not a notebook; save it again as .ipynb") from None
+            raise BrokenSubmissionError(f"{quoted(path.name)} is not a notebook; save it again as .ipynb") from None
         # Magics are Jupyter's and not Python's.
         text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f", line {line} of its code" if line else ""
-        raise UsageError(f"{path.name}{where}: {getattr(error, 'msg', error)}; it must be Python") from None
+        text = str(getattr(error, "msg", error)) or type(error).__name__
+        raise BrokenSubmissionError(f"{path.name}{where}: {text}; it must be Python") from None
 
 
 def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
@@ -63,7 +71,10 @@ def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
         if name not in defined:
             how = "" if exercise.functions else f' and no check("{exercise.name}", your_function)'
             raise UsageError(f"{path.name} defines no {name}(){nearest(name, defined)}{how}")
-    return Source(_needed(tree, wanted), path.name, wanted, exercise.adapter)
+    try:
+        return Source(_needed(tree, wanted), path.name, wanted, exercise.adapter)
+    except RecursionError:
+        raise BrokenSubmissionError(f"{path.name} has an expression that is nested too deeply; write it flat") from None
 
 
 def _checked(name: str, tree: ast.Module) -> str:

@@ -173,8 +173,8 @@ shared = []
 
 
 def cheat(comm, array):
-    """Leaves its part in a list that all simulated ranks see."""
-    comm.barrier()
+    """Sends what a sum needs, and takes the sum from a list that all simulated ranks see."""
+    our_ring_all_reduce(comm, array.copy())
     shared.append(array.copy())
     comm.barrier()
     parts = shared[-comm.size :]

@@ -88,11 +88,10 @@ def play(
 
 def least(case: Case) -> Least:
     """Return what it takes to agree on an overflow in each step, and to gather the values after each good one."""
-    good = sum(np.diff(play(case)[0][1]) >= 0)
-    rounds = int(np.ceil(np.log2(case.ranks)))
-    gathers = (int(good) + 1) * case.ranks
+    gathers = (1 + int(np.sum(np.diff(play(case)[0][1]) >= 0))) * case.ranks
+    flags = 2 * (case.ranks - 1) * steps_of(case)
     return Least(
-        2 * (case.ranks - 1) * steps_of(case) + gathers * rounds, 4 * gathers * (case.ranks - 1) * (case.size + 1)
+        flags + gathers * int(np.ceil(np.log2(case.ranks))), flags + 4 * gathers * (case.ranks - 1) * (case.size + 1)
     )
 
 

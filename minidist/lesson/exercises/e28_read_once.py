@@ -63,7 +63,7 @@ EXERCISES = [
         expected=lambda case: [int(kind(case) == "nothing")] * case.ranks,
         cases=cases,
         draw=drawing((1, 8), (8, 80)),
-        least=lambda case: Least(2 * (case.ranks - 1), 0),
+        least=lambda case: Least(2 * (case.ranks - 1), 2 * (case.ranks - 1)),
         par=Case(4, 80, 5),
         limits=("bytes",),
         unit="sample",
