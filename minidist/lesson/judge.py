@@ -73,29 +73,16 @@ def judge(request: Request) -> Verdict:
     fixed, drawn = exercise.cases(), exercise.drawn(request.seed)
     above: dict[str, str] = {}
     with Runner(exercise, request.function, request.path, request.limits, request.cells) as runner:
-        for case in (*fixed, *drawn):
-            ours = par_of(request.name, case)
-            for buffered in (False, True) if exercise.communicates else (False,):
-                outcome = runner.run(case, buffered, ours.messages)
-                failure = find_failure(exercise, case, outcome, buffered, ours, request.needs_par)
-                if not buffered and outcome.error is None:
-                    for metric in (*METRICS, "memory"):
-                        if outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
-                            text = f"{exercise.describe(case)}: {compare(ours.metrics, outcome.metrics, metric)}"
-                            above.setdefault(metric, text)
-                if failure is not None:
-                    failure.traces = runner.traces()
-                    if failure.kind == "few":
-                        failure = without_shared_globals(runner, case) or failure
-                    seed = request.seed if case in drawn and case not in fixed else None
-                    return failed(exercise, failure, outcome.printed, seed)
+        verdict = judge_cases(request, runner, fixed, drawn, above)
+        if verdict is not None:
+            return verdict
 
         # What works because simulated ranks share memory is not distributed.
         if request.share_nothing and exercise.communicates:
             case = max((case for case in fixed if case.ranks <= 3), key=lambda case: (case.ranks, case.size))
             failure = without_shared_globals(runner, case)
             if failure is not None:
-                return failed(exercise, failure, outcome.printed)
+                return failed(exercise, failure, "")
 
         # Right. How it compares with par, on one case.
         par = par_of(request.name, exercise.par)
@@ -129,6 +116,35 @@ def judge(request: Request) -> Verdict:
     )
 
 
+def judge_cases(
+    request: Request, runner: Runner, fixed: list[Case], drawn: list[Case], above: dict[str, str]
+) -> Verdict | None:
+    """Return the verdict of the first case that fails, else None. above: gets a sentence for each metric above par."""
+    exercise = runner.exercise
+    few: tuple[Failure, str, int | None] | None = None
+    for case in (*fixed, *drawn):
+        ours = par_of(request.name, case)
+        for buffered in (False, True) if exercise.communicates else (False,):
+            outcome = runner.run(case, buffered, ours.messages)
+            failure = find_failure(exercise, case, outcome, buffered, ours, request.needs_par)
+            if not buffered and outcome.error is None:
+                for metric in (*METRICS, "memory"):
+                    if outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
+                        text = f"{exercise.describe(case)}: {compare(ours.metrics, outcome.metrics, metric)}"
+                        above.setdefault(metric, text)
+            if failure is None or (failure.kind == "few" and few is not None):
+                continue
+            failure.traces = runner.traces()
+            seed = request.seed if case in drawn and case not in fixed else None
+            if failure.kind != "few":
+                return failed(exercise, failure, outcome.printed, seed)
+            few = failure, outcome.printed, seed  # unless it is wrong on another case, which says more
+    if few is None:
+        return None
+    failure, printed, seed = few
+    return failed(exercise, without_shared_globals(runner, failure.case) or failure, printed, seed)
+
+
 def without_shared_globals(runner: Runner, case: Case) -> Failure | None:
     """Run a case with globals of its own for each rank; return the failure of ranks that communicate through them."""
     ours = par_of(runner.exercise.name, case)
@@ -146,8 +162,8 @@ def without_shared_globals(runner: Runner, case: Case) -> Failure | None:
 def find_failure(
     exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, ours: Par, needs_par: bool = True
 ) -> Failure | None:
-    """Return what is wrong with a run: an error, a wrong answer, fewer messages or bytes than ranks need to know it, or
-    (with needs_par) a metric above par; else None.
+    """Return what is wrong with a run: an error, a wrong answer, (with needs_par) a metric above par, or fewer messages
+    or bytes than ranks need to know their answers; else None.
     """
     if outcome.error is not None:
         return Failure("raised", outcome.message, case, buffered, outcome.error)
@@ -155,6 +171,10 @@ def find_failure(
     if message:
         expected = exercise.expected(case) if exercise.check_answers is None else ()
         return Failure("wrong", message, case, buffered, answers=outcome.answers, expected=expected)
+    for metric in exercise.limits if needs_par else ():
+        if not buffered and outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
+            message = f"correct, but above par in {_label(metric)}: {compare(ours.metrics, outcome.metrics, metric)}"
+            return Failure("limit", message, case, buffered, answers=outcome.answers, metric=metric)
     if exercise.least is not None and case.ranks > 1:
         least = exercise.least(case)
         if outcome.sent.messages < least.messages or outcome.sent.nbytes < least.nbytes:
@@ -163,10 +183,6 @@ def find_failure(
                 f" and what they return takes at least {said(least)}"
             )
             return Failure("few", message, case, buffered, answers=outcome.answers)
-    for metric in exercise.limits if needs_par else ():
-        if not buffered and outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
-            message = f"correct, but above par in {_label(metric)}: {compare(ours.metrics, outcome.metrics, metric)}"
-            return Failure("limit", message, case, buffered, answers=outcome.answers, metric=metric)
     return None
 
 

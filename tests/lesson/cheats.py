@@ -399,7 +399,6 @@ for name, end, words in (
     ("kills itself", "import os; os.kill(os.getpid(), 9)", ENDED + ", with exit code -9"),
     ("kills its group", "import os; os.killpg(0, 9)", ENDED),
     ("kills its parent", "import os; os.kill(os.getppid(), 9)", ENDED),
-    ("crashes", "import ctypes; ctypes.string_at(0)", ENDED + ", with exit code -11"),
     ("ends the program", "raise SystemExit(0)", "the function ended the program"),
     ("calls itself without end", "ring_all_reduce(comm, array)", "RecursionError"),
     ("takes all memory", "bytearray(1 << 36)", "MemoryError"),
@@ -413,6 +412,6 @@ HIDDEN = {
     "clears the trace": "comm.trace.messages.clear()",
     "clears all traces": "[trace.messages.clear() for trace in comm.world.traces]",
     "replaces the traces": "comm.world.state.traces = [type(t)() for t in comm.world.state.traces]",
-    "clears every list of events": "import gc; comm.rank or [o.clear() for o in gc.get_objects() if type(o) is list and o"
-    " and type(o[0]).__name__ == 'MessageEvent']",
+    "clears every list of events": "import gc; comm.rank or [o.clear() for o in gc.get_objects() if type(o) is list"
+    " and o and type(o[0]).__name__ == 'MessageEvent']",
 }

@@ -43,6 +43,17 @@ def numbers(case: Case) -> int:
     return sum(array.size for array in weights(model_of(case, 0)))
 
 
+def summands(case: Case) -> int:
+    """Return the numbers that a rank's gradient has, or the rows that it is made of, if those are fewer."""
+    x, y = rows_of(case, 0)[0]
+    return min(numbers(case), x.size + y.size)
+
+
+def least(case: Case, numbers: int) -> Least:
+    """Return the least when so many numbers are sent to every rank but one, at least once a step."""
+    return Least(STEPS * (case.ranks - 1), 8 * (case.ranks - 1) * numbers)
+
+
 def trained(case: Case, optimizer_class: Any, **settings: Any) -> tuple[np.ndarray, ...]:
     """Return the weights after training rank 0's model on one device with the whole batches."""
     model = model_of(case, 0)
@@ -162,9 +173,7 @@ EXERCISES = [
         expected=lambda case: [trained(case, SGD, lr=RATE)] * case.ranks,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
-        least=lambda case: Least(
-            (2 * STEPS + 1) * (case.ranks - 1), 8 * (2 * STEPS + 1) * (case.ranks - 1) * numbers(case)
-        ),
+        least=lambda case: least(case, numbers(case) + 2 * STEPS * summands(case)),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
@@ -188,7 +197,7 @@ EXERCISES = [
         check_answers=check_sharded,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
-        least=lambda case: Least(STEPS * (case.ranks - 1), 8 * STEPS * (case.ranks - 1) * numbers(case)),
+        least=lambda case: least(case, STEPS * numbers(case)),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
@@ -212,7 +221,7 @@ EXERCISES = [
         check_answers=check_sharded,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
-        least=lambda case: Least(2 * STEPS * (case.ranks - 1), 8 * 2 * STEPS * (case.ranks - 1) * numbers(case)),
+        least=lambda case: least(case, STEPS * (numbers(case) + summands(case))),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(

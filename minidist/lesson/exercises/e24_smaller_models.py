@@ -171,7 +171,8 @@ DISTIL = Exercise(
     arguments=arguments,
     expected=lambda case: targets_of(case, lambda logits: soft(logits, TEMPERATURE)),
     least=lambda case: Least(
-        (case.ranks - teachers_of(case)) * (case.size > 0), 8 * (case.ranks - teachers_of(case)) * case.size * CLASSES
+        (case.ranks - teachers_of(case)) * (case.size > 0),
+        8 * (case.ranks - teachers_of(case)) * case.size * (CLASSES - 1),
     ),
     par=Case(7, 3),
     limits=("bytes", "messages"),

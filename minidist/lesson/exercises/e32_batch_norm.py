@@ -19,9 +19,9 @@ def rows_of(case: Case) -> list[np.ndarray]:
 
 
 def least(case: Case) -> Least:
-    """Return the sums of the rows and of their squares, over the ranks that have rows."""
+    """Return the least of the ranks that have rows: one row each may have, of which a sum of squares says no more."""
     ranks = sum(len(rows) > 0 for rows in rows_of(case))
-    return summed(ranks, ranks, 2 * CHANNELS)
+    return summed(ranks, ranks, CHANNELS)
 
 
 def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
