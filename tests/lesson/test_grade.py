@@ -40,7 +40,7 @@ def ring_all_reduce(comm, array):
         comm.send(array, other)
 """
 
-# Communicates through a list.
+# Sends what a sum needs, and communicates through a list.
 CHEAT = """
 board = []
 calls = 0
@@ -48,7 +48,8 @@ calls = 0
 def ring_all_reduce(comm, array):
     global calls
     calls += 0
-    comm.barrier()
+    for _ in range(2 * (comm.size > 1)):
+        comm.sendrecv(array, (comm.rank + 1) % comm.size, np.empty_like(array), (comm.rank - 1) % comm.size)
     board.append(array.copy())
     comm.barrier()
     parts = board[-comm.size :]
