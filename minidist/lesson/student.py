@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from minidist.lesson.build import tidy
-from minidist.lesson.checker import SEED
 from minidist.lesson.exercise import exercises
+from minidist.lesson.runner import SEED
 from minidist.lesson.solutions import solution
 
 
