@@ -10,9 +10,9 @@ import typer
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.commands.options import above_zero, command_line, whole_numbers, within_limits
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.output import App, Result, json_or_table, say
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure ratios in one interleaved run.")
+bench = App(no_args_is_help=True, help="Measure ratios in one interleaved run.")
 Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
 Cases = Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
 

@@ -1,4 +1,4 @@
-"""`minidist lesson`: notebooks for students, slides, and a quiz bank.
+"""`minidist lesson`: a copy of the lessons, notebooks for students, slides, and a quiz bank.
 
 Proved by: tests/lesson/test_student.py, tests/lesson/test_slides.py, tests/lesson/test_quiz.py
 """
@@ -10,9 +10,9 @@ import typer
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
-from minidist.commands.output import say
+from minidist.commands.output import App, say
 
-lesson = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Notebooks, slides and quizzes for a course.")
+lesson = App(no_args_is_help=True, help="Notebooks, slides and quizzes for a course.")
 
 
 @lesson.command("build")
@@ -46,14 +46,25 @@ def lesson_build(
     from minidist.lesson.student import solutions_of, student_notebook
 
     for source in build.sources(folder, numbers or ()):
+        kept = solutions_of(source) if solutions is not None else ""
         with writing("the notebooks", output, "choose another --output"):
             output.mkdir(parents=True, exist_ok=True)
             build.write(student_notebook(source, seed), output / f"{source.stem}.ipynb")
         if solutions is not None:
             with writing("the solutions", solutions, "choose another --solutions"):
                 solutions.mkdir(parents=True, exist_ok=True)
-                (solutions / f"{source.stem}.py").write_text(solutions_of(source), encoding="utf-8")
+                (solutions / f"{source.stem}.py").write_text(kept, encoding="utf-8")
         say(f"written: {output / source.stem}.ipynb")
+
+
+@lesson.command("copy")
+def lesson_copy(folder: Annotated[Path, typer.Argument(help="where the lessons go")]) -> None:
+    """Copy the lessons to a folder, without our solutions."""
+    from minidist.lesson.shipped import copy
+
+    say(f"written: {len(copy('lessons', folder))} files in {folder}")
+    say(f"the first one: python {folder / '00_start_here.py'}, or open {folder / '00_start_here.ipynb'} in Jupyter")
+    say(f"the programs that the lessons name: minidist example copy {folder.parent / 'mpi_examples'}")
 
 
 @lesson.command("slides")
