@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.commands.options import above_zero, command_line, whole_numbers, within_limits
+from minidist.commands.options import above_zero, command_line, picture_file, whole_numbers, within_limits
 from minidist.commands.output import App, Result, json_or_table, say
 
 bench = App(no_args_is_help=True, help="Measure ratios in one interleaved run.")
@@ -44,7 +44,10 @@ def bench_collectives(
         list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")
+        Path | None,
+        typer.Option(
+            help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png", callback=picture_file
+        ),
     ] = None,
 ) -> Result:
     """Time every all-reduce beside MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""

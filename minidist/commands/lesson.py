@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError, quoted
+from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.commands.output import App, say
 
@@ -77,8 +78,7 @@ def lesson_slides(
     from minidist.lesson.build import sources
     from minidist.lesson.slides import deck
 
-    if output.suffix != ".html":
-        raise UsageError(f"{quoted(str(output))} must end in .html")
+    format_of(output, None, {"slides": (".html",)})
     text = deck(sources(folder, numbers))
     with writing("the slides", output, "choose another --output"):
         output.write_text(text, encoding="utf-8")
@@ -94,10 +94,9 @@ def lesson_quiz(
     """Write a quiz bank whose answers are measured in traces and timings."""
     from minidist.lesson.quiz import as_csv, as_qti, bank
 
-    if output.suffix not in (".csv", ".xml"):
-        raise UsageError(f"{quoted(str(output))} must end in .csv or .xml (QTI)")
+    form = format_of(output, None, {"csv": (".csv",), "qti": (".xml",)}, "csv")
     made = bank(questions, seed)
-    text = as_csv(made) if output.suffix == ".csv" else as_qti(made, f"minidist, seed {seed}")
+    text = as_csv(made) if form == "csv" else as_qti(made, f"minidist, seed {seed}")
     with writing("the quiz", output, "choose another --output"):
         output.write_text(text, encoding="utf-8")
     say(f"written: {output}, {len(made)} questions")

@@ -31,12 +31,20 @@ def shipped(folder: str) -> list[Path]:
     )
 
 
+def example(name: str) -> Path:
+    """Return a file of mpi_examples: the one of this folder, or that of the installation."""
+    here = Path("mpi_examples") / name
+    return here if here.exists() else next(path for path in shipped("mpi_examples") if path.name == name)
+
+
 def copy(folder: str, target: Path) -> list[Path]:
     """Write what a reader gets of "lessons" or "mpi_examples" to `target`; returns the files.
 
     Raises UsageError before anything is written when a file is there with another text.
     """
     found = shipped(folder)
+    with writing(f"the {folder.removeprefix('mpi_')}", target, "choose another folder"):
+        target.mkdir(parents=True, exist_ok=True)
     root = next(path.parent for path in found if path.suffix == ".py")
     texts = {target / path.relative_to(root): handout(path) for path in found}
     for path, text in texts.items():
