@@ -138,6 +138,7 @@ def bench_step(
         raise UsageError(
             f"bench step --against {quoted(against)}{nearest(against, ['torch', 'none'])}; it can be torch or none"
         )
+    _say_without_torch(against != "none")
     stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
 
@@ -168,6 +169,7 @@ def bench_pipeline(
     """Time a pipeline step under mpiexec beside torch.distributed.pipelining on gloo, and beside one rank."""
     from minidist.bench.pipeline import bench_pipeline as measure
 
+    _say_without_torch()
     return _result(measure(stages, schedule, microbatches, rounds, case))
 
 
@@ -192,6 +194,14 @@ def bench_hybrid(
     from minidist.bench.hybrid import bench_hybrid as measure
 
     return _result(measure(rounds, dp, tp, pp))
+
+
+def _say_without_torch(compared: bool = True) -> None:
+    """Say why the ratios to PyTorch will be missing."""
+    from minidist.bench.harness import has_torch
+
+    if compared and not has_torch():
+        say("PyTorch is not installed, so there are no ratios to it; install it with: pip install 'minidist[peers]'")
 
 
 def _result(measured: dict[str, Any]) -> Result:

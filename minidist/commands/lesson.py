@@ -47,10 +47,11 @@ def lesson_build(
     from minidist.lesson.student import solutions_of, student_notebook
 
     for source in build.sources(folder, numbers or ()):
+        notebook = student_notebook(source, seed)
         kept = solutions_of(source) if solutions is not None else ""
         with writing("the notebooks", output, "choose another --output"):
             output.mkdir(parents=True, exist_ok=True)
-            build.write(student_notebook(source, seed), output / f"{source.stem}.ipynb")
+            build.write(notebook, output / f"{source.stem}.ipynb")
         if solutions is not None:
             with writing("the solutions", solutions, "choose another --solutions"):
                 solutions.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ def deck(sources: list[Path]) -> str:
 
     Raises UsageError where the packages that run a notebook are missing, LessonError when a cell fails.
     """
+    extra("markdown_it", "minidist lesson slides")  # before minutes of lessons
     notebooks = [make(source) for source in sources]
     return page([slide for notebook in notebooks for slide in slides_of(notebook)])
 

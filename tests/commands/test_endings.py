@@ -1,4 +1,4 @@
-"""The ending of the name after -o or --picture decides what is written; another one is one sentence, before any work."""
+"""The ending of the name after -o or --picture decides what is written; another is one sentence, before any work."""
 
 import json
 from pathlib import Path
