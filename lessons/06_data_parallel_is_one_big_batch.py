@@ -27,9 +27,10 @@ import inspect
 import numpy as np
 
 from minidist.autograd import FlopCounter, Tensor, cross_entropy
+from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce, volume
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
@@ -76,11 +77,11 @@ share = predict("bytes that leave a rank in a step, as a part of the model's", e
 
 
 # %%
-def train(comm, shards, steps=20, reduction="sum"):
+def train(comm, shards, steps=20, reduction="sum", rows_of="all ranks"):
     """Returns this rank's part of the loss, and the weights, after each step."""
     x, y = shards[comm.rank]
-    # None: the rank's own rows.
-    divisor = sum(len(targets) for _, targets in shards) if reduction == "sum" else None
+    total = sum(len(targets) for _, targets in shards)
+    divisor = {"all ranks": total, "this rank": len(y), "": None}[rows_of]  # None: a mean
     # Rank 0's weights are sent to every rank.
     model = MLP([16, 32, 4], dtype=np.float64, seed=comm.rank)
     flat = FlatParameters(model.parameters())
@@ -206,11 +207,21 @@ show(draw("bytes-by-purpose", world.traces, header))
 #
 # `reduction="mean"` is what PyTorch does: each rank takes the mean over its own rows, and the means
 # are averaged. For equal shards it is right. For shards of 5 and 3 it trains *another* problem, in
-# which the 3 rows weigh more. Look how healthy its loss is:
+# which the 3 rows weigh more. The loss knows over how many rows it is a mean, so the ranks compare
+# these numbers in the headers of their gradient messages, and such a job ends in its first step:
+
+# %%
+with expect(MismatchError):
+    SimWorld(2).run(train, shards(5, 3), reduction="mean", rows_of="")
+
+# %% [markdown]
+# PyTorch does not compare them. A divisor is taken as it is given, so dividing by the rank's own
+# rows shows what would happen. Look how healthy the loss is:
 
 # %%
 for counts in ((4, 4), (5, 3)):
-    header = compare(SimWorld(2).run(train, shards(*counts), reduction="mean"), single)
+    parallel = SimWorld(2).run(train, shards(*counts), reduction="mean", rows_of="this rank")
+    header = compare(parallel, single)
     header["losses"] = [loss / 2 for loss in header["losses"]]
     print(
         f"mean of means, shards {counts}: max |w_parallel - w_single| = "

@@ -79,11 +79,11 @@ assert off > 0.5
 # %% [markdown]
 # ## 4 The code
 #
-# A bug is injected in memory into the code that trains, for the time of one run. This is all of 4b,
-# and all of the injection:
+# A bug is injected in memory into the code that trains, for the time of one run. This is all of
+# exhibit 1a, and all of the injection:
 
 # %%
-(means,) = find("4b")
+means, masked = find("1")
 print(inspect.getsource(means.inject))
 print(inspect.getsource(type(means).injected))
 
@@ -92,6 +92,7 @@ print(inspect.getsource(type(means).injected))
 
 # %%
 run = run_exhibit(means, tests=False)
+run.said = run.said.partition(", at ")[0]  # the rest is a line, and the remedy
 print(run.text())
 off = 100 * run.differences["gradients"].ratio
 worse = run.wrong.losses[-1] - run.right.losses[-1]
@@ -101,14 +102,26 @@ assert off > 5
 assert abs(worse) < 0.1
 
 # %% [markdown]
+# It is number one because seven projects were told of it within two years. In language models ranks
+# differ in the tokens that count, even where they have the same number of rows. That is 1b, whose
+# last loss is *lower* with the bug. minidist refuses both: a loss knows over how many rows it is a
+# mean, and ranks whose gradients are averaged compare these numbers.
+
+# %%
+run = run_exhibit(masked, tests=False)
+print(f"last loss {run.right.losses[-1]:.2f}, with the bug {run.wrong.losses[-1]:.2f}")
+print(run.said.partition(", at ")[0])
+assert run.wrong.losses[-1] < run.right.losses[-1]
+
+# %% [markdown]
 # A round through the museum (`minidist museum` shows all of it). Look at the two columns of losses first, and ask
 # yourself which of them you would have noticed.
 
 # %%
 ROUND = (
+    "1b",
     "2",
     "3",
-    "4c",
     "6",
     "7",
     "8",

@@ -156,7 +156,9 @@ traffic_guess.judge(sent["interleaved"] / sent["1f1b"], within=0.02)
 # | `v-half` | 2, 1, 2, 1 | about 6p/6 | (p+2)//2 |
 # | `zb-v` | 4, 2, 4, 2 | about 12p/6 | p |
 #
-# Repeat the block, then run every pass as early as it can, with W where a rank would wait:
+# Repeat the block, then run every pass as early as it can, with W where a rank would wait. A pass
+# whose input is there may run before the one that it follows. Each micro-batch that V-Half or V-Min
+# keeps less than p costs one repetition, 6 passes of a half stage, once per step:
 
 # %%
 three = {name: get_schedule(name).plan(p, m) for name in ("zb-v", "v-half", "v-min")}
@@ -182,8 +184,8 @@ alive_guess.judge(alive[2])
 assert alive[2:] == [(32 + 2) // 2, (32 + 4) // 3]
 
 # %% [markdown]
-# V-Half waits for half as long as 1F1B and V-Min for two thirds, with a half and a third of its
-# memory. The offsets assume that F, I and W take the same time. Where they do not, V-Min's passes
+# On many ranks V-Half waits for half as long as 1F1B and V-Min for two thirds, on few for less, with
+# a half and a third of its memory. The offsets assume that F, I and W take the same time. Where they do not, V-Min's passes
 # fit less well:
 
 # %%

@@ -20,7 +20,7 @@ from minidist.optim import Adam
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
 
-UPDATES, ROWS = 40, 32
+UPDATES, ROWS = 100, 32
 
 
 def train(comm, weights):
@@ -34,10 +34,10 @@ def train(comm, weights):
         version = [max(0, t // p - 1) for t in range(UPDATES * p)]
 
     data = glyphs()
-    batches = [data.rows([(t * ROWS + k) % 512 for k in range(ROWS)]) for t in range(UPDATES * m)]
+    batches = [data.rows([(t * ROWS + k) % 64 for k in range(ROWS)]) for t in range(UPDATES * m)]
     model = MLP([data.features, *[32] * (p - 1), data.classes])
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.01), keep_history=True)
+    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.003), keep_history=True)
     pipeline = Pipeline(comm, plan, stages, lambda y, labels: cross_entropy(y, labels, ROWS * m), versions=versions)
     losses = pipeline.step([images for images, _ in batches], [labels for _, labels in batches])
     if comm.rank == 0:

@@ -52,11 +52,11 @@ def main(comm, method):
     # The bytes and the sums over all ranks, against what they must be.
     sent = comm.trace.bytes_by_purpose().get("gradient_reduce", 0)
     formula = STEPS * sum(state.sent_bytes(bucket, comm.rank) for bucket in buckets)
-    (total,) = all_reduce(comm, np.array([losses[-1]]))
+    first, last = all_reduce(comm, np.array([losses[0], losses[-1]]))
     everything = all_reduce(comm, np.stack([ever, state.residual(buckets)]).reshape(-1)).reshape(2, -1)
     if comm.rank == 0:
         whole = 2 * (comm.size - 1) / comm.size * model.flat.data.nbytes * STEPS
-        print(f"{method}: loss {total:.4f} after {STEPS} steps", flush=True)
+        print(f"{method}: loss {first:.4f} -> {last:.4f} in {STEPS} steps", flush=True)
         print(f"rank 0 sent {sent:,} bytes, the formula says {formula:,}; uncompressed about {whole:,.0f}", flush=True)
         if state.error_feedback:
             off = np.abs(arrived + everything[1] - everything[0]).max()

@@ -13,7 +13,7 @@ import numpy as np
 from minidist.base.errors import MismatchError
 from minidist.comm import launch
 from minidist.data import GlobalBatchSampler, TokenDataset
-from minidist.train.data_ledger import DataLedger
+from minidist.techniques.data_ledger.ledger import DataLedger
 
 SAMPLES, BATCH, CONTEXT, STEPS = 10, 4, 8, 5
 

@@ -29,13 +29,13 @@ def train(comm, directory, resume):
     checkpoint = Checkpoint(directory) if resume else None
     first = checkpoint.step if resume else 0
     data = glyphs()
-    batches = [data.rows([((first + t) * ROWS + k) % 512 for k in range(ROWS)]) for t in range(MINIBATCHES)]
+    batches = [data.rows([((first + t) * ROWS + k) % 64 for k in range(ROWS)]) for t in range(MINIBATCHES)]
     features = batches[0][0].shape[1]
     model = MLP([features, *[32] * (comm.size - 1), 10])
     if resume:
         model.load_state_dict({name: checkpoint.tensor(f"weights/{name}") for name, _ in model.named_parameters()})
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.01), keep_history=True)
+    versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.003), keep_history=True)
     # This rank has one stage, and the stage one unit.
     (unit,) = versions.units[comm.rank]
     if resume:

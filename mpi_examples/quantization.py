@@ -12,6 +12,7 @@ import argparse
 import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist.collectives import all_reduce
 from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP
@@ -47,10 +48,8 @@ def main(comm, observer):
     sizes, rounded = int8_bytes(model), right()
     integers = (convert(model), right())[1]
     print(f"rank {comm.rank} of {comm.size}: right {rounded:.1f} % rounded, {integers:.1f} % as integers", flush=True)
-    comm.barrier()
+    (sent,) = all_reduce(comm, np.array([comm.trace.bytes_by_purpose().get("quantization_range", 0)]))
     if comm.rank == 0:
-        # Every rank sends the same, when their number is a power of two.
-        sent = comm.trace.bytes_by_purpose().get("quantization_range", 0) * comm.size
         formula = 4 * STEPS * ranges_volume(len(observers), comm.size)
         print("weights: {weight_bytes:,} bytes instead of {float_bytes:,}".format(**sizes), flush=True)
         print(f"ranges: {sent:,} bytes from all ranks, the formula says {formula:,}", flush=True)

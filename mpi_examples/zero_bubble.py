@@ -4,8 +4,8 @@
     python mpi_examples/zero_bubble.py --ranks 4
 
 All give the same gradients, bit for bit. On virtual ranks the clock shows the bubble that the papers compute, 1F1B's
-(p-1)(F+I+W) against (p-1)(F+I-W), when each of F, I and W of a rank takes one second; V-Half's is half of 1F1B's, for
-half of its activations. (Under MPI the times are this machine's.)
+(p-1)(F+I+W) against (p-1)(F+I-W), when each of F, I and W of a rank takes one second; V-Half's is less than half of
+1F1B's, for half of its activations. (Under MPI the times are this machine's.)
 """
 
 import numpy as np

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+import minidist
+
 
 def imported_by(statement: str) -> set[str]:
     """The modules that a fresh interpreter has after `statement`."""
@@ -38,3 +40,12 @@ def test_the_help_of_a_package_lists_its_modules(name):
     package = importlib.import_module(f"minidist.{name}")
     parts = [m.name + ("/" if m.ispkg else ".py") for m in pkgutil.iter_modules(package.__path__)]
     assert [part for part in parts if part not in (package.__doc__ or "")] == []
+
+
+def test_the_names_of_the_core_come_from_the_package_and_are_loaded_when_they_are_used():
+    assert imported_by("import minidist") & {"numpy", "minidist.comm", "pydantic"} == set()
+    assert "minidist.parallel" not in imported_by("from minidist import SimWorld, Tensor, launch")
+    for name, module in minidist._PLACES.items():
+        assert getattr(minidist, name) is getattr(importlib.import_module(module), name), name
+    with pytest.raises(AttributeError, match="module 'minidist' has no attribute 'SimWord'"):
+        minidist.SimWord  # noqa: B018

@@ -24,6 +24,7 @@ FAILS_ON_PURPOSE = {
     "minidist run mpi_examples/ping_pong.py --ranks 2 --deadlock": 1,
     "python hangs.py --ranks 2": 1,
     "mpiexec -n 2 python hangs.py --timeout 3": 1,
+    "python swapped.py --ranks 2": 1,
 }
 
 
@@ -109,6 +110,30 @@ def test_a_command_of_a_page_runs_and_prints_what_it_says(command, shown, folder
 def test_the_program_in_the_readme_is_the_example():
     (program,) = re.findall(r"```python\n(.*?)```", README, flags=re.S)
     assert program == (ROOT / "mpi_examples" / "first_steps.py").read_text()
+
+
+def norms(program, ranks, folder):
+    """|w| as each rank prints it."""
+    code, output = started(f"python {program} --ranks {ranks}", folder)
+    assert code == 0, output
+    found = [float(norm) for norm in re.findall(r"\|w\| = ([\d.]+)", output)]
+    assert len(found) == ranks
+    return found
+
+
+def test_the_first_program_equals_one_device_for_any_number_of_ranks(folder):
+    """Also where the ranks do not divide the 64 rows, and where some ranks have none of them."""
+    (alone,) = norms("mpi_examples/first_steps.py", 1, folder)
+    for ranks in (3, 7, 70):
+        assert norms("mpi_examples/first_steps.py", ranks, folder) == pytest.approx([alone] * ranks, rel=1e-5)
+
+
+def test_the_script_of_the_guide_says_that_five_ranks_have_unlike_rows(folder):
+    code, output = started("python ranks.py --ranks 5", folder)
+    assert code == 1
+    assert re.search(
+        r"the loss of rank \d is the mean over (9|10) rows, and that of rank \d the mean over (9|10)", output
+    )
 
 
 def test_the_readme_says_where_it_runs_and_which_figures_depend_on_that():

@@ -38,7 +38,13 @@ class Site:
     def __init__(self) -> None:
         self.written: dict[str, str] = {}
         self.home: dict[str, str] = {"README.md": "index.md", "": "index.md"}
-        for path in ("CONTRIBUTING.md", "CHANGELOG.md", *named("docs/*.md"), *named("lessons/*.md")):
+        for path in (
+            "CONTRIBUTING.md",
+            "CHANGELOG.md",
+            *named("docs/*.md"),
+            *named("docs/decisions/*.md"),
+            *named("lessons/*.md"),
+        ):
             self.home[path] = path
         for path in named("lessons/[0-9][0-9]_*.ipynb"):
             self.home[path] = path
@@ -110,7 +116,7 @@ class Site:
     def add_contents(self) -> None:
         """Add the order of the pages, which the theme shows at the side and in the links to the next page."""
         self.written["docs/index.md"] = "# Guides\n\n" + contents(
-            [path.removeprefix("docs/") for path in named("docs/*.md")], hidden=False
+            [path.removeprefix("docs/") for path in (*named("docs/*.md"), *named("docs/decisions/*.md"))], hidden=False
         )
         self.written["api/index.md"] = API + contents([f"{package}.md" for package in packages()], hidden=False)
         for package in packages():

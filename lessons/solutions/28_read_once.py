@@ -4,7 +4,7 @@ import numpy as np
 
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.train.data_ledger import digest
+from minidist.techniques.data_ledger.ledger import digest
 
 
 def read_once(comm: Comm, numbers: np.ndarray, samples: int) -> int:

@@ -25,7 +25,7 @@ from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.modes import contribution_recorder
 from minidist.autograd.node import Node
 from minidist.autograd.parameter import BackwardObserver, Parameter
-from minidist.autograd.tensor import Tensor, record
+from minidist.autograd.tensor import MeanOfRows, Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.errors import quoted
 from minidist.base.watchers import watchers
@@ -80,7 +80,8 @@ class BackwardPass:
         self.sites: dict[Parameter, int] = {}  # contributions still to come, by parameter
         self.observers: list[BackwardObserver] = []  # in the order in which they joined
         self.over = False  # also when an error has ended it
-        self.loss = ""  # the operation that computed what it began with; "" when the gradient given is not 1
+        self.means = ""  # what the loss is the mean over, "22 rows"; "" of other losses, or a gradient that is not 1
+        self.is_mean = False  # is it one that nothing divides, or a sum that has one?
         self.watchers = watchers.get()
         self._told_all = observers
         for observer in observers:
@@ -101,10 +102,10 @@ class BackwardPass:
         try:
             tape = self._collect(root)
             if gradient.size == 1 and gradient.item() == 1:
-                node = root
-                while node.hook is not None and not node.replays and node.inputs:  # a strategy's `backward_hook`
-                    node = node.inputs[0][0]
-                self.loss = node.name
+                if isinstance(root.name, MeanOfRows):
+                    self.means, self.is_mean = root.name.over, True
+                elif root.hook is not None or root.name in _LINEAR:
+                    self.means, self.is_mean = _means_in(root)
             self._visit_all(root, gradient, tape)
             for observer in self.observers:
                 observer.finished()
@@ -211,6 +212,27 @@ class BackwardPass:
             for observer in (*parameter.observers, *self._told_all):
                 self.attach(observer)
                 observer.parameter_ready(parameter)
+
+
+_LINEAR = ("add", "sub", "neg", "div", "cast")  # operations between means and a loss that averages them
+
+
+def _means_in(loss: Node) -> tuple[str, bool]:
+    """Return what a loss is the mean over ("22 rows", "8 rows + 5 rows" of a sum), and whether one is not divided.
+
+    A mean that is divided, as by the number of micro-batches, is one, too. Of one that is multiplied nothing is said:
+    its factor may be this rank's part of all rows.
+    """
+    found, pending, seen = [], [(loss, False)], set()
+    while pending:
+        node, divided = pending.pop()
+        if isinstance(node.name, MeanOfRows):
+            found.append((node.name.over, divided))
+        elif node not in seen and node.inputs and (node.name in _LINEAR or (node.hook and node.name != "checkpoint")):
+            seen.add(node)
+            divided = divided or node.name == "div"
+            pending += [(source, divided) for source, _ in reversed(node.inputs)]
+    return " + ".join(over for over, _ in found), not all(divided for _, divided in found)
 
 
 class WeightGradStore:

@@ -22,8 +22,8 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
     logits (..., classes); targets (...), integers in [0, classes), or `ignore_index` for a row that does not count; the
     latter may be a class.
-    divisor: None is the number of rows that count (the mean; nan when there are none). Pass the global number of
-    tokens of the step when this batch is one of several.
+    divisor: None is the number of rows that count (the mean; nan with a gradient of zero when there are none). Pass the
+    global number of tokens of the step when this batch is one of several: ranks that average means need as many rows.
     """
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
     shape, flat, counted = logits.shape, targets.reshape(-1), None
@@ -36,12 +36,14 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
-    is_mean = divisor is None
+    mean_over = ""
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
-        divisor = count if count else float("nan")
+        divisor, mean_over = count or float("nan"), f"{count} rows"
     elif divisor.__class__ is not float or not 0 < divisor < inf:
         divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
+
+    part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
     rows = xp.arange(flat.size)
@@ -58,9 +60,9 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
         factor = xp.reciprocal(totals)
-        factor *= 1 / divisor
+        factor *= part
         exponentials *= factor[:, None]
-        exponentials[rows, flat] -= 1 / divisor
+        exponentials[rows, flat] -= part
         if counted is not None:
             exponentials *= counted[:, None]
         return exponentials.reshape(shape)
@@ -79,7 +81,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
         edges, saved = ((logits, grad_again),), (largest, totals)
         result = record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
-        return named_mean(result) if is_mean else result
+        return named_mean(result, mean_over) if mean_over else result
 
     # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
     gradient = gradient_from(exponentials)
@@ -90,7 +92,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         return scaled
 
     result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
-    return named_mean(result) if is_mean else result
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
@@ -122,7 +124,7 @@ def mse_loss(prediction: Tensor, target: Any, divisor: float | None = None) -> T
     difference = prediction - target
     total = (difference * difference).sum()
     if divisor is None:
-        return named_mean(total * (1 / float(prediction.size or "nan")))
+        return named_mean(total * (1 / float(prediction.size or "nan")), f"{prediction.size} elements")
     return total * (1 / checked_divisor("mse_loss", divisor))
 
 

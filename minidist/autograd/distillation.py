@@ -46,9 +46,10 @@ def distillation_loss(
         raise UsageError(f"weight={quoted(weight)}; it must be from 0 (labels alone) to 1 (the teacher alone)")
     flat, counted = checked_targets("distillation_loss", logits, targets, ignore_index)
     shape, classes = logits.shape, logits.shape[-1]
-    is_mean = divisor is None
+    mean_over = ""
     if divisor is None:
-        divisor = float(flat.size if counted is None else counted.sum()) or float("nan")
+        count = flat.size if counted is None else int(counted.sum())
+        divisor, mean_over = float(count or "nan"), f"{count} rows"
     elif divisor.__class__ is not float or not 0 < divisor < inf:
         divisor = checked_divisor("distillation_loss", divisor)
 
@@ -65,13 +66,14 @@ def distillation_loss(
     soft = (p * (xp.maximum(log_p, -1e30) - log_q)).sum(axis=-1)
     losses = (weight * temperature**2) * soft - (1 - weight) * log_hard[rows, flat]
 
+    of_gradient = divisor if divisor == divisor else inf  # the mean over no rows is nan, and its gradient is zero
     # The gradient is made now, from arrays that are not needed any more; backward only scales it.
     gradient = xp.exp(log_q, out=log_q)
     gradient -= p
-    gradient *= weight * temperature / divisor
+    gradient *= weight * temperature / of_gradient
     hard = xp.exp(log_hard, out=log_hard)
     hard[rows, flat] -= 1
-    hard *= (1 - weight) / divisor
+    hard *= (1 - weight) / of_gradient
     gradient += hard
     if counted is not None:
         losses *= counted
@@ -84,7 +86,7 @@ def distillation_loss(
 
     loss = losses.sum() / divisor
     result = record("distillation_loss", loss, ((student, grad),), cost=15 * scores.size, saved=(gradient,))
-    return named_mean(result) if is_mean else result
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:

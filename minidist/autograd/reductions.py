@@ -36,7 +36,7 @@ def mean(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:
     count = 1
     for a in _axes("mean", x, axis):
         count *= x.shape[a]
-    return named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")))
+    return named_mean(sum(x, axis, keepdims) * (1 / count if count else float("nan")), f"{count} elements")
 
 
 def max(x: Tensor, axis: Any = None, keepdims: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.operands import summed_to
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.errors import quoted
+from minidist.base.errors import quoted, reason
 
 
 def reshape(x: Tensor, shape: Any) -> Tensor:
@@ -55,7 +55,7 @@ def concatenate(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         data = xp.concatenate([t.data for t in tensors], axis=axis)
     except ValueError as error:
         shapes = " and ".join(str(t.shape) for t in tensors)
-        raise ShapeError(f"concatenate: shapes {shapes} do not fit along axis {axis} ({error})") from None
+        raise ShapeError(f"concatenate: shapes {shapes} do not fit along axis {axis} ({reason(error)})") from None
     edges, start = [], 0
     for tensor in tensors:
         end = start + tensor.shape[axis]
@@ -71,7 +71,7 @@ def stack(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
         data = xp.stack([t.data for t in tensors], axis=axis)
     except ValueError as error:
         shapes = " and ".join(str(t.shape) for t in tensors)
-        raise ShapeError(f"stack: shapes {shapes} are not all the same ({error})") from None
+        raise ShapeError(f"stack: shapes {shapes} are not all the same ({reason(error)})") from None
     return record("stack", data, [(t, _slicer(axis % data.ndim, i)) for i, t in enumerate(tensors)], cost=0)
 
 
@@ -97,7 +97,7 @@ def getitem(x: Tensor, index: Any) -> Tensor:
     try:
         data = x.data[index]
     except IndexError as error:
-        raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({error})") from None
+        raise ShapeError(f"getitem: index {quoted(index)} does not fit shape {x.shape} ({reason(error)})") from None
     shape, kind = x.shape, x.dtype
     basic = all(
         isinstance(i, (int, slice)) or i is None or i is Ellipsis for i in (index if type(index) is tuple else (index,))

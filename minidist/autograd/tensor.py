@@ -289,15 +289,20 @@ def record(
 
 
 class MeanOfRows(str):
-    """The name of a node whose loss is the mean over the rows at hand: a strategy that adds losses refuses it."""
+    """The name of a node whose loss is the mean over the rows at hand; a strategy that adds losses refuses it.
 
-    __slots__ = ()
+    over: "22 rows", which a strategy that averages losses compares between its ranks.
+    """
+
+    __slots__ = ("over",)
+    over: str
 
 
-def named_mean(loss: Tensor) -> Tensor:
+def named_mean(loss: Tensor, over: str) -> Tensor:
     """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
     if loss.node is not None:
-        loss.node.name = MeanOfRows(loss.node.name)
+        loss.node.name = name = MeanOfRows(loss.node.name)
+        name.over = over
     return loss
 
 

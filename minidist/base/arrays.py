@@ -128,6 +128,7 @@ __all__ = [
     "multiply",
     "ndarray",
     "on_gpu",
+    "on_device_of",
     "ones",
     "ones_like",
     "packbits",
@@ -143,6 +144,7 @@ __all__ = [
     "sqrt",
     "square",
     "stack",
+    "store",
     "subtract",
     "sum_rows",
     "swapaxes",
@@ -213,6 +215,18 @@ def moved(value: Array, device: Device | None) -> Array:
 def to_host(value: Any) -> Any:
     """A device's array as one of NumPy's; NumPy's own as it is."""
     return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
+
+
+def store(place: Array, value: Array) -> None:
+    """Copy values into an array, from the host to a device or back where they lie elsewhere."""
+    place[...] = on_device_of(place, value)
+
+
+def on_device_of(other: Array, value: Array) -> Array:
+    """`value` on the host or on the device, where `other` is."""
+    if type(value) is type(other):
+        return value
+    return to_host(value) if type(other) is ndarray else to_device(value)
 
 
 def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:

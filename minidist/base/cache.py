@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, reason
 
 CHUNK = 1 << 20
 HASH_BYTES = 32
@@ -65,8 +65,8 @@ def key_of(content: str, what: str, version: int = 1, **parameters: Any) -> str:
         text = json.dumps([what, version, parameters, content], sort_keys=True, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"the parameters {quoted(parameters)} of a cached {what} cannot be written as JSON ({error}); pass numbers,"
-            " texts, or lists and dictionaries of them"
+            f"the parameters {quoted(parameters)} of a cached {what} cannot be written as JSON ({reason(error)}); pass"
+            " numbers, texts, or lists and dictionaries of them"
         ) from None
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -105,7 +105,7 @@ def read_entry(place: Path) -> np.ndarray | None:
     except OSError:  # there is no such entry
         pass
     except (ValueError, EOFError) as error:
-        print(f"minidist: the cache entry {place} {error}; it is made again", file=sys.stderr, flush=True)
+        print(f"minidist: the cache entry {place} {reason(error)}; it is made again", file=sys.stderr, flush=True)
     return None
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, reason
 
 
 class Device(Protocol):
@@ -61,7 +61,9 @@ def cuda() -> Device:
     try:
         import cupy
     except ImportError as error:
-        raise UsageError(f"--device cuda needs CuPy ({error}); install it with: pip install 'minidist[cuda]'") from None
+        raise UsageError(
+            f"--device cuda needs CuPy ({reason(error)}); install it with: pip install 'minidist[cuda]'"
+        ) from None
     if not cupy.cuda.is_available():
         raise UsageError("--device cuda: CuPy sees no GPU; check the driver, or leave out --device")
     number = next((os.environ[name] for name in LOCAL_RANKS if name in os.environ), "0")

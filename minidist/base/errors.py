@@ -73,19 +73,21 @@ class LauncherError(CommunicationError):
 
 
 MAX_QUOTED = 80  # characters of a user's value in a message
+MAX_REASON = 200  # characters of the text of another program's error
+MAX_PATH = 4096  # characters of a path that can exist
 
 
-def quoted(value: object, marks: bool = True) -> str:
-    """Return a user's value for an error message: its repr, of which at most MAX_QUOTED characters are shown.
+def quoted(value: object, marks: bool = True, most: int = MAX_QUOTED) -> str:
+    """Return a user's value for an error message: its repr, of which at most `most` characters are shown.
 
-    The middle is left out, because a path says most at its end. marks: with quotation marks around a text.
+    The middle is left out. marks: with quotation marks around a text. A path is `quoted_path`.
     """
     # A text is cut before its repr is made: it may have megabytes. Other values may be too deep or too large for one.
     size = 0
     if isinstance(value, str):
         size = len(value)
-        if size > MAX_QUOTED:
-            value = value[:MAX_QUOTED] + value[-MAX_QUOTED:]
+        if size > most:
+            value = value[:most] + value[-most:]
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -94,10 +96,16 @@ def quoted(value: object, marks: bool = True) -> str:
         text = text[1:-1]
 
     # Control characters grow in a repr, so it is measured again.
-    if max(size, len(text) - 2 * marks) <= MAX_QUOTED:
+    if max(size, len(text) - 2 * marks) <= most:
         return text
-    half = MAX_QUOTED // 2 - 2
-    return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > MAX_QUOTED else "")
+    half = most // 2 - 2
+    return f"{text[:half]}...{text[-half:]}" + (f" ({size:,} characters)" if size > most else "")
+
+
+def quoted_path(path: object, marks: bool = True) -> str:
+    """Return a path for an error message, whole, so that it can be copied; what is too long for a path is shortened."""
+    text = str(path)
+    return quoted(text, marks, MAX_PATH if len(text) <= MAX_PATH else MAX_QUOTED)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -113,6 +121,15 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception:
         return f"<{type(error).__name__} without a text: its str() raises>"
+
+
+def reason(error: BaseException, named: bool = False) -> str:
+    """Return the text of another program's exception for an error message: one line of at most MAX_REASON characters.
+
+    named: after the name of its class. An exception without a text is its class.
+    """
+    text, kind = quoted(text_of(error), marks=False, most=MAX_REASON), type(error).__name__
+    return f"{kind}: {text}" if named and text else text or kind
 
 
 def check_divisible(

@@ -8,7 +8,7 @@ Proved by: tests/commands/test_endings.py
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 
 
 def format_of(
@@ -28,7 +28,7 @@ def format_of(
         return form or default
     known = list(dict.fromkeys(ending for each in endings.values() for ending in each))
     ending = output.suffix
-    name = f"{flags[0]} {quoted(output.name)}"
+    name = f"{flags[0]} {quoted_path(output.name)}"
     if form is not None:
         if ending not in endings[form]:
             raise UsageError(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 
 
 @contextmanager
@@ -20,5 +20,5 @@ def writing(what: str, path: str | Path, remedy: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(
-            f"{what} cannot be written to {quoted(str(path), marks=False)}: {error.strerror or error}; {remedy}"
+            f"{what} cannot be written to {quoted_path(path, marks=False)}: {error.strerror or error}; {remedy}"
         ) from None

@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.limits import MAX_VALUE
 
 MAX_BYTES = 16_000_000  # of a JSON or text file
@@ -32,7 +32,7 @@ def check_path(path: str | Path, what: str) -> Path:
     text = str(path)
     # Bytes that are not UTF-8 arrive from the command line as surrogates 0xDC80 to 0xDCFF, and are valid.
     if "\0" in text or any(0xD800 <= ord(c) < 0xDC80 or 0xDCFF < ord(c) <= 0xDFFF for c in text):
-        raise UsageError(f"{what} {quoted(text)} has a character that no path can have; correct the name")
+        raise UsageError(f"{what} {quoted_path(text)} has a character that no path can have; correct the name")
     return Path(path)
 
 
@@ -47,22 +47,26 @@ def read_text(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -
         with path.open("rb") as file:
             content = file.read(most + 1)
     except OSError as error:
-        raise UsageError(f"{what} {quoted(str(path))} cannot be read ({error.strerror}); {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} cannot be read ({error.strerror}); {remedy}") from None
     if len(content) > most:
-        raise UsageError(f"{what} {quoted(str(path))} has more than {most:,} bytes; {remedy}")
+        raise UsageError(f"{what} {quoted_path(path)} has more than {most:,} bytes; {remedy}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} {quoted(str(path))} is not UTF-8 at byte {error.start}; {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} is not UTF-8 at byte {error.start}; {remedy}") from None
 
 
 def read_json(path: str | Path, what: str, remedy: str, most: int = MAX_BYTES) -> Any:
-    """Return the content of a JSON file; see `read_text` for the arguments, and `parse_json` for what is refused."""
+    """Return the content of a JSON file; see `read_text` for the arguments, and `parse_json` for what is refused.
+
+    A number beyond the limits is its text, "Infinity" or "1e308": it does not matter in a key that nothing reads, and
+    whoever reads the key says that it must be a number.
+    """
     text = read_text(path, what, remedy, most)
     try:
-        return parse_json(text)
+        return parse_json(text, any_number=True)
     except ValueError as error:
-        raise UsageError(f"{what} {quoted(str(path))} is not JSON: {error}; {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} is not JSON: {reason(error)}; {remedy}") from None
 
 
 def read_toml(path: str | Path, what: str, remedy: str) -> dict[str, Any]:
@@ -71,18 +75,19 @@ def read_toml(path: str | Path, what: str, remedy: str) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        raise UsageError(f"{what} {quoted(str(path))} is not TOML: {error}; {remedy}") from None
+        raise UsageError(f"{what} {quoted_path(path)} is not TOML: {reason(error)}; {remedy}") from None
 
 
-def parse_json(text: str | bytes, any_float: bool = False) -> Any:
+def parse_json(text: str | bytes, any_float: bool = False, any_number: bool = False) -> Any:
     """Return what a JSON text says. Raises ValueError with the reason, without the text.
 
     Refused are duplicate keys, more than MAX_DEPTH levels, and numbers beyond MAX_VALUE. any_float: floats of any size
-    are allowed, and NaN and Infinity, which Python writes for the losses of a run that diverges.
+    are allowed, and NaN and Infinity, which Python writes for the losses of a run that diverges. any_number: a number
+    that would be refused is returned as its text, for files that another program wrote.
     """
     text = text if isinstance(text, str) else text.decode("utf-8")
     # In a short text no whole number is so long that converting it would take time.
-    decoder = _DECODERS[any_float, len(text) > SHORT]
+    decoder = _ANY_NUMBER if any_number else _DECODERS[any_float, len(text) > SHORT]
     try:
         content = decoder.decode(text)
     except RecursionError:
@@ -103,7 +108,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(_TOO_DEEP) from None
     except tomllib.TOMLDecodeError as error:
         # Some of its sentences repeat a key.
-        raise ValueError(quoted(str(error), marks=False)) from None
+        raise ValueError(reason(error)) from None
     except ValueError:
         # A whole number of thousands of digits, or a date that is not in the calendar.
         raise ValueError("it has a number or a date that is out of range") from None
@@ -134,6 +139,20 @@ def _constant(name: str) -> float:
     raise ValueError(f"{name} is not a number of JSON")
 
 
+def _number_or_text(text: str) -> Any:
+    try:
+        number = float(text) if text.strip("-0123456789") else _whole(text)
+    except ValueError:
+        return text
+    return number if -MAX_VALUE <= number <= MAX_VALUE else text
+
+
+_ANY_NUMBER = json.JSONDecoder(
+    object_pairs_hook=_without_duplicates,
+    parse_float=_number_or_text,
+    parse_int=_number_or_text,
+    parse_constant=_number_or_text,
+)
 # By (any_float, is the text long). Made once, because a trace has a text per line.
 _DECODERS = {
     (any_float, is_long): json.JSONDecoder(

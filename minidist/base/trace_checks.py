@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any, TypeGuard
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, reason
 from minidist.base.read_file import parse_json
 
 FORMAT = "minidist-trace-1"
@@ -33,7 +33,7 @@ def parse(line: str) -> Any:
         # A loss may be infinite or NaN: a run that diverged is drawn, too.
         return parse_json(line, any_float=True)
     except ValueError as error:
-        raise BadLineError(f"{quoted(line.strip())} is not JSON: {error}") from None
+        raise BadLineError(f"{quoted(line.strip())} is not JSON: {reason(error)}") from None
 
 
 # --- values ---

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted, text_of
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
 
 
 class ProgramError(MinidistError):
@@ -36,7 +36,7 @@ def is_user_function(source: str) -> bool:
 
 def without_function(source: str) -> str:
     """Return the sentence about a FILE.py where FILE.py:FUNCTION is expected."""
-    return f"{quoted(source)} names no function; write FILE.py:FUNCTION"
+    return f"{quoted_path(source)} names no function; write FILE.py:FUNCTION"
 
 
 def is_file(path: str | Path) -> bool:
@@ -56,7 +56,7 @@ def load_function(source: str) -> Callable[..., Any]:
     if not is_user_function(source):
         raise UsageError(without_function(source))
     if not is_file(path):
-        raise UsageError(f"file {quoted(path)} does not exist; write FILE.py:FUNCTION")
+        raise UsageError(f"file {quoted_path(path)} does not exist; write FILE.py:FUNCTION")
 
     # The module is known to Python while it runs, because dataclasses and pickle look their module up.
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
@@ -75,8 +75,7 @@ def load_function(source: str) -> Callable[..., Any]:
         raise
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"{quoted(path, marks=False)} cannot be imported: {type(error).__name__}: {text_of(error)}; correct the"
-            " file"
+            f"{quoted_path(path, marks=False)} cannot be imported: {reason(error, named=True)}; correct the file"
         ) from error
     finally:
         # A file that is called like a module of Python's must not take its place.
@@ -87,6 +86,7 @@ def load_function(source: str) -> Callable[..., Any]:
     if not callable(function):
         names = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]
         raise UsageError(
-            f"{quoted(path, marks=False)} has no function {quoted(name)}{nearest(name, names)}; write FILE.py:FUNCTION"
+            f"{quoted_path(path, marks=False)} has no function {quoted(name)}{nearest(name, names)}; write"
+            " FILE.py:FUNCTION"
         )
     return function  # type: ignore[no-any-return]

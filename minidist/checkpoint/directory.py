@@ -34,7 +34,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
@@ -44,7 +45,6 @@ from minidist.base.trace import purpose
 from minidist.checkpoint.storage import SAVING, Storage
 from minidist.collectives import barrier, broadcast
 from minidist.comm import Comm
-from minidist.comm.mpi.staging import fetch, is_device_array
 
 FORMAT = "minidist-checkpoint-1"
 MAX_NAME = 256  # bytes of the file `latest`
@@ -191,7 +191,7 @@ def _written(shards: Iterable[CheckpointShard]) -> Iterator[tuple[str, Checkpoin
     for number, shard in enumerate(shards):
         # One of the ranks with the same values writes them; the name decides which, so that they share the work.
         if zlib.crc32(shard.name.encode()) % shard.replica.size == shard.replica.number:
-            array = fetch(shard.array) if is_device_array(shard.array) else shard.array
+            array = xp.to_host(shard.array)
             # Not np.ascontiguousarray, which asks the arrays of a dry run for values. A file has no arrays of no dim.
             contiguous = array.astype(array.dtype, order="C", copy=False)
             yield f"{number}", shard, contiguous if array.ndim else contiguous.reshape(1)
@@ -320,7 +320,7 @@ def _latest(root: Path) -> str:
             if there
             else "there is no complete checkpoint beside it, so start anew without --resume"
         )
-        raise UsageError(f"the file 'latest' in {quoted(str(root))} names no checkpoint ({name[:40]!r}); {remedy}")
+        raise UsageError(f"the file 'latest' in {quoted_path(root)} names no checkpoint ({name[:40]!r}); {remedy}")
     return name
 
 
@@ -446,7 +446,7 @@ class Checkpoint:
         if name is None:
             if not (root / "latest").exists():
                 raise UsageError(
-                    f"the directory {quoted(str(root))} has no checkpoint (no file 'latest'); name one that train"
+                    f"the directory {quoted_path(root)} has no checkpoint (no file 'latest'); name one that train"
                     " --save has written, or train without --resume"
                 )
             name = _latest(root)
@@ -469,7 +469,7 @@ class Checkpoint:
             intact = False
         if why or not intact:
             raise UsageError(
-                f"checkpoint {quoted(str(self.path))}: its file 'metadata.json', which lists all tensors, is missing or"
+                f"checkpoint {quoted_path(self.path)}: its file 'metadata.json', which lists all tensors, is missing or"
                 f" damaged{why}; {self.remedy}"
             )
 
@@ -485,14 +485,14 @@ class Checkpoint:
         older = [name for name in complete_checkpoints(self.path.parent) if name < self.path.name]
         if not older:
             return "there is no older checkpoint beside it, so train anew in another --save directory"
-        return f"write {older[-1]} into {quoted(str(self.path.parent / 'latest'))} to use that one"
+        return f"write {older[-1]} into {quoted_path(self.path.parent / 'latest')} to use that one"
 
     def expect(self, name: str, shape: Sequence[int], dtype: str | None = None) -> None:
         """Raise UsageError unless tensor `name` is there with this shape, and with this dtype when one is given."""
         entry = self._entry(name)
         if (entry["shape"], entry["dtype"]) != (list(shape), dtype or entry["dtype"]):
             raise UsageError(
-                f"checkpoint {quoted(str(self.path))}: tensor {quoted(name)} is {entry['dtype']}{entry['shape']};"
+                f"checkpoint {quoted_path(self.path)}: tensor {quoted(name)} is {entry['dtype']}{entry['shape']};"
                 " the model has "
                 f"{dtype or ''}{list(shape)}; use the model that was saved"
             )
@@ -500,7 +500,7 @@ class Checkpoint:
     def _entry(self, name: str) -> dict[str, Any]:
         if name not in self.tensors:
             raise UsageError(
-                f"checkpoint {quoted(str(self.path))} has no tensor {quoted(name)}{nearest(name, self.tensors)}; "
+                f"checkpoint {quoted_path(self.path)} has no tensor {quoted(name)}{nearest(name, self.tensors)}; "
                 "Checkpoint.tensors lists what it has"
             )
         return self.tensors[name]  # type: ignore[no-any-return]
@@ -512,7 +512,7 @@ class Checkpoint:
         stop = size if stop is None else stop
         if not 0 <= start <= stop <= size:
             raise UsageError(
-                f"checkpoint {quoted(str(self.path))}: tensor {quoted(name)} has elements 0 to {size}, not {start}"
+                f"checkpoint {quoted_path(self.path)}: tensor {quoted(name)} has elements 0 to {size}, not {start}"
                 f" to {stop}"
             )
 
@@ -541,7 +541,7 @@ class Checkpoint:
         # As many elements as the tensor has, but some twice: the others would be whatever is in the memory.
         if missing.any():
             raise UsageError(
-                f"checkpoint {quoted(str(self.path))}: element {start + int(missing.argmax())} of tensor"
+                f"checkpoint {quoted_path(self.path)}: element {start + int(missing.argmax())} of tensor"
                 f" {quoted(name)} is in no"
                 f" shard; {self.remedy}"
             )
@@ -555,7 +555,7 @@ class Checkpoint:
     def _check_file(self, file: str, name: str) -> None:
         """Raise UsageError when a file is missing, or is not as long as the metadata say. name: a tensor in it."""
         path = self.path / file
-        where = f"checkpoint {quoted(str(self.path))}: file {quoted(file)}, which holds tensor {quoted(name)},"
+        where = f"checkpoint {quoted_path(self.path)}: file {quoted(file)}, which holds tensor {quoted(name)},"
         if not path.is_file():
             raise UsageError(f"{where} is missing; copy the whole directory, or {self.remedy}")
         if path.stat().st_size != self.files[file]:
@@ -568,7 +568,7 @@ class Checkpoint:
         from safetensors import SafetensorError, safe_open
 
         # The file's header, the tensor's size and dtype, and its checksum are checked, in this order.
-        where = f"checkpoint {quoted(str(self.path))}: file {quoted(piece['file'])}, which holds tensor {quoted(name)},"
+        where = f"checkpoint {quoted_path(self.path)}: file {quoted(piece['file'])}, which holds tensor {quoted(name)},"
         try:
             with safe_open(self.path / piece["file"], framework="numpy") as file:
                 kept, array = piece.get("kept"), np.zeros(0, named_dtype(self.tensors[name]["dtype"]))
@@ -579,7 +579,7 @@ class Checkpoint:
                 if kept is not None:
                     array = _expanded(file.get_tensor(f"{piece['key']}.mask"), array, size)
         except (SafetensorError, OSError, ValueError) as error:
-            raise UsageError(f"{where} is damaged ({error}); {self.remedy}") from None
+            raise UsageError(f"{where} is damaged ({reason(error)}); {self.remedy}") from None
         if array.size != size or str(array.dtype) != self.tensors[name]["dtype"]:
             raise UsageError(
                 f"{where} is damaged: it has {array.size} elements of {array.dtype} instead of {size} of"

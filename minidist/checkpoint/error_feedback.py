@@ -10,7 +10,7 @@ Proved by: tests/train/test_compression.py
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
 from minidist.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
 from minidist.parallel import GradientReducer
@@ -58,7 +58,7 @@ def load_error_feedback(checkpoint: Checkpoint, strategy: CompressedStrategy) ->
     wanted = {f"local/residual/{name}" for name, _, compressor in _compressed(strategy) if compressor.error_feedback}
     if stored and not (wanted and wanted <= stored):
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} holds gradients that were not sent yet"
+            f"the checkpoint {quoted_path(checkpoint.path)} holds gradients that were not sent yet"
             f" ({sorted(stored)[0]}), and"
             " this job has no place for them; resume with a --compression with error feedback, and with the --tp, --pp"
             " and --ep of the checkpoint"

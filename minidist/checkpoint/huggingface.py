@@ -28,7 +28,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.half import named_dtype
 from minidist.base.read_file import parse_json, read_json
@@ -132,7 +133,7 @@ class HuggingFaceFolder:
     """A folder whose files have been found; UsageError names what is missing or wrong."""
 
     def __init__(self, path: str) -> None:
-        self.path, self.where = Path(path), f"--init-from {quoted(path)}"
+        self.path, self.where = Path(path), f"--init-from {quoted_path(path)}"
         content = read_json(self.path / CONFIG, "--init-from", REMEDY)
         if not isinstance(content, dict):
             raise UsageError(f"{self.where}: {CONFIG} is not a JSON object; {REMEDY}")
@@ -182,7 +183,7 @@ class HuggingFaceFolder:
                     f"{self.where}: tensor {quoted(name)} has the shape {value.shape}, and this job's model has"
                     f" {parameter.shape}{hint}"
                 )
-            parameter.data[...] = value.astype(parameter.dtype)
+            xp.store(parameter.data, value.astype(parameter.dtype))
             parameter.updated()
 
         # A head that is stored beside the embedding to which it is tied must be equal to it.
@@ -247,7 +248,9 @@ class HuggingFaceFolder:
                             raise ValueError(f"the part of {key} begins at {first}")
                         result.setdefault(key, []).append((path, first))
             except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
-                raise UsageError(f"{self.where}: file {quoted(name)} is damaged ({error}); copy it again") from None
+                raise UsageError(
+                    f"{self.where}: file {quoted(name)} is damaged ({reason(error)}); copy it again"
+                ) from None
         return result
 
     def _tensor(self, name: str) -> np.ndarray:
@@ -262,7 +265,7 @@ class HuggingFaceFolder:
                     values.append(np.asarray(file.get_tensor(name)))
             except (SafetensorError, OSError, ValueError, TypeError) as error:
                 where = f"{self.where}: tensor {quoted(name)} of {quoted(path.name)}"
-                raise UsageError(f"{where} cannot be read ({error}); copy the file again") from None
+                raise UsageError(f"{where} cannot be read ({reason(error)}); copy the file again") from None
         if len(values) == 1 and not any(self.pieces[name][0][1]):
             return values[0]
 
@@ -288,7 +291,7 @@ def check_saving_huggingface(config: TrainConfig, folder: Path) -> None:
         kind = f"--model {quoted(config.model, marks=False)}" + " with --experts" * bool(config.experts)
         raise UsageError(f"--save-hf writes a gpt or a llama without experts, and this job trains {kind}; leave it out")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"--save-hf {quoted(str(folder))} is not an empty folder; give the name of a new one")
+        raise UsageError(f"--save-hf {quoted_path(folder)} is not an empty folder; give the name of a new one")
 
 
 def write_huggingface(

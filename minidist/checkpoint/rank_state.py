@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.checkpoint.directory import Checkpoint, CheckpointShard
 
 RULES = ("sum", "drained")
@@ -74,7 +74,7 @@ def read_rank_state(checkpoint: Checkpoint, name: str, rank: int, ranks: int) ->
     kinds = {(tuple(checkpoint.tensors[key]["shape"]), checkpoint.tensors[key]["dtype"]) for key in stored}
     if len(kinds) > 1:
         raise UsageError(
-            f"checkpoint {quoted(str(checkpoint.path))}: local state {quoted(name)} has several shapes,"
+            f"checkpoint {quoted_path(checkpoint.path)}: local state {quoted(name)} has several shapes,"
             f" {sorted(map(str, kinds))};"
             f" resume on {len(stored)} ranks, as it was saved"
         )

@@ -22,9 +22,10 @@ from typing import Annotated, Any, Protocol, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
+from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.device import creating
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.meta import NoDevice
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
@@ -47,6 +48,7 @@ from minidist.config.models import llama_inner
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
+from minidist.techniques import Extension
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
@@ -100,10 +102,7 @@ FIXED = (
 
 
 class SavedPlan(Protocol):
-    """What a checkpoint asks of the batches to come, and of the ledger of those that were read.
-
-    See `train.batch_plan.BatchPlan` and `train.data_ledger.DataLedger`.
-    """
+    """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
 
     def state(self) -> dict[str, Any]: ...
     def load(self, state: dict[str, Any]) -> None: ...
@@ -119,7 +118,7 @@ class SavedJob(Protocol):
     @property
     def plan(self) -> SavedPlan: ...
     @property
-    def ledger(self) -> SavedPlan | None: ...
+    def extensions(self) -> Sequence[Extension]: ...
     @property
     def data_digest(self) -> str: ...
     @property
@@ -151,6 +150,8 @@ class SavedStrategy(Protocol):
     def data_axes(self) -> Sequence[SavedAxis]: ...
     @property
     def step_count(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]: ...
     def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
     def owns(self, axis: Any, parameter: Parameter) -> bool: ...
     def buffers(self) -> Sequence[Buffer]: ...
@@ -178,6 +179,7 @@ def save_job(
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
     if comm.rank == 0:
         state |= {"batch_plan": plan} if plan else {}
+        state |= {"optimizer_counts": counts} if (counts := strategy.counts) else {}
         state |= {} if partition is None else {"partition": list(partition)}
     path = save(comm, directory, step, _job_shards(strategy), state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
@@ -240,7 +242,7 @@ def job_state(
         "config": {name: getattr(job.config, name) for name in (*FIXED, "micro_batch")},
         "data_digest": job.data_digest,
         **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
-        **({} if job.ledger is None else {"data_ledger": job.ledger.state()}),
+        **{extension.key: state for extension in job.extensions if (state := extension.state())},
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
         "optimizer_steps": optimizer_steps,
@@ -259,26 +261,18 @@ class PlanState(BaseModel):
     noise: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=3, max_length=3)
 
 
-class LedgerState(BaseModel):
-    """What `DataLedger.state` returns."""
-
-    model_config = ConfigDict(strict=True)
-    done: int = Field(ge=0, le=2**62)
-    open_epoch: str = Field(pattern="^[0-9a-f]{16}$")
-
-
 class JobState(BaseModel):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")  # extensions read their own keys
     config: dict[str, Any]
     global_batch: int = Field(ge=1)
     optimizer_steps: int = Field(ge=0)
+    optimizer_counts: dict[str, Annotated[int, Field(ge=0)]] = {}  # of parameters that have had fewer steps
     losses: list[float]
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
     teacher_digest: str | None = None  # with --distill-from
-    data_ledger: LedgerState | None = None  # with --check-data
     batch_plan: PlanState | None = None  # where batches change while the job trains
     partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
 
@@ -287,25 +281,32 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
     """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
     if "config" not in checkpoint.state:
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} is not one of minidist train: it does not say which job"
+            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job"
             " it is;"
             " read its tensors with minidist.checkpoint.Checkpoint"
         )
-    try:
+    with _describing_a_job(checkpoint):
         state = JobState.model_validate(checkpoint.state)
         if len(state.losses) != checkpoint.step:
             raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
         if state.batch_plan is not None and len(state.batch_plan.samples) not in (0, checkpoint.step):
             raise ValueError(f"it has {len(state.batch_plan.samples)} batches of {checkpoint.step} steps")
+    return state
+
+
+@contextmanager
+def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
+    """In the block a value that a checkpoint's state must not have is a UsageError. place: where the values are."""
+    try:
+        yield
     except ValueError as error:
         why = str(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
-            why = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
+            why = f"{'.'.join(map(str, (*place, *first['loc'])))[:80]}: {first['msg']}"
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} does not describe a job ({why}); {checkpoint.remedy}"
+            f"the checkpoint {quoted_path(checkpoint.path)} does not describe a job ({why}); {checkpoint.remedy}"
         ) from None
-    return state
 
 
 def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
@@ -373,16 +374,17 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
 
     # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
-        array[...] = values
+        xp.store(array, values)
     strategy.load_scalars(saved.scalars)
     if saved.batch_plan is not None:
         job.plan.load(saved.batch_plan.model_dump())
-    load_ledger(job, saved, checkpoint.step)
+    load_extensions(job, saved, checkpoint)
     for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
         axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.
         known = {name: arrays for name, arrays in state.items() if arrays}
-        axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known})
+        counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
+        axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
         axis.updated()
         if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer, perhaps inside another one
             axis.optimizer.refresh()
@@ -391,18 +393,13 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     return checkpoint.step, saved.losses
 
 
-def load_ledger(job: SavedJob, saved: JobState, step: int) -> None:
-    """Let the job's ledger, if it has one, continue where that of the checkpoint ended.
-
-    A checkpoint without one says only how many samples were read. Raises MismatchError when they were others.
-    """
-    if job.ledger is None:
-        return
-    if saved.data_ledger is not None:
-        job.ledger.load(saved.data_ledger.model_dump())
-        return
+def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> None:
+    """Let the job's extensions continue where those of the checkpoint ended."""
     varying = None if saved.batch_plan is None else saved.batch_plan.samples
-    job.ledger.load({"done": sum(varying) if varying else step * saved.global_batch})
+    samples = sum(varying) if varying else checkpoint.step * saved.global_batch
+    for extension in job.extensions:
+        with _describing_a_job(checkpoint, extension.key):
+            extension.load((saved.model_extra or {}).get(extension.key), samples)
 
 
 def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
@@ -479,20 +476,20 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             continue
         if then != now:
             raise UsageError(
-                f"the checkpoint {quoted(path)} was made with {flag(name)} {_short(then)}, this job has"
+                f"the checkpoint {quoted_path(path)} was made with {flag(name)} {_short(then)}, this job has"
                 f" {_short(now)}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
     if rank == 0 and state.data_digest not in (None, job.data_digest):
         name = _short(state.config.get("data"))
         raise UsageError(
-            f"the checkpoint {quoted(path)} was made with --data {name}, whose content was not that of --data"
+            f"the checkpoint {quoted_path(path)} was made with --data {name}, whose content was not that of --data"
             f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
         )
 
     if rank == 0 and state.teacher_digest is not None and state.teacher_digest != job.teacher_digest:
         raise UsageError(
-            f"the checkpoint {quoted(path)} was made with another teacher than the one in --distill-from"
+            f"the checkpoint {quoted_path(path)} was made with another teacher than the one in --distill-from"
             f" {_short(config.distill_from)} now; name the folder of the checkpoint that it learned from, such as"
             " DIR/step-00000040"
         )
@@ -500,7 +497,7 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
     # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
     if state.global_batch != job.batches.global_batch:
         raise UsageError(
-            f"the checkpoint {quoted(path)} was made with a global batch of {state.global_batch}, this job has"
+            f"the checkpoint {quoted_path(path)} was made with a global batch of {state.global_batch}, this job has"
             f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
             f" --global-batch {state.global_batch}"
         )
@@ -513,13 +510,14 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
         )
     if checkpoint.step >= config.steps:
         raise UsageError(
-            f"the checkpoint {quoted(path)} has {checkpoint.step} steps already; raise --steps above {checkpoint.step}"
+            f"the checkpoint {quoted_path(path)} has {checkpoint.step} steps already; raise --steps above"
+            f" {checkpoint.step}"
         )
     return state
 
 
 def _short(value: object) -> str:
-    return str(value)[:80]
+    return quoted_path(value, marks=False)
 
 
 def check_saving(config: TrainConfig) -> None:

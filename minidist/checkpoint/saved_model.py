@@ -11,7 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base import arrays as xp
+from minidist.base.errors import UsageError, quoted_path
 from minidist.checkpoint.buffers import load_buffers
 from minidist.checkpoint.directory import Checkpoint
 from minidist.checkpoint.resume import read_job_state
@@ -26,7 +27,7 @@ def named_checkpoint(flag: str, directory: str | Path, step: int | None = None) 
 
     flag: what names it, for the sentence. Raises UsageError when there is none.
     """
-    path, shown = Path(directory), f"{flag} {quoted(str(directory))}"
+    path, shown = Path(directory), f"{flag} {quoted_path(directory)}"
     if (path / "metadata.json").exists():
         if step is not None:
             raise UsageError(
@@ -51,7 +52,7 @@ def load_weights(checkpoint: Checkpoint, model: Any) -> None:
     for parameter in model.parameters():
         name = f"weights/{parameter.name}"
         checkpoint.expect(name, parameter.shape)
-        parameter.data[...] = checkpoint.tensor(name).astype(parameter.dtype)
+        xp.store(parameter.data, checkpoint.tensor(name).astype(parameter.dtype))
         parameter.updated()
     load_buffers(checkpoint, model)
 
@@ -70,7 +71,7 @@ def vocabulary_of(checkpoint: Checkpoint, config: TrainConfig) -> int:
     expected = parameter_count(counted, rows)
     if expected > 2 * stored or config.layers > len(shapes):
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} describes a model of {config.layers} layers and about"
+            f"the checkpoint {quoted_path(checkpoint.path)} describes a model of {config.layers} layers and about"
             f" {expected:,} parameters, and holds {stored:,}; {checkpoint.remedy}"
         )
     return int(rows)

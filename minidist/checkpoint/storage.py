@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 
 fcntl: Any
 try:
@@ -82,7 +82,7 @@ class Storage:
                 file.seek(0)
                 owner = file.read(200).decode(errors="replace").strip() or "another process"
                 raise UsageError(
-                    f"another job saves into {quoted(str(directory))} ({owner}); wait until it has ended, or save into"
+                    f"another job saves into {quoted_path(directory)} ({owner}); wait until it has ended, or save into"
                     " another directory (--save)"
                 ) from None
 

@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from minidist.base.errors import UsageError, text_of
+from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
 from minidist.collectives.registry import ALGORITHMS, arguments_of, at_registration, volume
 from minidist.collectives.tuning import MeasuredTimes, measured_times
@@ -161,7 +161,7 @@ def virtual_seconds(
             raise
         if ranks * nbytes > MAX_REAL_BYTES:
             raise UsageError(
-                f"{operation}/{algorithm} does not run on arrays without elements ({text_of(error)}), and {ranks} ranks"
+                f"{operation}/{algorithm} does not run on arrays without elements ({reason(error)}), and {ranks} ranks"
                 f" with {nbytes:,} B each are more than {MAX_REAL_BYTES:,} B; take smaller sizes"
             ) from error
         world.run(_run_on_shapes, operation, algorithm, nbytes, nodes, np.zeros)

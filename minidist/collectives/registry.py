@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.layout import chunk_sizes
 from minidist.base.registry import Registry
 from minidist.base.user_file import is_user_function, load_function
@@ -161,7 +161,7 @@ def _check_users(operation: str, name: str, function: Callable[..., Any]) -> Non
         inspect.signature(function).bind(*parameters)
     except TypeError as error:
         raise UsageError(
-            f"@algorithm: {operation}/{name} cannot be called with ({', '.join(parameters)}): {error}"
+            f"@algorithm: {operation}/{name} cannot be called with ({', '.join(parameters)}): {reason(error)}"
         ) from None
     except ValueError:  # a builtin without a signature
         pass

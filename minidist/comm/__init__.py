@@ -11,6 +11,7 @@ sim/                the simulated world: ranks in one process, virtual time
 mpi/                the MPI world: every rank is a process
 launched.py         how many processes the launcher started
 launcher.py         finds and calls `mpiexec`
+has_run.py          a rank that returned a generator has run nothing
 header.py           what both sides of a message must agree on
 claims.py           what the members of a communicator must say alike when they make it
 call_log.py         which collective calls a rank has made, and the first in which ranks differ

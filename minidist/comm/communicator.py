@@ -23,6 +23,8 @@ from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
 
+FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
+
 
 class Comm(PointToPoint):
     """A rank's handle on a group of ranks.
@@ -39,6 +41,15 @@ class Comm(PointToPoint):
         self._log = CallLog(world.kept_calls)
         self._children = 0
         world.register(self, self._log, origin, label)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A rank that counts itself as another one would take that one's messages.
+        if name in FIXED and name in self.__dict__:
+            raise UsageError(
+                f"rank {self.rank}: comm.{name} = {str(value)[:80]}, at {call_site(sys._getframe(1))}; what a"
+                " communicator is cannot be changed: use another variable, or make another communicator with split()"
+            )
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
         return f"Comm({self.name!r}, rank {self.rank} of {self.size})"

@@ -110,6 +110,8 @@ def unpack(data: bytes | bytearray) -> Header:
 
 # What ranks say of the gradients and weights that they send: `Bucket.equal`, `FSDPParamGroup`, `ZeroOptimizer.gather`.
 # And of copies of a tied weight: `SharedGradients` of a pipeline.
+OVER = ", mean over "  # a part of it, with what the losses of the sent gradients are means over: "22 rows"
+_MEANS = re.compile(OVER + r"(\d+ \w+(?: \+ \d+ \w+)*)")
 _REPLICA = re.compile(r"(?:model \d+|\S+ of fully_shard \d+|\S+ of a pipeline) after \d+ updates?.*")
 
 
@@ -134,11 +136,19 @@ def compare(sent: Header, expected: Header, source: int, destination: int, where
     # Two replicas that are not alike say themselves what they are: "model 1 after 3 updates with lr 0.1, ...".
     mine, other = _REPLICA.search(our_arguments), _REPLICA.search(their_arguments)
     if theirs == ours and their_arguments != our_arguments and mine and (other is None or other[0] != mine[0]):
+        over = [_MEANS.search(match[0]) if match else None for match in (mine, other)]
+        if other and any(over) and _MEANS.sub("", mine[0]) == _MEANS.sub("", other[0]):
+            has = [f"the mean over {found[1]}" if found else "no mean over rows" for found in over]
+            raise MismatchError(
+                f"ranks differ in {ours}: the loss of rank {destination} is {has[0]}, and that of rank {source}"
+                f" {has[1]}, at {where}; the mean of the ranks' means is not the mean over all rows: divide every loss"
+                " by the rows (tokens) of all ranks (divisor=), and wrap the model with reduction='sum'"
+            )
         raise MismatchError(
             f"ranks differ in {ours}: rank {destination} has {mine[0]}, and rank {source}"
             f" {other[0] if other else 'something else'}, at {where}; every rank must run its models in the same order,"
             " step their optimizers as often and with the same settings, call train() or eval() alike, and give the"
-            " same values to the weights"
+            f" same values to the weights{' and as many rows to a mean that is averaged' if any(over) else ''}"
         )
 
     # The first difference is the cause: other operations have other dtypes, other dtypes other sizes.

@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.base.errors import BufferReuseError, MinidistError, MismatchError, UsageError, nearest, quoted
+from minidist.base.errors import (
+    BufferReuseError,
+    MinidistError,
+    MismatchError,
+    UsageError,
+    nearest,
+    quoted_path,
+    reason,
+)
 from minidist.base.interrupts import EXIT_CODE, interruption
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
@@ -135,7 +143,7 @@ def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS
             pass
     except OSError as error:
         raise UsageError(
-            f"the {flag[2:]} cannot be written to {quoted(str(path), marks=False)}: {error.strerror}; choose another"
+            f"the {flag[2:]} cannot be written to {quoted_path(path, marks=False)}: {error.strerror}; choose another"
             f" {flag}"
         ) from None
 
@@ -143,7 +151,7 @@ def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS
     beginning, marked = found[: len(begins)], not found or mark.encode() in found or mark.encode() in ends
     if not begins.encode().startswith(beginning) or not marked:
         raise UsageError(
-            f"{flag} {quoted(str(path))} exists already and is not a file that minidist has written there; choose"
+            f"{flag} {quoted_path(path)} exists already and is not a file that minidist has written there; choose"
             f" another {flag}, or remove that file"
         )
 
@@ -296,7 +304,7 @@ def packed(world: MPIWorld, result: Any) -> bytes:
     except Exception as error:
         raise UsageError(
             f"rank {world.rank}: its result, a {type(result).__name__}, cannot be sent to rank 0"
-            f" ({type(error).__name__}: {str(error)[:80]}); return arrays, numbers or text, or nothing"
+            f" ({reason(error, named=True)}); return arrays, numbers or text, or nothing"
         ) from None
 
 

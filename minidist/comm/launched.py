@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import LauncherError
+from minidist.base.errors import LauncherError, reason
 
 # (rank, number of processes): the variables of Open MPI, of PMI (MPICH, Intel MPI, srun --mpi=pmi2) and of MVAPICH, and
 # what a user sets where nothing else does. Slurm's own come last, because an mpiexec inside a Slurm job inherits them.
@@ -37,7 +37,9 @@ def load_mpi() -> Any:
                 mpi4py.rc.finalize = True
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
-        raise LauncherError(f"MPI is not available ({error}); install it with: pip install 'minidist[mpi]'") from None
+        raise LauncherError(
+            f"MPI is not available ({reason(error)}); install it with: pip install 'minidist[mpi]'"
+        ) from None
     return MPI
 
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, text_of
+from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.trace import MessageEvent, Trace
 from minidist.base.watchers import watchers
@@ -292,7 +292,7 @@ class PointToPoint:
             data = np.frombuffer(pickle.dumps(value), dtype=np.uint8)
         except Exception as error:  # an object's own __reduce__ may raise anything
             raise UsageError(
-                f"rank {self.rank}: send_object of {_article(value)}, which cannot be pickled ({text_of(error)}), at "
+                f"rank {self.rank}: send_object of {_article(value)}, which cannot be pickled ({reason(error)}), at "
                 f"{self.site or call_site(sys._getframe(1))}; send arrays, numbers and text"
             ) from None
         self.send(np.array([data.size], dtype=np.int64), dest, tag)

@@ -5,7 +5,7 @@ Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 
 from dataclasses import dataclass
 
-from minidist.base.errors import text_of
+from minidist.base.errors import reason
 from minidist.comm.call_site import CallSite
 
 
@@ -31,7 +31,7 @@ def error_line(error: BaseException | None) -> str:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     where = f", raised at {CallSite(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
-    return f"{type(error).__name__}: {text_of(error)}{where}"
+    return f"{reason(error, named=True)}{where}"
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:

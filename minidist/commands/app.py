@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist import __version__
-from minidist.base.errors import MAX_QUOTED, MinidistError, quoted
+from minidist.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
 from minidist.base.interrupts import EXIT_CODE, ignore_more
 from minidist.comm.call_site import lines_of
 from minidist.comm.launch import interrupted, tune
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(interrupted(error))
         sys.exit(EXIT_CODE)
     except MemoryError as error:
-        refuse(f"minidist: out of memory: {error}; make the model, the batch or the number of ranks smaller", 2)
+        refuse(f"minidist: out of memory: {reason(error)}; make the model, the batch or the number of ranks smaller", 2)
     except BrokenPipeError:  # `minidist ... | head` has read enough
         leave_standard_output()
         sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1)
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.filename is None:
             raise
         refuse(
-            f"minidist: cannot open {quoted(str(error.filename))} ({error.strerror}); give the path of a file, in a"
+            f"minidist: cannot open {quoted_path(error.filename)} ({error.strerror}); give the path of a file, in a"
             " folder that exists",
             2,
         )

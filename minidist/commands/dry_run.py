@@ -29,6 +29,7 @@ from minidist.config.models import llama_inner
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.data import load_dataset
 from minidist.planning.architecture import Architecture
+from minidist.techniques import of_job
 from minidist.train.state import TrainResult
 from minidist.train.trainer import train
 
@@ -146,8 +147,7 @@ def check_fold(config: TrainConfig, size: int) -> None:
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",
         f"the shards of layers (--optimizer {config.optimizer} with --zero {config.zero})": config.zero
         and config.optimizer in ("lars", "lamb"),
-        "the tables of --check-replicas": config.check_replicas,
-        "the samples of --check-data": config.check_data,
+        **{extension.unlike: True for extension in of_job(config) if extension.unlike},
         f"parts of --context {config.context} tokens": config.context % sequences,
     }
     for what, present in differ.items():

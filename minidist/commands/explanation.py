@@ -48,9 +48,13 @@ def explain_job(
 
     # Two steps without a record, for the memory.
     warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
+    replaced = translation.in_place(config)
     figures: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],
-        "not_honoured": [{"key": key, "why": why} for key, why in translation.ignored],
+        "not_honoured": [
+            {"key": key, "why": f"{why}; {replaced[key]}" if key in replaced else why}
+            for key, why in translation.ignored
+        ],
         "batch": {
             "global_batch": batches.global_batch,
             "micro_batch": batches.micro_batch,
@@ -74,7 +78,8 @@ def explain_job(
 
 def trial(config: TrainConfig, steps: int) -> TrainConfig:
     """Return the job with so few steps: its learning rate is constant, and nothing is saved."""
-    constant = {"warmup": 0, "warmup_curve": "linear", "warmup_start": 0.0, "decay": "constant", "final_lr": 0.0}
+    fields = ("warmup", "warmup_curve", "warmup_start", "decay", "decay_steps", "final_lr")
+    constant = {name: TrainConfig.model_fields[name].default for name in fields}
     unsaved = {"save": None, "every": None, "keep": None, "resume": False, "from_step": None, "overwrite": False}
     return config.model_copy(update={"steps": steps, **unsaved, **constant})
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import FlopCounter, no_grad
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.random import Key, uniform
 from minidist.checkpoint.resume import read_job_state
 from minidist.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
@@ -47,7 +47,7 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
     if not config.is_language_model:
         kind = "a classifier" if config.is_classifier else "a model of your own"
         raise UsageError(
-            f"the checkpoint {quoted(str(checkpoint.path))} holds {kind} (--model {config.model}), which generates"
+            f"the checkpoint {quoted_path(checkpoint.path)} holds {kind} (--model {config.model}), which generates"
             " no text"
             " here; train a gpt or llama"
         )

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.commands.output import App, say
@@ -43,7 +43,7 @@ def lesson_build(
     if output is None:
         raise UsageError("--output is missing: where do the students' notebooks go?")
     if output.resolve() == folder.resolve():
-        raise UsageError(f"--output {quoted(str(output))} is the folder of the lessons; choose another one")
+        raise UsageError(f"--output {quoted_path(output)} is the folder of the lessons; choose another one")
     from minidist.lesson.student import solutions_of, student_notebook
 
     for source in build.sources(folder, numbers or ()):

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.commands.options import command_line
 from minidist.commands.output import Result, json_or_table, say
@@ -55,7 +55,7 @@ def memory(
     if form not in (None, "text", "svg"):
         raise UsageError(f"--format {quoted(form)}; it must be text or svg")
     if output is not None and form == "text":
-        raise UsageError(f"--format text contradicts --output {quoted(output.name)}; leave one of them out")
+        raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
     form = format_of(output, None, {"svg": SUFFIXES}, form or "text")
     degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
     split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]

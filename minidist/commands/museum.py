@@ -17,7 +17,7 @@ from minidist.commands.output import Result, json_or_table, say
 def museum(
     number: Annotated[
         str | None,
-        typer.Argument(help="an exhibit, such as 1 or 4b; a range, such as 101-146, or default: a table of all"),
+        typer.Argument(help="an exhibit, such as 1 or 13a; a range, such as 101-146, or default: a table of all"),
     ] = None,
     output: Annotated[
         Path | None,
@@ -39,7 +39,7 @@ def museum(
 
     is_table = number is None or "-" in number
     if output is not None and is_table:
-        raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1 -o one.svg")
+        raise UsageError("-o draws one exhibit; give its number, as in minidist museum 1a -o one.svg")
     chosen, runs = exhibits() if number is None else find(number), []
     for done, exhibit in enumerate(chosen):
         # A run of all exhibits takes minutes, so it says how far it is.

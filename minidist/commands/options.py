@@ -24,6 +24,7 @@ from minidist.base.file_format import format_of
 from minidist.base.limits import check_size
 from minidist.commands.output import say, with_parameters
 from minidist.config.train_config import TrainConfig, flag
+from minidist.techniques import installed
 
 
 def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
@@ -111,6 +112,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         _parameter("overrides", list[str] | None, one, None),
         _parameter("print_config", bool, shown, False),
     ]
+    panels = {name: kind.panel for kind in installed() for name in kind.Settings.model_fields}
     for name, info in TrainConfig.model_fields.items():
         kind, text = info.annotation, info.description or ""
         # A Literal becomes a word whose choices are in the help; TrainConfig checks it, with its own error message.
@@ -121,7 +123,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         if Literal["auto"] in get_args(kind):
             kind = str | None
         # A bool has one flag only, without Typer's --no-FLAG.
-        panel = PANELS.get(name, panel)
+        panel = panels.get(name) or PANELS.get(name, panel)
         option = typer.Option(*((flag(name),) if kind is bool else ()), help=text, rich_help_panel=panel)
         parameters.append(_parameter(name, kind, option, info.default))
     own = list(inspect.signature(function).parameters.values())[1:]  # without the config
@@ -176,9 +178,10 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
 
     translation = read_deepspeed(path)
+    job = apply_deepspeed(config, translation, given_settings())
     if translation.ignored and launched_rank() == 0:
-        say(translation.warning())
-    return apply_deepspeed(config, translation, given_settings())
+        say(translation.warning(job))
+    return job
 
 
 # The fields that --config and --set gave: like a flag, none of them is overridden in silence.

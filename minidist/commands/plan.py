@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
 from minidist.commands.options import above_zero, command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
@@ -226,7 +226,7 @@ def _job_file(config: Path, model: str | None, sizes: tuple[Any, ...]) -> "Plann
     flags |= {"--ffn": ffn, "--vocab": vocab, "--seq": seq, "--gated": gated or None, "--tied": tied}
     for flag, value in {**flags, "--experts": experts or None, "--top-k": top_k}.items():
         if value is not None:
-            raise UsageError(f"{flag} describes a model, and {quoted(str(config))} is one; leave one out")
+            raise UsageError(f"{flag} describes a model, and {quoted_path(config)} is one; leave one out")
     return read_job(config)
 
 
@@ -266,7 +266,7 @@ def _architecture(
 
     if config is not None and model is not None:
         raise UsageError(
-            f"the model is given twice, as {quoted(str(config))} and --model {quoted(model)}; leave one out"
+            f"the model is given twice, as {quoted_path(config)} and --model {quoted(model)}; leave one out"
         )
     sizes = {"--layers": layers, "--hidden": hidden, "--heads": heads}
     others = {
@@ -281,7 +281,7 @@ def _architecture(
     if config is not None or model is not None:
         extra = [flag for flag, value in {**sizes, **others}.items() if value is not None]
         if extra:
-            raise UsageError(f"{extra[0]} describes a model, and {quoted(str(config or model))} is one; leave one out")
+            raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
         return read_architecture(config) if config is not None else read_model(str(model))
     missing = [flag for flag, value in sizes.items() if value is None]
     if missing:
@@ -315,7 +315,7 @@ def _draw(found: "Search", job: "Job", output: Path) -> None:
     from minidist.report.frontier import frontier
 
     if not found.plans:
-        raise UsageError(f"no layout fits, so there is nothing to draw in {quoted(str(output))}; add GPUs")
+        raise UsageError(f"no layout fits, so there is nothing to draw in {quoted_path(output)}; add GPUs")
     layouts = [plan.as_dict() for plan in found.plans]
     title = f"{len(layouts):,} layouts of {job.gpus:,} GPUs"
     say(f"written: {save(frontier(layouts, title=title, command=command_line()), output)}")

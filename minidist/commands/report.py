@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.commands.output import say
 
 
@@ -56,7 +56,7 @@ def report(
     if trace.suffix == ".et":
         if output is not None or picture is not None or form is not None:
             raise UsageError(
-                f"{quoted(str(trace))} is an execution trace, which is printed and not drawn; leave out --output,"
+                f"{quoted_path(trace)} is an execution trace, which is printed and not drawn; leave out --output,"
                 " --picture and --format, or give the trace of the run"
             )
         from minidist.report.chakra import summary

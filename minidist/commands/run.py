@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted_path
 from minidist.base.user_file import ProgramError
 
 
@@ -20,7 +20,7 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
-        raise UsageError(f"script {quoted(str(script))} does not exist; give the path of a Python file")
+        raise UsageError(f"script {quoted_path(script)} does not exist; give the path of a Python file")
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     sys.argv = [str(script), *context.args]

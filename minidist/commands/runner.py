@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.limits import check_ranks
 from minidist.base.trace import write_traces
 from minidist.checkpoint.directory import Checkpoint, save_bytes
@@ -31,6 +31,7 @@ from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
+from minidist.techniques import of_job
 from minidist.train.batch_plan import changes_batches
 from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.train.progress import Progress
@@ -62,7 +63,8 @@ class Summary:
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
-    layouts_checked: int | None = None  # with --check-layouts: results whose type was checked, of rank 0
+    measured: dict[str, Any] = field(default_factory=dict)  # what techniques report, of rank 0
+    lines: Sequence[str] = ()  # and how people read it
     messages_by_purpose: dict[str, int] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,9 +86,8 @@ class Summary:
             *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
             *(("partitions",) if self.partitions else ()),
-            *(("layouts_checked",) if self.layouts_checked is not None else ()),
         )
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | self.measured
 
     def volumes_hold(self) -> bool:
         """Return whether every purpose's measured volume equals its closed form."""
@@ -133,8 +134,7 @@ class Summary:
         if self.partitions:
             cuts = (f"{partition} for {_count(steps, 'step')}" for partition, steps in self.partitions)
             lines.append(f"layers of the stages: {', then '.join(cuts)}")
-        if self.layouts_checked is not None:
-            lines.append(f"types of {self.layouts_checked:,} results over the tensor axis are right")
+        lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
         if self.sparsity:
@@ -258,7 +258,7 @@ def run_training(
 def _check_metrics(path: Path, trace: Path | None, config: TrainConfig) -> None:
     """Raise UsageError when the file of --metrics is a user's own, or the trace, or of another run than is resumed."""
     if trace is not None and path.resolve() == trace.resolve():
-        raise UsageError(f"--metrics and --trace are the same file, {quoted(str(path))}; give one of them another name")
+        raise UsageError(f"--metrics and --trace are the same file, {quoted_path(path)}; give one of them another name")
     writable(path, "--metrics", METRICS_BEGIN)
     if config.resume and config.save is not None:
         check_same_run(path, read_job_state(Checkpoint(config.save, step=config.from_step)).losses)
@@ -341,7 +341,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.int8,
         _teacher(results),
         [(run.partition, run.steps) for run in first.cuts] or None,
-        first.layouts_checked,
+        first.measured,
+        [line for extension in of_job(config) for line in extension.lines(first.measured)],
         messages,
     )
 

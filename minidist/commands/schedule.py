@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
@@ -89,7 +89,7 @@ def schedule(
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
     form = format_of(output, form, ENDINGS, "text", ("--output", flag))
     if output is not None and not plans:
-        raise UsageError(f"--output {quoted(str(output))} without a schedule; name one, such as 1f1b")
+        raise UsageError(f"--output {quoted_path(output)} without a schedule; name one, such as 1f1b")
     if output is not None:
         refuse_others(output, form)
     if not plans:
@@ -168,7 +168,7 @@ def check_csv(path: Path, text: str) -> None:
     with writing("the schedule", path, "choose another --output"):
         if path.is_file() and path.read_bytes() not in (b"", text.encode()):
             raise UsageError(
-                f"--output {quoted(str(path))} exists already with other rows, and a CSV file does not say whether they"
+                f"--output {quoted_path(path)} exists already with other rows, and a CSV file does not say whether they"
                 " are your own; choose another --output, or remove that file"
             )
 

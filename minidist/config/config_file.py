@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import MAX_TOML_LINE, parse_toml, read_json, read_toml
 from minidist.config.train_config import TrainConfig
 
@@ -60,12 +60,13 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
         field = key.rpartition(".")[2].replace("-", "_")
         if field not in TrainConfig.model_fields:
             raise UsageError(
-                f"{quoted(where, marks=False)}: unknown setting {quoted(key)}{nearest(field, TrainConfig.model_fields)}"
+                f"{quoted_path(where, marks=False)}: unknown setting"
+                f" {quoted(key)}{nearest(field, TrainConfig.model_fields)}"
                 "; correct its name, or leave it out"
             )
         if field in result:
             raise UsageError(
-                f"{quoted(where, marks=False)}: {quoted(field)} appears twice, the second time as {quoted(key)};"
+                f"{quoted_path(where, marks=False)}: {quoted(field)} appears twice, the second time as {quoted(key)};"
                 " leave one of them out"
             )
         result[field] = value
@@ -75,10 +76,10 @@ def _fields(leaves: Iterable[tuple[str, Any]], where: str) -> dict[str, Any]:
 def _parse(path: Path, what: str) -> dict[str, Any]:
     readers: dict[str, Any] = {".toml": read_toml, ".json": read_json}
     if path.suffix not in readers:
-        raise UsageError(f"{what} {quoted(str(path))}; it must be a .toml or a .json file")
+        raise UsageError(f"{what} {quoted_path(path)}; it must be a .toml or a .json file")
     content = readers[path.suffix](path, what, "correct the file, or name another one")
     if not isinstance(content, dict):
-        raise UsageError(f"{what} {quoted(str(path))} holds a {type(content).__name__}; it must be a table of settings")
+        raise UsageError(f"{what} {quoted_path(path)} holds a {type(content).__name__}; it must be a table of settings")
     return content
 
 

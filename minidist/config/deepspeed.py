@@ -22,17 +22,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import MIN_VALUE
 from minidist.base.read_file import read_json
-from minidist.config.deepspeed_keys import NVME, note_of, unknown
+from minidist.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
 from minidist.config.train_config import TrainConfig, flag
 
 Settings = dict[str, Any]
 # DeepSpeed's name of an optimizer, in lower case -> minidist's.
-OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "adagrad": "adagrad", "rmsprop": "rmsprop"}
-# The learning rate of these in DeepSpeed and PyTorch, where the file gives none.
-DEFAULT_LR = {"adam": 1e-3, "adamw": 1e-3, "sgd": 1e-3, "adagrad": 1e-2, "rmsprop": 1e-2}
+OPTIMIZERS = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "rmsprop": "rmsprop",
+    "lamb": "lamb",
+    "muon": "muon",
+}
+# The parameters of these in DeepSpeed and PyTorch that a file leaves out, where they are not those of every job.
+DEFAULTS: dict[str, Settings] = {
+    "adam": {"lr": 1e-3},
+    "adamw": {"lr": 1e-3},
+    "sgd": {"lr": 1e-3},
+    "adagrad": {"lr": 1e-2},
+    "rmsprop": {"lr": 1e-2},
+    "lamb": {"lr": 1e-3, "eps": 1e-8},
+    "muon": {"lr": 3e-4, "momentum": 0.95, "nesterov": True, "betas": "0.9,0.95", "eps": 1e-10},
+}
+AVERAGING = ("adam", "adamw", "lamb", "muon")  # these have betas
 AUTO = "auto: another program fills it in, and here the flags decide"
 # The batch triple, in the order global batch, micro-batch, accumulation.
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -44,13 +61,15 @@ class Translation:
     """What a file says.
 
     settings: fields of TrainConfig. defaults: those that follow from keys that the file leaves out. applied: (key,
-    value, the flags that it became). ignored: (key, why).
+    value, the flags that it became). ignored: (key, why). replaced: "optimizer" or "scheduler" -> the file's kind,
+    where minidist has no such kind.
     """
 
     settings: Settings = field(default_factory=dict)
     defaults: Settings = field(default_factory=dict)
     applied: list[tuple[str, Any, str]] = field(default_factory=list)
     ignored: list[tuple[str, str]] = field(default_factory=list)
+    replaced: dict[str, Any] = field(default_factory=dict)
 
     def apply(self, key: str, value: Any, **settings: Any) -> None:
         """Record that the key applies, through these settings (none: minidist does that anyway)."""
@@ -85,15 +104,33 @@ class Translation:
         else:
             self.ignore(key, AUTO if value == "auto" else noted.why)
 
-    def warning(self) -> str:
-        """Return one line that names every key that does not apply; "" when there is none."""
+    def replace(self, section: str, values: Mapping[str, Any], why: str) -> None:
+        """Record that minidist has no optimizer or schedule of the file's kind."""
+        if "type" in values:
+            self.replaced[section] = values["type"]
+        _ignore_all(section, values, self, why)
+
+    def in_place(self, job: TrainConfig) -> dict[str, str]:
+        """Return what trains in the place of the file's optimizer and schedule, where minidist has no such kind."""
+        ours = {
+            "optimizer": f"--optimizer {job.optimizer} with --lr {job.lr:g}",
+            "scheduler": f"--decay {job.decay} with --warmup {job.warmup}",
+        }
+        return {
+            f"{section}.type": f"{ours[section]} trains in the place of {quoted(kind)}"
+            for section, kind in self.replaced.items()
+        }
+
+    def warning(self, job: TrainConfig) -> str:
+        """Return one line that names every key that does not apply to the job; "" when there is none."""
         if not self.ignored:
             return ""
         keys = [quoted(key, marks=False) for key, _ in self.ignored[:MAX_LISTED]]
         more = len(self.ignored) - len(keys)
-        return f"not honoured: {', '.join(keys)}" + (
+        listed = f"not honoured: {', '.join(keys)}" + (
             f" and {more:,} more, which minidist explain lists" if more else ""
         )
+        return "; ".join([listed, *self.in_place(job).values()])
 
 
 def _flags(settings: Settings) -> str:
@@ -104,13 +141,13 @@ def read_deepspeed(path: str | Path) -> Translation:
     """Translate a file. UsageError when it is not a JSON object, a value is wrong, or the batch is undetermined."""
     content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
     if not isinstance(content, dict):
-        raise UsageError(f"--deepspeed {quoted(str(path))} holds a {type(content).__name__}, not a JSON object")
+        raise UsageError(f"--deepspeed {quoted_path(path)} holds a {type(content).__name__}, not a JSON object")
     return translate(content)
 
 
 def translate(content: Mapping[str, Any]) -> Translation:
-    """Translate the content of a file."""
-    result = Translation()
+    """Translate the content of a file. Keys that begin with "_" or "//" are comments."""
+    result, content = Translation(), _without_comments(content)
     _batch(content, result)
     sections: dict[str, Callable[[Any, Translation], None]] = {
         "optimizer": _optimizer,
@@ -142,6 +179,12 @@ def translate(content: Mapping[str, Any]) -> Translation:
             result.note(key, value)
     _across_sections(content, result)
     return result
+
+
+def _without_comments(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_comments(inner) for key, inner in value.items() if not key.startswith(("_", "//"))}
 
 
 def _across_sections(content: Mapping[str, Any], result: Translation) -> None:
@@ -290,41 +333,26 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
             "DeepSpeed refuses optimizer.params.max_grad_norm; write gradient_clipping beside the optimizer instead"
         )
     if name is None:
-        why = "minidist has Adam, AdamW, SGD, Adagrad and RMSprop of these"
-        if kind.lower() == "muon":  # taking it over with its learning rate would train with steps of other lengths
-            why = "--optimizer muon multiplies a step by 0.2 sqrt(max(rows, columns)), DeepSpeed's by another number"
-        _ignore_all("optimizer", section, result, why)
+        *some, last = ("Adam", "AdamW", "SGD", "Adagrad", "RMSprop", "Lamb", "Muon")
+        result.replace("optimizer", section, f"minidist has {', '.join(some)} and {last} of these")
         return
     if kind.lower() == "adam" and params.get("adam_w_mode", True) is False:
         # DeepSpeed's "Adam" decays weights as AdamW does, unless told otherwise; PyTorch's too, with `torch_adam`.
         name = "adam"
     result.apply("optimizer.type", kind, optimizer=name)
 
-    # Numbers that are settings here too. Only SGD and RMSprop have a momentum of their own.
+    # Numbers that are settings here too. Only SGD, RMSprop and Muon have a momentum.
     fields = {"lr": "lr", "weight_decay": "weight_decay"}
-    fields |= {"momentum": "momentum"} if name in ("sgd", "rmsprop") else {}
+    fields |= {"momentum": "momentum"} if name in ("sgd", "rmsprop", "muon") else {}
     _numbers("optimizer", params, result, fields)
-    if "lr" not in params:
-        result.default("optimizer.params.lr", DEFAULT_LR[name], lr=DEFAULT_LR[name])
+    for key, value in DEFAULTS[name].items():
+        if key not in params:
+            result.default(f"optimizer.params.{key}", value, **{key: value})
     # PyTorch's AdamW decays weights by default, DeepSpeed's does not.
     if name == "adamw" and params.get("torch_adam") is True and "weight_decay" not in params:
         result.default("optimizer.params.weight_decay", 0.01, weight_decay=0.01)
-
-    # PyTorch's SGD takes a flag, too.
-    if name == "sgd" and isinstance(params.get("nesterov"), bool):
-        nesterov = params.pop("nesterov")
-        result.apply("optimizer.params.nesterov", nesterov, nesterov=nesterov)
-
-    # Adam's two averages, and the epsilon of all that divide. What is not two numbers is listed below.
-    betas = params.get("betas")
-    if name in ("adam", "adamw") and betas is not None and betas != "auto":
-        if _are_betas(betas):
-            result.apply("optimizer.params.betas", betas, betas=",".join(str(float(b)) for b in betas))
-        else:
-            result.ignore("optimizer.params.betas", "betas are two numbers from 0 to below 1")
-        del params["betas"]
-    if name != "sgd" and params.get("eps", "auto") != "auto":
-        _numbers("optimizer", {"eps": params.pop("eps")}, result, {"eps": "eps"})
+    _betas_and_more(name, params, result)
+    _steps_of_another_length(name, params, result)
 
     # Other parameters apply only with the value that minidist trains with.
     for key, value in params.items():
@@ -341,6 +369,41 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
             result.note(f"optimizer.{key}", section[key])
 
 
+def _betas_and_more(name: str, params: Settings, result: Translation) -> None:
+    """Apply the parameters that are not one number, and epsilon, and remove them from `params`."""
+    # PyTorch's SGD takes a flag, too.
+    if name in ("sgd", "muon") and isinstance(params.get("nesterov"), bool):
+        nesterov = params.pop("nesterov")
+        result.apply("optimizer.params.nesterov", nesterov, nesterov=nesterov)
+
+    # The two averages, and the epsilon of all that divide.
+    betas = params.get("betas")
+    if name in AVERAGING and betas is not None and betas != "auto":
+        if _are_betas(betas):
+            result.apply("optimizer.params.betas", betas, betas=",".join(str(float(b)) for b in betas))
+        else:
+            result.ignore("optimizer.params.betas", "betas are two numbers from 0 to below 1")
+        del params["betas"]
+    if name != "sgd" and params.get("eps", "auto") != "auto":
+        _numbers("optimizer", {"eps": params.pop("eps")}, result, {"eps": "eps"})
+
+
+def _steps_of_another_length(name: str, params: Settings, result: Translation) -> None:
+    """List in what a step of Lamb and Muon differs from DeepSpeed's, also where the file leaves the parameter out."""
+    if name == "lamb":
+        for key, value in {"max_coeff": 10.0, "min_coeff": 0.01}.items():
+            if key not in params:
+                result.ignore(f"optimizer.params.{key} (default)", f"it is {value:g}; {UNBOUNDED}")
+    elif name == "muon":
+        result.ignore("optimizer.params.lr (of matrices)", MUON_STEP)
+
+
+MUON_STEP = (
+    "minidist multiplies the step of a matrix by 0.2 sqrt(max(rows, columns)), DeepSpeed by sqrt(max(1, rows /"
+    " columns)): steps are as long with lr / (0.2 sqrt(columns))"
+)
+
+
 def _are_betas(value: Any) -> bool:
     numbers = isinstance(value, list) and all(isinstance(b, int | float) and not isinstance(b, bool) for b in value)
     return numbers and len(value) == 2 and all(0 <= b < 1 for b in value)
@@ -350,16 +413,19 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = section.get("type"), _params("scheduler", section)
     decays = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
     if not isinstance(kind, str) or kind not in decays:
-        _ignore_all("scheduler", section, result, "minidist has a warm-up, then a constant, a line or a cosine")
+        result.replace("scheduler", section, "minidist has a warm-up, then a constant, a line or a cosine")
         return
     cosine = kind == "WarmupCosineLR"
     result.apply("scheduler.type", kind, decay=decays[kind])
     own = {"cos_min_ratio": "final_lr"} if cosine else {"warmup_max_lr": "lr"}
     if decays[kind] != "constant":
-        own["total_num_steps"] = "steps"
+        own["total_num_steps"] = "decay_steps"
     own |= {"warmup_min_ratio": "warmup_start"} if cosine else {}
     fields = {"warmup_num_steps": "warmup", **own}
     _numbers("scheduler", params, result, fields)
+    # A job is as long as its schedule, unless a flag says otherwise.
+    if "decay_steps" in result.settings:
+        result.default("scheduler: the steps of the job", params["total_num_steps"], steps=params["total_num_steps"])
 
     # DeepSpeed's warm-up is logarithmic unless told otherwise, also by a word that it does not know.
     curve = params.pop("warmup_type", None)

@@ -35,18 +35,20 @@ ARITHMETIC = "sums and the optimizer's copies of 16-bit parameters are float32 h
 ONE_BUFFER = "minidist gathers whole buffers: it has no size of a part"
 WHOLE_UNITS = "ZeRO 3 gathers and releases whole blocks here"
 
+UNBOUNDED = "the ratio of a layer's weights to its step has no bounds here, as in the paper"
+
 APPLIED: dict[str, Applied] = {
     "train_batch_size": Applied(16, "--global-batch"),
     "train_micro_batch_size_per_gpu": Applied(2, "--micro-batch"),
     "gradient_accumulation_steps": Applied(4, "--accumulation"),
     "gradient_clipping": Applied(1.0, "--clip; 0 is off"),
-    "optimizer.type": Applied("AdamW", "--optimizer: Adam, AdamW, SGD, Adagrad and RMSprop, in any case"),
+    "optimizer.type": Applied("AdamW", "--optimizer: Adam, AdamW, SGD, Adagrad, RMSprop, Lamb and Muon, in any case"),
     "optimizer.params.lr": Applied(0.001, "--lr"),
-    "optimizer.params.betas": Applied([0.8, 0.999], "of Adam and AdamW: --betas"),
+    "optimizer.params.betas": Applied([0.8, 0.999], "of Adam, AdamW, Lamb and Muon: --betas"),
     "optimizer.params.eps": Applied(1e-6, "--eps, but of SGD"),
     "optimizer.params.weight_decay": Applied(0.01, "--weight-decay"),
-    "optimizer.params.momentum": Applied(0.9, "of SGD and RMSprop: --momentum"),
-    "optimizer.params.nesterov": Applied(True, "of SGD: --nesterov"),
+    "optimizer.params.momentum": Applied(0.9, "of SGD, RMSprop and Muon: --momentum"),
+    "optimizer.params.nesterov": Applied(True, "of SGD and Muon: --nesterov"),
     "optimizer.params.adam_w_mode": Applied(False, "of Adam: false is --optimizer adam, else it is adamw"),
     "optimizer.params.torch_adam": Applied(True, "of Adam and AdamW: a --weight-decay of 0.01 if none is given"),
     "scheduler.type": Applied(
@@ -57,7 +59,9 @@ APPLIED: dict[str, Applied] = {
     "scheduler.params.warmup_min_lr": Applied(0.0001, "--warmup-start, a share of the learning rate"),
     "scheduler.params.warmup_min_ratio": Applied(0.1, "of WarmupCosineLR: --warmup-start"),
     "scheduler.params.warmup_type": Applied("linear", "--warmup-curve deepspeed-linear, else deepspeed-log"),
-    "scheduler.params.total_num_steps": Applied(100, "of WarmupDecayLR and WarmupCosineLR: --steps"),
+    "scheduler.params.total_num_steps": Applied(
+        100, "of WarmupDecayLR and WarmupCosineLR: --decay-steps, and --steps where no flag gives it"
+    ),
     "scheduler.params.cos_min_ratio": Applied(0.1, "of WarmupCosineLR: --final-lr"),
     "fp16.enabled": Applied(True, "--precision fp16"),
     "fp16.loss_scale": Applied(128.0, "--loss-scale with --static-loss-scale; 0 is a dynamic one"),
@@ -133,6 +137,12 @@ NOTED: dict[str, Noted] = {
     # optimizer and scheduler
     "optimizer.params": Noted((), "minidist's optimizer has no such parameter"),
     "optimizer.params.bias_correction": Noted((True,), "Adam corrects the bias of its averages"),
+    "optimizer.params.max_coeff": Noted((), UNBOUNDED),
+    "optimizer.params.min_coeff": Noted((), UNBOUNDED),
+    "optimizer.params.eps_inside_sqrt": Noted((False,), "epsilon is added to the root"),
+    "optimizer.params.muon_lr": Noted((), "--lr is the learning rate of Muon's matrices and of all other parameters"),
+    "optimizer.params.adam_lr": Noted((), "--lr is the learning rate of Muon's matrices and of all other parameters"),
+    "optimizer.params.ns_method": Noted(("standard", "gram"), "a form of the same iteration"),
     "optimizer.params.amsgrad": Noted((False,), "minidist has no AMSGrad"),
     "optimizer.params.dampening": Noted((0,), "minidist's momentum has no dampening"),
     "optimizer.params.maximize": Noted((False,), "minidist minimises"),
@@ -270,7 +280,9 @@ def as_markdown() -> str:
         "",
         "`minidist train --deepspeed FILE` and `minidist explain FILE` read a file that was written for DeepSpeed.",
         "Each key becomes a flag, or is named with the reason why it does not apply. No key is silently ignored. For",
-        "a key with the value `auto` the flag is used. A key that is absent has DeepSpeed's default.",
+        "a key with the value `auto` the flag is used. A key that is absent has DeepSpeed's default. A key that begins",
+        "with `_` or `//` is a comment. An optimizer or a schedule that minidist does not have is replaced by that of",
+        "the flags, and a sentence names both.",
         "`python -m minidist.config.deepspeed_keys` writes this page.",
         "",
         "## Honoured",

@@ -6,7 +6,7 @@ Proved by: tests/config/test_own_model.py, tests/commands/test_generation.py
 import inspect
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted, text_of
+from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.base.half import named_dtype
 from minidist.base.user_file import load_function
 from minidist.config.train_config import TrainConfig, flag
@@ -81,9 +81,7 @@ def own_model(config: TrainConfig, dataset: Any) -> Module:
     except MinidistError:
         raise
     except Exception as error:
-        raise UsageError(
-            f"--model {source} raises {type(error).__name__}: {text_of(error)}; correct the function"
-        ) from error
+        raise UsageError(f"--model {source} raises {reason(error, named=True)}; correct the function") from error
 
     if not isinstance(model, Module) or not any(True for _ in model.parameters()):
         raise UsageError(f"--model {source} returns {quoted(model)}; return a minidist.nn.Module that has parameters")

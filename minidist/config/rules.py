@@ -1,11 +1,8 @@
 """Which settings do not combine: every rule in one list, with its condition, its sentence and its remedy.
 
-To add a rule, add it to the section that it belongs to, and a case to tests/config/test_rules.py. A job that breaks a
-rule is refused before any rank starts, with one sentence: the message, a semicolon, the remedy.
-
-    Rule("dropout-gpt", lambda j: j.dropout and j.model != "gpt",
-         "--dropout {dropout} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
-         "leave it out")
+To add a rule (`techniques/rule.py`), add it to the section that it belongs to, and a case to
+tests/config/test_rules.py. The rules of a technique are in its folder. A job that breaks a rule is refused before any
+rank starts, with one sentence: the message, a semicolon, the remedy.
 
 The rules are checked in order and the first broken one is reported, so a rule may rely on all rules above it.
 `python -m minidist.config.rules` writes them as docs/rules.md.
@@ -14,9 +11,7 @@ Proved by: tests/config/test_rules.py
 """
 
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
 
 from minidist.base.errors import UsageError, quoted
 from minidist.collectives import ALGORITHMS
@@ -28,38 +23,8 @@ from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
 from minidist.optim.schedule import lr_scaling
 from minidist.parallel.sparsity import check_prunable
-
-Value = Callable[[ResolvedJob], Any]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One combination that is refused.
-
-    broken: whether a job breaks the rule. message, remedy: the two halves of the sentence, in which {name} is an entry
-    of `values`, or an attribute of the ResolvedJob.
-    """
-
-    name: str
-    broken: Callable[[ResolvedJob], Any]
-    message: str
-    remedy: str
-    values: Mapping[str, Value] = field(default_factory=dict)
-
-    def sentence(self, job: ResolvedJob) -> str:
-        """Return the sentence with the numbers of `job`."""
-        template = f"{self.message}; {self.remedy}"
-        # Only what the sentence names is computed: other values may be undefined for this job.
-        names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
-        return template.format(
-            **{name: self.values[name](job) if name in self.values else _setting(job, name) for name in names}
-        )
-
-
-def _setting(job: ResolvedJob, name: str) -> Any:
-    """Return a value of the job, of a text at most what a sentence quotes."""
-    value = getattr(job, name)
-    return quoted(value, marks=False) if isinstance(value, str) else value
+from minidist.techniques import installed, of_users
+from minidist.techniques.rule import Rule, Value, setting
 
 
 def multiples(number: int, unit: int) -> str:
@@ -607,10 +572,7 @@ PARAMETER_SERVER = (
             f"{flag(name)} does not combine with --strategy ps: {why}",
             "leave it out",
         )
-        for name, why in (
-            ("synchronize_each", "a worker pushes once per step"),
-            ("check_replicas", "workers have different weights on purpose"),
-        )
+        for name, why in (("synchronize_each", "a worker pushes once per step"),)
     ),
     *(
         Rule(
@@ -755,7 +717,7 @@ REPLICAS = (
             " different weights and gradients",
             "leave it out",
         )
-        for name in ("clip", "noise_scale", "synchronize_each", "check_replicas")
+        for name in ("clip", "noise_scale", "synchronize_each")
     ),
     Rule(
         "local-steps-with-sync-batch-norm",
@@ -804,13 +766,6 @@ REPLICAS = (
         lambda j: j.local_steps and j.compressor != "none",
         "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
         "leave it out",
-    ),
-    Rule(
-        "replicas-to-check",
-        # With one data-parallel rank it is a notice, see NOTICES.
-        lambda j: j.check_replicas and j.data_ranks > 1 and not j.has_replicas,
-        "--check-replicas compares ranks that hold the same values, and with --zero {zero} no two ranks do",
-        "use --zero 2 or --dp-replicate 2, or leave it out",
     ),
     Rule(
         "sync-batch-norm-with-server",
@@ -1134,13 +1089,6 @@ PIPELINE = (
         "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
         "leave it out",
     ),
-    Rule(
-        "asynchronous-with-check-replicas",
-        both("asynchronous", "check_replicas"),
-        "--check-replicas compares copies after every step, and with --schedule {schedule} those of a weight are of"
-        " different steps",
-        "leave it out, or use a synchronous schedule, such as 1f1b",
-    ),
     *(
         Rule(
             f"asynchronous-with-{name}",
@@ -1248,7 +1196,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
     ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
-    ("check_layouts", lambda j: j.tp > 1, "--tp 2 or more"),
     (
         "orthogonalize",
         lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
@@ -1292,6 +1239,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
+    ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
@@ -1333,8 +1281,8 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),
     ("orthogonalize", lambda j: False),
-    ("check_replicas", lambda j: j.has_replicas),
     ("shard_teacher", lambda j: False),
+    *(pair for kind in installed() for pair in kind.alone),
 )
 # Those that happen every so many steps, of which the job has fewer.
 PERIODS = {"every": 0, "evaluate_every": 0, "repartition_every": 1}  # and how many steps must follow
@@ -1368,7 +1316,7 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
 
 def _flag_and_value(job: ResolvedJob, name: str) -> str:
     """Return a setting as it is typed."""
-    value = _setting(job, name)
+    value = setting(job, name)
     return flag(name) if value is True else f"{flag(name)} {value}"
 
 
@@ -1390,6 +1338,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Experts": EXPERTS,
     "Memory": MEMORY,
     "Pipelines": PIPELINE,
+    "Techniques": tuple(rule for kind in installed() for rule in kind.rules),
     "Settings without effect": WITHOUT_EFFECT,
 }
 RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
@@ -1401,7 +1350,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
     """
     job = ResolvedJob(config, batches, processes_here)
-    for rule in rules:
+    for rule in (*rules, *(rule for extension in of_users(config) for rule in extension.rules)):
         if rule.broken(job):
             raise UsageError(rule.sentence(job))
 
@@ -1409,7 +1358,7 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     job.dataset.samples(config.context)
     lr_scaling(config.lr_scaling)
     if config.decay != "constant" and config.warmup_curve == "linear":
-        WarmupCosine(config.warmup, config.steps)
+        WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
         model = make_model(config, job.dataset)
         if config.quantize != "none":

@@ -6,7 +6,7 @@ determine the third. A global batch that the ranks do not divide is cut into sha
 Proved by: tests/config/test_train_config.py
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -15,6 +15,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
+    create_model,
     field_validator,
     model_validator,
 )
@@ -27,12 +28,13 @@ from minidist.data.shares import Shares, cut_batch, measured_every, parse_weight
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
+from minidist.techniques import installed
 
 MAX_WORKERS = 64  # processes that make the batches of a rank
 
 
-class TrainConfig(BaseModel):
-    """What to train, on which data, and on which ranks. Field names are the flags of `minidist train`, `_` for `-`."""
+class JobSettings(BaseModel):
+    """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -116,6 +118,9 @@ class TrainConfig(BaseModel):
         0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
     )
     decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
+    decay_steps: int | None = Field(
+        None, ge=1, le=MAX_COUNT, description="cosine, linear: the step in which the decay ends (default: --steps)"
+    )
     final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
@@ -368,21 +373,16 @@ class TrainConfig(BaseModel):
     overwrite: bool = Field(
         False, description="begin a new run in a --save directory with checkpoints; the old ones stay beside its own"
     )
+    extension: str | None = Field(
+        None,
+        description="a technique of your own: FILE.py:CLASS, with its settings, such as FILE.py:CLASS,every=2; several"
+        " are joined by commas",
+    )
     noise_scale: bool = Field(
         False, description="measure the gradient noise scale: up to which batch size more samples pay"
     )
     evaluate_every: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="steps between losses on held-out data, the last tenth"
-    )
-    check_replicas: bool = Field(
-        False, description="after every step, compare all copies of every parameter bit for bit"
-    )
-    check_layouts: bool = Field(
-        False,
-        description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",
-    )
-    check_data: bool = Field(
-        False, description="after every step, check that all ranks together read each sample once per epoch"
     )
 
     @property
@@ -471,7 +471,7 @@ class TrainConfig(BaseModel):
         return values
 
     @classmethod
-    def make(cls, **values: Any) -> "TrainConfig":
+    def make(cls, **values: Any) -> Self:
         """Make a config; UsageError names the nearest setting of an unknown one, and what is allowed for a value."""
         try:
             return cls(**values)
@@ -484,6 +484,21 @@ class TrainConfig(BaseModel):
             raise UsageError(
                 f"{flag(key)} {quoted(first.get('input'))}: {first['msg'][0].lower()}{first['msg'][1:]}"
             ) from None
+
+
+if TYPE_CHECKING:
+
+    class TrainConfig(JobSettings):
+        """A job: `JobSettings` and the settings of every technique."""
+
+else:
+    # What a technique is told by its flags, only its own folder knows.
+    TrainConfig = create_model(
+        "TrainConfig",
+        __base__=(*(kind.Settings for kind in reversed(installed())), JobSettings),
+        __module__=__name__,
+        __doc__="A job: `JobSettings` and the settings of every technique. `_` in a name is `-` in its flag.",
+    )
 
 
 def flag(field: str) -> str:

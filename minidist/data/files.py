@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from minidist.base.cache import cached
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.read_file import check_path
 from minidist.data.datasets import SampleDataset, TokenDataset
 
@@ -30,7 +30,7 @@ def _existing(kind: str, path: str) -> Path:
     """Return the path of a file with something in it; a UsageError says what else it is."""
     # The first thing that is wrong is reported, with what would be right.
     file = _expanded(kind, path)
-    path = quoted(path, marks=False)
+    path = quoted_path(path, marks=False)
     if file.is_dir():
         raise UsageError(f"--data {kind}:{path} is a folder; name a file in it")
     if not file.exists():
@@ -49,7 +49,7 @@ def _expanded(kind: str, path: str) -> Path:
     except RuntimeError:
         user = quoted(file.parts[0], marks=False)
         raise UsageError(
-            f"--data {kind}:{quoted(path, marks=False)}: this machine has no user {user}; write the path in full"
+            f"--data {kind}:{quoted_path(path, marks=False)}: this machine has no user {user}; write the path in full"
         ) from None
 
 
@@ -69,7 +69,7 @@ def _unpacked(file: Path) -> bytes:
         with gzip.open(file) as packed:
             content = packed.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+        raise UsageError(f"--data file {file} cannot be read: {reason(error)}; fetch it again") from None
     if len(content) > most:
         raise UsageError(
             f"--data file {file} is larger than {most:,} bytes, {MAX_RATIO} times its packed size; use gunzip"
@@ -91,7 +91,7 @@ def token_file(path: str) -> TokenDataset:
             tokens = np.load(file, mmap_mode="r", allow_pickle=False)
         except Exception as error:  # numpy has an error of another class for each part of a damaged header
             raise UsageError(
-                f"--data {name} is not a NumPy array file: {_reason(error)}; write it with numpy.save"
+                f"--data {name} is not a NumPy array file: {reason(error)}; write it with numpy.save"
             ) from None
         if not isinstance(tokens, np.ndarray):
             raise UsageError(f"--data {name} is a NumPy archive, not an array; write it with numpy.save")
@@ -142,7 +142,7 @@ def _read_idx(file: Path) -> np.ndarray:
     try:
         return _parse_idx(file, file.read_bytes())
     except OSError as error:
-        raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+        raise UsageError(f"--data file {file} cannot be read: {reason(error)}; fetch it again") from None
 
 
 def _parse_idx(file: Path, content: bytes) -> np.ndarray:
@@ -168,7 +168,7 @@ def cifar_folder(path: str) -> SampleDataset:
     first, then the green and the blue ones.
     """
     folder = _expanded("cifar", path)
-    shown = quoted(path, marks=False)
+    shown = quoted_path(path, marks=False)
     if not folder.is_dir():
         raise UsageError(f"--data cifar:{shown} is not a folder; name the one with data_batch_1.bin in it")
     files = sorted(folder.glob("data_batch_*.bin")) or sorted(folder.glob("train.bin"))
@@ -181,7 +181,7 @@ def cifar_folder(path: str) -> SampleDataset:
         try:
             content = np.fromfile(file, np.uint8)
         except OSError as error:
-            raise UsageError(f"--data file {file} cannot be read: {error}; fetch it again") from None
+            raise UsageError(f"--data file {file} cannot be read: {reason(error)}; fetch it again") from None
         if content.size == 0 or content.size % (labels + CIFAR_PIXELS):
             raise UsageError(
                 f"--data file {file} has {content.size} bytes, not a multiple of the {labels + CIFAR_PIXELS} of an"
@@ -210,7 +210,7 @@ def npz_file(path: str) -> SampleDataset:
         raise
     except Exception as error:  # zipfile, zlib and numpy raise a dozen classes of errors for a damaged archive
         raise UsageError(
-            f"--data npz:{path} is damaged, or its arrays are not of numbers: {_reason(error)}; use numpy.savez"
+            f"--data npz:{path} is damaged, or its arrays are not of numbers: {reason(error)}; use numpy.savez"
         ) from None
     raise UsageError(f"--data npz:{path} holds {names}; it needs x and y, or x_train and y_train")
 
@@ -228,10 +228,6 @@ def _check_packed(packed: zipfile.ZipFile, name: str, file: Path) -> None:
         raise ValueError(f"{name} has {member.file_size} bytes and its header says {header + size}")
     if size > max(MIN_UNPACKED, MAX_RATIO * file.stat().st_size):
         raise ValueError(f"{name} would have {size:,} bytes, more than {MAX_RATIO} times the file's")
-
-
-def _reason(error: Exception) -> str:
-    return quoted(str(error), marks=False) or type(error).__name__
 
 
 def _samples(name: str, inputs: np.ndarray, targets: np.ndarray) -> SampleDataset:

@@ -21,6 +21,8 @@ from minidist.base.limits import check_size
 from minidist.base.random import Key, uniform
 from minidist.data.datasets import Dataset, Rows
 
+SIDES = ("inputs", "targets")  # of a batch
+
 
 class Batch(tuple[np.ndarray, np.ndarray]):
     """Inputs and targets, a pair. indices: the numbers of the samples, int64 of shape (rows,)."""

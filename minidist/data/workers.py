@@ -32,7 +32,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from minidist.base.errors import MinidistError, UsageError, quoted, text_of
+from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.data.datasets import hold_out
 from minidist.data.load import load_dataset
 from minidist.data.sampler import GlobalBatchSampler
@@ -172,7 +172,7 @@ def work(descriptor: int) -> None:
     try:
         sampler = pickle.loads(pipe.recv_bytes())()
     except Exception as error:
-        closed = f"could not open its data: {_words(error)}"
+        closed = f"could not open its data: {reason(error, named=True)}"
     # The pipe raises when the trainer has ended, or has left the context.
     with suppress(EOFError, OSError):
         while True:
@@ -182,7 +182,7 @@ def work(descriptor: int) -> None:
                 try:
                     result = sampler.batch(*request)
                 except Exception as error:
-                    failure = f"raised {_words(error)}, for {_first_wrong(sampler, request)}"
+                    failure = f"raised {reason(error, named=True)}, for {_first_wrong(sampler, request)}"
             pipe.send((result, failure))
 
 
@@ -195,10 +195,6 @@ def _first_wrong(sampler: Any, request: Request) -> str:
         except Exception:
             return f"sample {int(sampler.sample_indices(step)[row])}"
     return f"the batch of samples {quoted(sampler.sample_indices(step)[first : first + count].tolist(), marks=False)}"
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {text_of(error)}"
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
-from minidist.base.errors import CommunicationError, UsageError, quoted, text_of
+from minidist.base.errors import CommunicationError, UsageError, quoted, quoted_path, reason
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.user_file import is_user_function
 from minidist.collectives import ALGORITHMS, load_algorithm, seconds, volume
@@ -230,7 +230,7 @@ def check_collective(source: str, operation: str | None = None, most_ranks: int 
     if is_user_function(source):
         operation, entry = load_algorithm(source, operation)
     elif operation is None:
-        raise UsageError(f"check-collective {quoted(source)}: write FILE.py:FUNCTION, or a name with --operation")
+        raise UsageError(f"check-collective {quoted_path(source)}: write FILE.py:FUNCTION, or a name with --operation")
     else:
         entry = ALGORITHMS[operation][source]
 
@@ -262,9 +262,9 @@ def _run(case: Case, entry: Algorithm, report: CollectiveReport) -> None:
     except (NotImplementedError, UsageError) as error:
         # An algorithm may take some reductions only, if it says so.
         if case.operation in REDUCING and case.op != "sum" and not isinstance(error, CommunicationError):
-            report.refused[case.op] = f"{type(error).__name__}: {text_of(error)}"
+            report.refused[case.op] = f"{reason(error, named=True)}"
             return
-        raise WrongResult(f"{case}: {text_of(error)}") from None
+        raise WrongResult(f"{case}: {reason(error)}") from None
     except Exception as error:
         raise WrongResult(f"{case}: it raised {error_line(error)}") from None
 

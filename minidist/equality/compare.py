@@ -1,13 +1,15 @@
 """Does the parallel job equal one device, in every loss, gradient, weight and optimizer state of every step and rank?
 
-Three tiers, always named:
+Four tiers, always named:
   exact     integer-valued data: no rounding anywhere, so `array_equal` whatever the order (tests only);
   ordered   bit for bit, on any data, with --reduction ordered: the order of additions is declared and the same;
   float     any order of additions (--reduction ring, tensor, context and expert parallelism), float64:
             |a - b| <= 1e-12 max(1, max |b|) for loss and weights, and 1e-12 of the model's largest entry of that kind
-            for gradients and optimizer state.
+            for gradients and optimizer state;
+  rounding  tensor, context and expert parallelism in float32, bfloat16 and float16: within 8 times what rounding does
+            to the job on one device (rounding.py).
 
-Proved by: tests/equality/test_equality.py, tests/train/test_axes.py
+Proved by: tests/equality/test_equality.py, tests/equality/test_rounding.py, tests/train/test_axes.py
 """
 
 from collections.abc import Collection, Sequence
@@ -21,6 +23,7 @@ from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_dims
 from minidist.equality.expected import expected_snapshots
+from minidist.equality.rounding import MARGIN, TOLERANCES, distance_of, group_of, is_rounded
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
 from minidist.train.batch_plan import StepBatch, changes_batches
@@ -46,29 +49,41 @@ class Comparison:
     losses: list[float] = field(default_factory=list)
     reference_losses: list[float] = field(default_factory=list)
     weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, per step
+    twin: str = "one device"  # what the ranks are compared with
+    share: float = 0.0  # in the rounding tier: the largest distance of a tensor, as a share of its tolerance
+    unjudged: int = 0  # in the rounding tier: tensors that are nothing but rounding
 
     def as_dict(self) -> dict[str, object]:
         """Return the dictionary that `--json` prints."""
-        return asdict(self)
+        kept = asdict(self)
+        if self.tier != "rounding":
+            del kept["share"], kept["unjudged"]
+        if self.twin == "one device":
+            del kept["twin"]
+        return kept
 
     def sentence(self) -> str:
         """Return the verdict as a sentence."""
         largest = max(self.max_difference.values())
+        bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
+        limit = f"bound {self.bound:g}"
+        after = f"largest difference {largest:g}"
+        if self.tier == "rounding":
+            bound = "within rounding"
+            limit = f"{MARGIN:g} times the distance of one device in this precision from one device in float64"
+            after = (
+                f"largest distance {self.share:.2g} of the tolerance, which is {limit}; {self.unjudged} tensors that"
+                " are nothing but rounding are not judged"
+            )
         if self.equal:
-            bound = "bit for bit" if self.bound == 0 else f"within {self.bound:g}"
             return (
-                f"equal: {self.ranks} ranks and one device agree {bound} ({self.tier} tier) in {self.tensors} tensors"
-                f" over {self.steps} steps; largest difference {largest:g}"
+                f"equal: {self.ranks} ranks and {self.twin} agree {bound} ({self.tier} tier) in {self.tensors} tensors"
+                f" over {self.steps} steps; {after}"
             )
         return (
-            f"NOT equal ({self.tier} tier, bound {self.bound:g}): {self.first_difference}; largest difference"
+            f"NOT equal to {self.twin} ({self.tier} tier, {limit}): {self.first_difference}; largest difference"
             f" {largest:g}"
         )
-
-
-def group_of(kind: str, name: str) -> str:
-    """Return the name of the tensors that share a scale; an optimizer's means and squares have one each."""
-    return name.rsplit(".", 1)[-1] if kind == "optimizer" else kind
 
 
 def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
@@ -87,6 +102,7 @@ class Judge:
     def __init__(self, expected: list[Snapshot], tier: str) -> None:
         self.expected = expected
         self.verdict = Comparison(tier, FLOAT_BOUND if tier == "float" else 0.0)
+        self.tolerances: dict[str, Array] = {}  # of the step, in the rounding tier
 
     def __call__(self, state: StepState) -> None:
         self.judge(snapshot(state), state.step, state.rank)
@@ -102,6 +118,7 @@ class Judge:
 
     def compare(self, actual: Snapshot, expected: Snapshot, step: int, rank: int) -> None:
         """Compare every tensor of `actual` with the expected one; both must have the same names."""
+        self.tolerances = expected.get(TOLERANCES, {})
         for kind, tensors in actual.items():
             wanted = expected[kind]
             # A tensor that one side does not have is a difference, too.
@@ -132,11 +149,29 @@ class Judge:
         if kind == "weights" and verdict.weight_differences:
             verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
 
+        if verdict.tier == "rounding":
+            self._judge_rounding(kind, name, actual, expected, step, rank)
+            return
+
         # Written so that a NaN is a difference, too.
         if not same and kind in ("loss", "weights"):
             scale = max(1.0, float(np.max(np.abs(expected))))
         if not same and not difference <= verdict.bound * scale:
             self.differs(f"{kind}: {name!r} at step {step} on rank {rank} differs by {difference:.3g}")
+
+    def _judge_rounding(self, kind: str, name: str, actual: Array, expected: Array, step: int, rank: int) -> None:
+        verdict, tolerance = self.verdict, float(self.tolerances[f"{kind}/{name}"])
+        if not tolerance < 1 and name != "step_count":
+            verdict.unjudged += 1
+            return
+        found = distance_of(kind, name, actual, expected)
+        verdict.bound = max(verdict.bound, tolerance)
+        verdict.share = max(verdict.share, found / tolerance if tolerance else 0.0)
+        if not found <= tolerance:
+            self.differs(
+                f"{kind}: {name!r} at step {step} on rank {rank} has the distance {found:.2g}, its tolerance is"
+                f" {tolerance:.2g}"
+            )
 
     def differs(self, reason: str) -> None:
         """Make the verdict "not equal"; the first reason is kept."""
@@ -172,8 +207,16 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     if config.reduction == "ordered" and not splits_sums(config, dims):
         return "ordered"
 
-    # Otherwise rounding differs: only float64 leaves room to tell it from a mistake, and only for some steps.
-    if config.precision != "fp64":
+    # Otherwise rounding differs: float64 leaves room to tell it from a mistake, other precisions need a measure of it,
+    # and what jumps with a last bit has none.
+    rounded = is_rounded(config, dims)
+    jumps = "--experts" if config.experts else "--quantize" if config.quantize != "none" else "--sparsity"
+    if rounded and (config.experts or config.quantize != "none" or config.prunes):
+        raise UsageError(
+            f"{_cut(config, dims)}, and {jumps} makes another choice where a number differs in its last bit, so that in"
+            f" {config.precision} no tolerance can be measured; compare it in the float tier with --precision fp64"
+        )
+    if config.precision != "fp64" and not rounded:
         otherwise = "" if splits_sums(config, dims) else ", or use --reduction ordered"
         raise UsageError(
             f"{_cut(config, dims)}, so bits differ from one device's: compare it in the float tier with --precision"
@@ -184,6 +227,8 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps"
             f" {FLOAT_STEPS}"
         )
+    if rounded:
+        return "rounding"
 
     # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
     # square.
@@ -218,7 +263,8 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
         chosen["precision"] = "fp64"
     if "steps" not in given and config.steps > FLOAT_STEPS:
         chosen["steps"] = FLOAT_STEPS
-    return chosen, f"{_cut(config, dims)}, and equality to rounding shows in float64 over at most {FLOAT_STEPS} steps"
+    where = "in float64 " if "precision" in chosen or config.precision == "fp64" else ""
+    return chosen, f"{_cut(config, dims)}, and equality to rounding shows {where}over at most {FLOAT_STEPS} steps"
 
 
 def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.half import named_dtype
 from minidist.base.limits import MAX_RANKS
 from minidist.base.read_file import read_json
@@ -67,7 +67,7 @@ class Dump:
 
 def read_dump(path: str | Path, flag: str = "--theirs") -> Dump:
     """Read a dump and put its tensors together, in float64. UsageError names the file, tensor or rank that is wrong."""
-    folder, where = Path(path), f"{flag} {quoted(str(path))}"
+    folder, where = Path(path), f"{flag} {quoted_path(path)}"
     if not folder.is_dir():
         raise UsageError(f"{where} is not a folder; {REMEDY}")
     content = read_json(folder / LAYOUT, flag, REMEDY)
@@ -179,10 +179,10 @@ def _read_file(path: Path, where: str) -> dict[str, np.ndarray]:
             with safe_open(path, framework="numpy") as file:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, KeyError, EOFError, NotImplementedError) as error:
-        raise UsageError(f"{where}: file {quoted(path.name)} is damaged ({error}); write it again") from None
+        raise UsageError(f"{where}: file {quoted(path.name)} is damaged ({reason(error)}); write it again") from None
     except Exception as error:  # zipfile has errors of its own
         raise UsageError(
-            f"{where}: file {quoted(path.name)} is no archive of arrays ({error}); write it again"
+            f"{where}: file {quoted(path.name)} is no archive of arrays ({reason(error)}); write it again"
         ) from None
     for name, value in found.items():
         if value.dtype.kind not in "fiuV":

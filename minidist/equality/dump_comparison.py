@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.half import named_dtype
 from minidist.equality.difference_patterns import Context, distance, explain
 from minidist.equality.dump import Dump
 from minidist.equality.dump_names import Heads, Named, to_ours
+from minidist.equality.rounding import MARGIN
 from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
 
-MARGIN = 8.0  # times the distance between two of our own runs
 LEAST = 1e-6  # of a tolerance
 SMALL = 1e-5  # a gradient with this share of the largest norm is zero but for rounding
 EMBEDDINGS = {"gpt": "transformer.wte.weight", "llama": "model.embed_tokens.weight"}
@@ -108,7 +108,7 @@ def compare_with_ours(dump: Dump, model: str, heads: int, kv_heads: int | None) 
     if not weights or "tokens" not in batch:
         what = "weights" if not weights else "batch/tokens"
         raise UsageError(
-            f"{quoted(dump.path)} has no {what}, which our run needs; dump it, or give --against OTHER_DIR"
+            f"{quoted_path(dump.path)} has no {what}, which our run needs; dump it, or give --against OTHER_DIR"
         )
     inputs, targets = _samples(batch, "")
 

@@ -5,9 +5,10 @@ Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py
 
 from collections.abc import Sequence
 
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.config.train_config import Batches, TrainConfig, resolve_batches
 from minidist.equality.local_steps import local_sgd_reference
 from minidist.equality.reference import reference
+from minidist.equality.rounding import add_tolerances, is_rounded
 from minidist.equality.snapshot import Snapshot, snapshot
 from minidist.train.batch_plan import StepBatch
 from minidist.train.state import Observer
@@ -22,9 +23,21 @@ def expected_snapshots(
 ) -> list[Snapshot]:
     """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD).
 
-    observers: of the reference's steps; with local SGD, of its first replica's. told: as for `reference`.
+    observers: of the reference's steps; with local SGD, of its first replica's. told: as for `reference`. Where the
+    tolerance is what rounding does, it is beside each snapshot's kinds (rounding.py).
     """
     batches = resolve_batches(config, ranks)
+    if is_rounded(config, batches.dims):
+        own = _snapshots(config, batches, rank, observers, told)
+        precise = config.model_copy(update={"precision": "fp64"})
+        add_tolerances(own, _snapshots(precise, batches, rank, (), told), config.precision)
+        return own
+    return _snapshots(config, batches, rank, observers, told)
+
+
+def _snapshots(
+    config: TrainConfig, batches: Batches, rank: int, observers: Sequence[Observer], told: Sequence[StepBatch] | None
+) -> list[Snapshot]:
     if config.local_steps:
         return local_sgd_reference(config, batches, observers)[rank]
     snapshots: list[Snapshot] = []

@@ -22,7 +22,7 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.base.arrays import Array
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.user_file import load_function
 from minidist.comm import Comm, SimWorld
 
@@ -171,7 +171,8 @@ def rank_function(source: str) -> Callable[[Comm], dict[str, Array]]:
     function = load_function(source)
     if not _takes_comm(function, source):
         raise UsageError(
-            f"{quoted(source, marks=False)} takes no communicator; write what a rank does as FUNCTION(comm), and give"
+            f"{quoted_path(source, marks=False)} takes no communicator; write what a rank does as"
+            " FUNCTION(comm), and give"
             " the one-device function after it"
         )
 
@@ -199,7 +200,7 @@ def _takes_comm(function: Callable[..., Any], source: str) -> bool:
     needed = [p for p in needed if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if len(needed) > 1:
         raise UsageError(
-            f"{quoted(source, marks=False)} takes {len(needed)} arguments; a rank's function takes one, the"
+            f"{quoted_path(source, marks=False)} takes {len(needed)} arguments; a rank's function takes one, the"
             " communicator, and one device's none"
         )
     return bool(needed)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from minidist import collectives
-from minidist.base.errors import MinidistError, UsageError, nearest, quoted, text_of
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
 from minidist.base.extras import extra
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.user_file import is_user_function, load_function
@@ -223,7 +223,8 @@ def resolve(source: str, operation: str) -> tuple[Callable[[np.ndarray], np.ndar
         if source not in sums:
             names = [*ALGORITHMS[operation], *sums, MPI_SUM]
             raise UsageError(
-                f"{quoted(source)} is not a known sum{nearest(source, names)}; write FILE.py:FUNCTION, an algorithm"
+                f"{quoted_path(source)} is not a known sum{nearest(source, names)}; write FILE.py:FUNCTION, an"
+                " algorithm"
                 f" of {operation} ({', '.join(ALGORITHMS[operation])}), or one of {', '.join([*sums, MPI_SUM])}"
             )
         return (lambda values: numbers_of(sums[source](values[:, 0].copy()))), None
@@ -253,7 +254,7 @@ def numbers_of(result: Any) -> np.ndarray:
     try:
         return np.asarray(result, np.float64).reshape(-1)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"the sum returned {quoted(result)}: {text_of(error)}; return a number or an array") from None
+        raise UsageError(f"the sum returned {quoted(result)}: {reason(error)}; return a number or an array") from None
 
 
 def left_to_right(values: np.ndarray) -> np.ndarray:

@@ -8,14 +8,13 @@ Proved by: tests/train/test_streaming_diloco.py
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
+from minidist.base import arrays as xp
 from minidist.config.train_config import TrainConfig
 from minidist.equality.one_device import OneDevice
 from minidist.equality.snapshot import Snapshot
 from minidist.parallel.streaming_diloco import fragments_of, turn_of
 
-Mean = Callable[[Sequence[np.ndarray]], np.ndarray]
+Mean = Callable[[Sequence[xp.Array]], xp.Array]
 
 
 class StreamingReplay:
@@ -24,8 +23,8 @@ class StreamingReplay:
     def __init__(self, config: TrainConfig, devices: Sequence[OneDevice], mean: Mean) -> None:
         self.config, self.devices, self.mean = config, devices, mean
         self.fragments = fragments_of(devices[0].flat, config.outer_fragments)
-        self.common = np.array(devices[0].flat.data)
-        self.momentum, self.sent = np.zeros_like(self.common), np.zeros_like(self.common)
+        self.common = xp.array(devices[0].flat.data)
+        self.momentum, self.sent = xp.zeros_like(self.common), xp.zeros_like(self.common)
 
     def after_step(self, done: int) -> None:
         """Send, and then merge, the fragments whose turn it is after `done` inner steps of all replicas."""
@@ -52,5 +51,5 @@ class StreamingReplay:
         held = {"outer_momentum": self.momentum, "outer_gradient": self.sent, "common": self.common}
         for p in flat.parameters:
             for key, array in {**held, "own": flat.data}.items():
-                outer[f"{p.name}.{key}"] = np.array(array[flat.slice_of(p)])
+                outer[f"{p.name}.{key}"] = xp.to_host(xp.array(array[flat.slice_of(p)]))
         return {**snapshot, "optimizer": {**snapshot["optimizer"], **outer}}

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.read_file import check_path, parse_json
 
 MAX_FILES = 4_096
@@ -137,21 +137,21 @@ def read_dumps(folder: str | Path) -> list[Dump]:
     try:
         files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     except OSError as error:
-        raise UsageError(f"{quoted(str(folder))} cannot be read ({error.strerror}); {REMEDY}") from None
+        raise UsageError(f"{quoted_path(folder)} cannot be read ({error.strerror}); {REMEDY}") from None
     ranks = {file: rank for file in files if (rank := rank_of(file)) is not None}
     if not ranks:
-        raise UsageError(f"{quoted(str(folder))} has no file whose name ends in the number of a rank; {REMEDY}")
+        raise UsageError(f"{quoted_path(folder)} has no file whose name ends in the number of a rank; {REMEDY}")
     if len(ranks) > MAX_FILES:
-        raise UsageError(f"{quoted(str(folder))} has {len(ranks):,} files; at most {MAX_FILES:,} dumps are read")
+        raise UsageError(f"{quoted_path(folder)} has {len(ranks):,} files; at most {MAX_FILES:,} dumps are read")
 
     dumps: dict[int, Dump] = {}
     for file, rank in ranks.items():
         if rank in dumps:
-            raise UsageError(f"{quoted(str(folder))} has two dumps of rank {rank}; remove the older one")
+            raise UsageError(f"{quoted_path(folder)} has two dumps of rank {rank}; remove the older one")
         try:
             dumps[rank] = dump_of(rank, content_of(file))
         except BadDumpError as error:
-            raise UsageError(f"{quoted(str(file))} is not a dump of the Flight Recorder: {error}; {REMEDY}") from None
+            raise UsageError(f"{quoted_path(file)} is not a dump of the Flight Recorder: {error}; {REMEDY}") from None
     return [dumps[rank] for rank in sorted(dumps)]
 
 
@@ -173,9 +173,9 @@ def content_of(file: Path) -> Any:
     if content[:1] == b"\x80":
         return unpickled(content)
     try:
-        return parse_json(content.decode("utf-8-sig"))
+        return parse_json(content.decode("utf-8-sig"), any_number=True)
     except ValueError as error:  # also of what is not UTF-8
-        raise BadDumpError(f"it is neither a pickle nor JSON ({quoted(str(error), marks=False)})") from None
+        raise BadDumpError(f"it is neither a pickle nor JSON ({reason(error)})") from None
 
 
 class PlainUnpickler(pickle.Unpickler):
@@ -200,7 +200,7 @@ def unpickled(content: bytes) -> Any:
     except BadDumpError:
         raise
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise BadDumpError(f"its pickle is damaged ({quoted(str(error), marks=False)})") from None
+        raise BadDumpError(f"its pickle is damaged ({reason(error)})") from None
 
 
 def dump_of(rank: int, content: Any) -> Dump:

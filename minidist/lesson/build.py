@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
 from minidist.base.extras import extra
 from minidist.lesson.checker import SEED
 
@@ -45,14 +45,14 @@ def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
     found = sorted(folder.glob("[0-9][0-9]_*.py"))
     if not found:
         raise UsageError(
-            f"there are no lessons in {quoted(str(folder))}; write them there with: minidist lesson copy"
-            f" {quoted(str(folder), marks=False)}"
+            f"there are no lessons in {quoted_path(folder)}; write them there with: minidist lesson copy"
+            f" {quoted_path(folder, marks=False)}"
         )
     missing = [number for number in numbers if not any(path.name.startswith(f"{number}_") for path in found)]
     if missing:
         raise UsageError(
-            f"no lesson {quoted(', '.join(missing), marks=False)} in {quoted(str(folder), marks=False)}; there are"
-            f" {', '.join(path.stem for path in found)}"
+            f"no lesson {quoted(', '.join(missing), marks=False)} in {quoted_path(folder, marks=False)}; there are"
+            f" {', '.join(path.stem for path in found) or 'none'}"
         )
     return [path for path in found if not numbers or path.name[:2] in numbers]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.comm import call_site
 from minidist.lesson import mpi_leg
 from minidist.lesson.exercise import find
@@ -87,7 +87,7 @@ def examine(
     try:
         packed = Packed(dumps(function))
     except Exception as error:  # what pickling the user's objects raises
-        problem = f"the function cannot be sent to the process that judges it: {type(error).__name__}: {error}"
+        problem = f"the function cannot be sent to the process that judges it: {reason(error, named=True)}"
         hint = "make what it uses (a file, a lock, a world) inside the function, or pass it as an argument"
         return Result(name, False, f"{name}: not yet\n  {problem}\n  hint: {hint}", hint)
 

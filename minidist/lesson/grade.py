@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise, exercises
 from minidist.lesson.judge import Request, Verdict, judge
@@ -163,7 +163,7 @@ def leaderboard(paths: Sequence[Path]) -> list[dict[str, Any]]:
                 "microseconds": float(values["virtual time in µs"]),
             }
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{quoted(str(path))} is not a results.json of minidist grade; write it again") from None
+            raise UsageError(f"{quoted_path(path)} is not a results.json of minidist grade; write it again") from None
         rows.append(row)
     kinds = {(row["assignment"], row["seed"]) for row in rows}
     if len(kinds) > 1:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MinidistError, UsageError, text_of
+from minidist.base.errors import DeadlockError, MinidistError, UsageError, reason, text_of
 from minidist.base.trace import Trace
 from minidist.comm import Comm, SimWorld, call_site
 from minidist.comm.sim.matching import Matching
@@ -200,7 +200,7 @@ def _serve(connection: Connection, exercise: Exercise, answer: Answer, path: Seq
     try:
         function = original(answer.load())
     except BaseException as error:
-        text = f"the function cannot be loaded in the process that runs it: {type(error).__name__}: {text_of(error)}"
+        text = f"the function cannot be loaded in the process that runs it: {reason(error, named=True)}"
         problem = Outcome([], UsageError(text), text)
 
     traces: list[Trace] = []

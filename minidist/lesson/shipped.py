@@ -8,7 +8,7 @@ Proved by: tests/lesson/test_student.py, tests/test_wheel.py
 import ast
 from pathlib import Path
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.files import writing
 from minidist.lesson.handout import handed_out, handout
 
@@ -26,7 +26,7 @@ def shipped(folder: str) -> list[Path]:
         if found:
             return found
     raise UsageError(
-        f"this installation of minidist, {quoted(str(PACKAGE), marks=False)}, has no {folder}; install its wheel, or"
+        f"this installation of minidist, {quoted_path(PACKAGE, marks=False)}, has no {folder}; install its wheel, or"
         " run this in a clone"
     )
 
@@ -49,7 +49,7 @@ def copy(folder: str, target: Path) -> list[Path]:
     texts = {target / path.relative_to(root): handout(path) for path in found}
     for path, text in texts.items():
         if path.exists() and not (path.is_file() and path.read_bytes() == text):
-            raise UsageError(f"{quoted(str(path))} exists already and is another file; choose another folder")
+            raise UsageError(f"{quoted_path(path)} exists already and is another file; choose another folder")
     with writing(f"the {folder.removeprefix('mpi_')}", target, "choose another folder"):
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)

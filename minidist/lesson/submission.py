@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted_path
 from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise
 
@@ -43,14 +43,14 @@ class Source:
 def read(path: Path) -> ast.Module:
     """Return the code of a .py or .ipynb file. Raises UsageError when it is neither, or cannot be parsed."""
     if path.suffix not in (".py", ".ipynb"):
-        raise UsageError(f"{quoted(str(path))} is not a submission: it must be a .py or .ipynb file")
+        raise UsageError(f"{quoted_path(path)} is not a submission: it must be a .py or .ipynb file")
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".ipynb":
         try:
-            cells = [cell for cell in parse_json(text, any_float=True)["cells"] if cell["cell_type"] == "code"]
+            cells = [cell for cell in parse_json(text, any_number=True)["cells"] if cell["cell_type"] == "code"]
             lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{quoted(str(path))} is not a notebook; save it again as .ipynb") from None
+            raise UsageError(f"{quoted_path(path)} is not a notebook; save it again as .ipynb") from None
         # Magics are Jupyter's and not Python's.
         text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
     try:

@@ -35,7 +35,7 @@ def _number(text: str) -> int:
 
 
 def find(text: str) -> list[Exhibit]:
-    """Return the exhibits of a number, or of a range: "4" gives 4a, 4b and 4c, "27-29" all from 27a to 29.
+    """Return the exhibits of a number, or of a range: "1" gives 1a and 1b, "27-29" all from 27a to 29.
 
     Raises UsageError when there is none.
     """

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.base.arrays import Array
+from minidist.base.errors import reason
 
 _MISSING = object()
 
@@ -112,7 +113,7 @@ class Catch:
         try:
             self.load()
         except ImportError as error:
-            return CheckResult("not run", str(error))
+            return CheckResult("not run", reason(error))
         try:
             self.run()
         except KeyboardInterrupt:

@@ -55,7 +55,12 @@ def seed_of(rank: int) -> int:
     return rank
 
 
-def divisor_of(comm: Comm, mine: int) -> float:
+def reduction_of() -> str:
+    """Return how the gradients of replicas are reduced: added, since the divisor of each loss counts all ranks."""
+    return "sum"
+
+
+def divisor_of(comm: Comm, mine: int) -> float | None:
     """Return the divisor of the losses of a rank with `mine` counted rows or tokens: the count of all ranks."""
     count = np.array([float(mine)])
     with purpose("loss_divisor"):
@@ -211,15 +216,16 @@ def mlp(seed: int = 3) -> MLP:
     return MLP([8, 16, 16, 5], dtype=np.float32, seed=seed)
 
 
-def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction: str = "sum") -> Recording:
+def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, averaged: bool = False) -> Recording:
     """Train with data parallelism: a rank's rows, its share of the loss, DistributedDataParallel.
 
-    masked: part of the labels that count for nothing. ragged: 11 rows, so that shards differ. reduction="mean": each
-    rank takes the mean over its rows, and the ranks' gradients are averaged.
+    masked: part of the labels that count for nothing. ragged: 11 rows, so that shards differ. averaged: each rank
+    divides by its rows, and the ranks' gradients are averaged.
     """
     rows = 11 if ragged else 12
 
     def main(comm: Comm) -> tuple[list[float], Tensors]:
+        reduction = "mean" if averaged else reduction_of()
         model = DistributedDataParallel(mlp(seed_of(comm.rank)), comm, reduction=reduction)
 
         def loss_of(step: int) -> Tensor:
@@ -227,7 +233,7 @@ def replicas(ranks: int = 3, masked: float = 0.0, ragged: bool = True, reduction
             if masked:  # more of them towards the end, so that ranks differ
                 labels[np.arange(rows) % 4 < np.linspace(0, 4 * masked, rows)] = -100
             mine = np.array_split(np.arange(rows), comm.size)[comm.rank]
-            divisor = len(mine) if reduction == "mean" else divisor_of(comm, int((labels[mine] != -100).sum()))
+            divisor = len(mine) if averaged else divisor_of(comm, int((labels[mine] != -100).sum()))
             return cross_entropy(model(Tensor(inputs[mine])), labels[mine], divisor=divisor)
 
         total = summed(comm)

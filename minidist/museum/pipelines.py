@@ -179,7 +179,7 @@ def why_rejected(text: str) -> str:
 
 EXHIBITS = [
     Exhibit(
-        "1",
+        "34",
         "one receive buffer for every micro-batch",
         "The stage allocated its receive buffer once, as guides recommend. Its first layer had saved that"
         " buffer as its input. When micro-batch 1 arrived, the saved input of micro-batch 0 changed. Gradients were off"

@@ -17,7 +17,8 @@ from minidist.data import sampler as samplers
 from minidist.data.sampler import GlobalBatchSampler
 from minidist.museum import data_jobs
 from minidist.museum.exhibit import Catch, Exhibit, Patch
-from minidist.train import data_ledger, recipe, trainer
+from minidist.techniques.data_ledger import ledger as data_ledger
+from minidist.train import recipe, trainer
 from minidist.train.job import Job, build
 
 CHECKS = "tests/museum/test_recent.py"

@@ -57,6 +57,7 @@ class FlatParameters:
         self.updates = "0 updates"  # what the last optimizer's step said of itself; replicas compare it
         self.unsynchronized = False  # are there gradients of passes under `no_sync` alone?
         self.shard: Any = None
+        self._filled: set[Parameter] = set()  # whose gradient is zeros because `grad` was read
         self.load_checks: list[Callable[[], None]] = []  # called after a `load_state_dict` of these parameters
         self._make_buffer_of: Callable[[Parameter], None] | None = None
         self._index = {parameter: i for i, parameter in enumerate(self.parameters)}
@@ -171,7 +172,17 @@ class FlatParameters:
                 )
             if local is None and total is None:
                 parameter.zero_fill()
+                self._filled.add(parameter)
         return grad
+
+    def have_grad(self, parameters: Iterable[Parameter]) -> list[bool]:
+        """Return which of these parameters have a gradient; zeros that reading `grad` has filled in are none."""
+        # Each step asks for every parameter: `grad` itself would take twice as long.
+        filled = self._filled
+        if not filled:
+            both = ((p, p.gradient) for p in parameters)
+            return [(g.local is not None or g.total is not None) and p.requires_grad for p, g in both]
+        return [(grad := p.grad) is not None and (p not in filled or bool(grad.any())) for p in parameters]
 
     @property
     def grad_buffer(self) -> xp.Array:
@@ -200,6 +211,7 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Forget all gradients. No memory is cleared: the next contribution overwrites, `grad` fills in zeros."""
         self.unsynchronized = False
+        self._filled.clear()
         for parameter in self.parameters:
             parameter.gradient.clear()
         if self.shard is not None:
@@ -208,6 +220,7 @@ class FlatParameters:
     def release_grad(self) -> None:
         """Drop the gradient buffer (after its shards are reduced); the next contribution makes a new one."""
         self._grad = None
+        self._filled.clear()
         for parameter in self.parameters:
             parameter.gradient.release()
 

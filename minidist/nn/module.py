@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from minidist.autograd import AutogradError, Parameter, ShapeError
+from minidist.autograd import AutogradError, Parameter, ShapeError, Tensor
 from minidist.base import arrays as xp
 from minidist.base.device import Device, device_of
 from minidist.base.errors import UsageError, nearest
@@ -64,6 +64,12 @@ class Module:
         output = self.forward(*args, **kwargs)
         for hook, with_kwargs in self._forward_hooks.values():
             changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
+            if isinstance(output, Tensor) and hasattr(changed, "dtype") and not isinstance(changed, Tensor):
+                raise UsageError(
+                    f"a forward hook of {type(self).__name__}, {getattr(hook, '__qualname__', hook)}, returned an array"
+                    " in place of a Tensor, so nothing before it would get a gradient; return a Tensor, or None to keep"
+                    " the output"
+                )
             output = output if changed is None else changed
         return output
 
@@ -276,13 +282,17 @@ class Module:
                     )
         for name, parameter in own.items():
             if name in state:
-                parameter.data[...] = xp.as_array(state[name], parameter.dtype)
+                xp.store(parameter.data, xp.as_array(state[name], parameter.dtype))
                 parameter.updated()
 
         # Buffers are each module's own affair.
         for path, module in self.named_modules() if buffers else ():
             names = {key: f"{path}.{key}" if path else key for key in module.own_buffers()}
-            values = {key: xp.array(state[name], xp.float64) for key, name in names.items() if name in state}
+            values = {
+                key: xp.on_device_of(buffers[name], xp.array(state[name], xp.float64))
+                for key, name in names.items()
+                if name in state
+            }
             if values:
                 module.load_buffers(values)
 

@@ -46,7 +46,7 @@ class Adagrad(Optimizer):
         return {"sum": self.initial_accumulator_value}
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # g += decay p, in a temporary: the gradient itself must stay as it is
         total, root = work
@@ -64,5 +64,5 @@ class Adagrad(Optimizer):
         xp.sqrt(squares, out=root)
         root += self.eps
         xp.divide(grad, root, out=root)
-        root *= lr / (1 + (self.step_count - 1) * self.lr_decay)
+        root *= lr / (1 + (count - 1) * self.lr_decay)
         data -= root

@@ -54,7 +54,7 @@ class Adam(Optimizer):
         return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # g += decay p: the decay passes through m and v (Loshchilov and Hutter, algorithm 2, line 6)
         if decay:
@@ -62,13 +62,13 @@ class Adam(Optimizer):
             xp.multiply(data, decay, out=total)
             total += grad
             grad = total
-        self._descend(data, grad, state, work[0], lr)
+        self._descend(data, grad, state, work[0], lr, count)
 
-    def _descend(self, data: xp.Array, grad: xp.Array, state: State, work: xp.Array, lr: float) -> None:
+    def _descend(self, data: xp.Array, grad: xp.Array, state: State, work: xp.Array, lr: float, count: int) -> None:
         # scale: sqrt(1 - beta2^t), which the step multiplies instead of every element of v
         beta1, beta2 = self.betas
-        scale = math.sqrt(1 - beta2**self.step_count)
-        alpha, eps = lr * scale / (1 - beta1**self.step_count), self.eps * scale
+        scale = math.sqrt(1 - beta2**count)
+        alpha, eps = lr * scale / (1 - beta1**count), self.eps * scale
         if (kernels := xp.kernels_of(data)) is not None:
             kernels.adam(data, grad, state["exp_avg"], state["exp_avg_sq"], beta1, beta2, alpha, eps)
             return
@@ -99,12 +99,12 @@ class AdamW(Adam):
         super().__init__(parameters, lr, betas, eps, weight_decay, groups)
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # Algorithm 2, line 12: the decay multiplies the parameter itself, not the gradient
         if decay:
             data *= 1 - lr * decay
-        self._descend(data, grad, state, work[0], lr)
+        self._descend(data, grad, state, work[0], lr, count)
 
 
 def average_gradient(state: State, grad: xp.Array, betas: tuple[float, float], work: xp.Array) -> None:

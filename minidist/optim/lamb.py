@@ -43,30 +43,32 @@ class LAMB(LayerwiseOptimizer):
     def initial_state(self) -> dict[str, float]:
         return {"exp_avg": 0.0, "exp_avg_sq": 0.0}
 
-    def measured(self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], decay: float) -> xp.Array:
+    def measured(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], decay: float, count: int
+    ) -> xp.Array:
         average_gradient(state, grad, self.betas, work[0])
-        return self._direction(data, state, work, decay)
+        return self._direction(data, state, work, decay, count)
 
     def trust_ratio(self, weights: float, update: float, decay: float) -> float:
         return weights / update
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # Computed again from m and v, which costs less than keeping an array as large as the layer.
-        step = self._direction(data, state, work, decay)
+        step = self._direction(data, state, work, decay, count)
         step *= lr
         data -= step
 
-    def _direction(self, data: xp.Array, state: State, work: list[xp.Array], decay: float) -> xp.Array:
+    def _direction(self, data: xp.Array, state: State, work: list[xp.Array], decay: float, count: int) -> xp.Array:
         """Return u of the class's formula, in `work[0]`."""
         # As in Adam: the corrections of both averages are one number, and eps is scaled instead of v.
-        scale = math.sqrt(1 - self.betas[1] ** self.step_count)
+        scale = math.sqrt(1 - self.betas[1] ** count)
         step, decayed = work
         xp.sqrt(state["exp_avg_sq"], out=step)
         step += self.eps * scale
         xp.divide(state["exp_avg"], step, out=step)
-        step *= scale / (1 - self.betas[0] ** self.step_count)
+        step *= scale / (1 - self.betas[0] ** count)
 
         if decay:
             xp.multiply(data, decay, out=decayed)

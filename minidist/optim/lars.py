@@ -45,14 +45,16 @@ class LARS(LayerwiseOptimizer):
     def initial_state(self) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
-    def measured(self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], decay: float) -> xp.Array:
+    def measured(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], decay: float, count: int
+    ) -> xp.Array:
         return grad
 
     def trust_ratio(self, weights: float, update: float, decay: float) -> float:
         return self.trust_coefficient * weights / (update + decay * weights)
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # lr ratio (g + decay p); `lr` has the ratio already
         (step,) = work

@@ -57,7 +57,9 @@ class LayerwiseOptimizer(Optimizer):
                     " minidist.parallel.layer_sums, or tp=comm for tensor parallelism"
                 )
 
-    def measured(self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], decay: float) -> xp.Array:
+    def measured(
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], decay: float, count: int
+    ) -> xp.Array:
         """Take one block of the gradient into the state and return the block of what the second norm is of."""
         raise NotImplementedError
 
@@ -65,34 +67,30 @@ class LayerwiseOptimizer(Optimizer):
         """Return what multiplies a layer's learning rate; weights, update: the two norms, neither of them 0."""
         raise NotImplementedError
 
-    def _step_runs(self) -> list[Any]:
+    def _step_runs(self, runs: list[Any]) -> None:
         # [1] The squares of this rank's elements, block by block.
         sums: Sums = {}
-        stepped = []
-        for run in self._runs:
-            own = np.zeros((2, LIMBS))
-            if self._each_block(run, self._measure(own)):
-                stepped.append(run)
-                sums[run.pieces[0][0]] = own
+        for run in runs:
+            own = sums[run.pieces[0][0]] = np.zeros((2, LIMBS))
+            self._each_block(run, self._measure(own))
 
         # [2] The squares of whole layers: one message for all of them.
         if self.layer_sums is not None:
             sums = self.layer_sums(sums)
 
         # [3] A layer whose weights or update are all zero has the plain learning rate, as in the authors' programs.
-        for run in stepped:
+        for run in runs:
             weights, update = (math.sqrt(value_of(limbs)) for limbs in sums[run.pieces[0][0]])
             ratio = 1.0 if weights == 0 or update == 0 else self.trust_ratio(weights, update, self._decay_of(run))
             self._each_block(run, self.update, ratio)
-        return stepped
 
     def _measure(self, sums: np.ndarray) -> Callable[..., None]:
         """Return the function of a block that adds its squares to `sums`."""
 
         def measure(
-            data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+            data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
         ) -> None:
             sums[0] += square_sum(data)
-            sums[1] += square_sum(self.measured(data, grad, state, work, decay))
+            sums[1] += square_sum(self.measured(data, grad, state, work, decay, count))
 
         return measure

@@ -20,6 +20,7 @@ Proved by: tests/optim/test_loss_scale.py
 import math
 from typing import Any
 
+from minidist.autograd.tensor import MeanOfRows, named_mean
 from minidist.base.errors import MinidistError, UsageError
 from minidist.base.limits import check_number, check_whole
 
@@ -90,7 +91,8 @@ class DynamicLossScaler:
 
     def scale_loss(self, loss: Any) -> Any:
         """Return loss * scale, a float32 tensor of one element, whose backward gives scaled gradients."""
-        return loss * self.scale
+        scaled, name = loss * self.scale, getattr(getattr(loss, "node", None), "name", "")
+        return named_mean(scaled, name.over) if isinstance(name, MeanOfRows) else scaled
 
     def update(self, overflow: bool) -> None:
         """Adapt the scale to the outcome of a step.

@@ -106,27 +106,24 @@ class Muon(AdamW):
     def initial_state_of(self, name: str) -> dict[str, float]:
         return {"momentum_buffer": 0.0} if name in self.shapes else self.initial_state()
 
-    def _step_runs(self) -> list[Any]:
+    def _step_runs(self, runs: list[Any]) -> None:
         # [1] Momentum of this rank's elements; everything but matrices takes AdamW's step at once.
         updates: Updates = {}
-        stepped = []
-        for run in self._runs:
+        for run in runs:
             name, parts = run.pieces[0][0], [xp.zeros(0, xp.float32)]
             matrix = name in self.shapes
-            if self._each_block(run, partial(self._accumulate, parts) if matrix else self.update):
-                stepped.append(run)
-                if matrix:
-                    updates[name] = xp.concatenate(parts[1:] or parts)
+            self._each_block(run, partial(self._accumulate, parts) if matrix else self.update)
+            if matrix:
+                updates[name] = xp.concatenate(parts[1:] or parts)
 
         # [2] Whole matrices.
         orthogonal = (self.whole_matrices or orthogonalized)(updates, self.shapes)
 
         # [3] Decay and step, element by element.
-        for run in stepped:
+        for run in runs:
             name = run.pieces[0][0]
             if name in updates:
                 self._each_block(run, _Step(orthogonal[name], 0.2 * math.sqrt(max(self.shapes[name]))))
-        return stepped
 
     def _accumulate(
         self,
@@ -137,7 +134,7 @@ class Muon(AdamW):
         work: list[xp.Array],
         lr: float,
         decay: float,
-        first: bool,
+        count: int,
     ) -> None:
         """Take a block of the gradient into the momentum and append the block of the update to `parts`."""
         buffer = state["momentum_buffer"]
@@ -153,7 +150,7 @@ class _Step:
         self.values, self.factor, self.done = values, factor, 0
 
     def __call__(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         block = self.values[self.done : self.done + data.size]
         self.done += data.size

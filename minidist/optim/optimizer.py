@@ -14,7 +14,8 @@ Proved by: tests/optim/test_optimizers.py
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 from zlib import crc32
 
@@ -23,7 +24,7 @@ from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.half import downcast, is_half, upcast
 from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import track
-from minidist.optim.slices import FlatSlice, as_slices
+from minidist.optim.slices import FlatSlice, as_slices, have_gradient, source_of
 
 BLOCK = 65536  # elements
 MASTER = "master"  # the state that is the float32 copy of half-precision parameters
@@ -53,17 +54,47 @@ def is_bias_or_norm(name: str) -> bool:
 
 
 NO_DECAY = Group(is_bias_or_norm, weight_decay=0.0)
-_DEFAULT = Group(lambda name: True)
+
+
+def _every_name(name: str) -> bool:
+    return True
+
+
+_DEFAULT = Group(_every_name)  # a function, not a lambda, so that an optimizer can be pickled
 
 
 @dataclass
 class _Run:
-    """Neighbouring slices of one source and one group, updated together. `pieces`: (name, start, stop) in the run."""
+    """Neighbouring slices of one source and one group, updated together, which have had equally many steps.
+
+    pieces: (name, start, stop) in the run. parameters: of the pieces, where the source has several. count: of steps.
+    """
 
     slice: Any
     group: Group
-    pieces: list[tuple[str, int, int]] = field(default_factory=list)
+    pieces: list[tuple[str, int, int]]
+    parameters: list[Any]
     state: State | None = None
+    count: int = 0
+
+    def cut(self, kinds: list[Any]) -> "list[_Run]":
+        """Return the run as runs of neighbours of one kind; kinds: one per piece. The state becomes views of it."""
+        if kinds.count(kinds[0]) == len(kinds):
+            return [self]
+        starts = [i for i in range(len(kinds)) if i == 0 or kinds[i] != kinds[i - 1]]
+        runs = []
+        for i, end in pairwise([*starts, len(kinds)]):
+            pieces = self.pieces[i:end]
+            start, stop = pieces[0][1], pieces[-1][2]
+            run = replace(
+                self,
+                slice=replace(self.slice, start=self.slice.start + start, stop=self.slice.start + stop),
+                pieces=[(name, first - start, last - start) for name, first, last in pieces],
+                parameters=self.parameters[i:end],
+                state=None if self.state is None else {key: a[start:stop] for key, a in self.state.items()},
+            )
+            runs.append(run)
+        return runs
 
 
 class Optimizer:
@@ -74,8 +105,9 @@ class Optimizer:
     groups: the first group that matches a parameter's name applies to it.
     grad_scale: multiplies gradients while the next step reads them, and is 1 again afterwards: 1 / loss scale times the
     clip coefficient, for half-precision gradients, which would lose bits if they were scaled in place.
-    step_count: the number of steps taken, one counter for all parameters. (PyTorch counts for each parameter; the two
-    differ only for a parameter that had no gradient in some step.)
+    step_count: the number of steps taken. A parameter without a gradient is not stepped, and `update` gets the number
+    of steps that the parameter itself has had, as in PyTorch: the first step of a parameter that is used, or unfrozen,
+    late is corrected as a first step. A step in which no parameter has a gradient is none.
     settings: name -> check(name, value), which returns the value to keep. A setting is checked whenever it is set, here
     or later, and all ranks must have the same: see `Bucket.equal` of parallel/gradients.py.
     Raises UsageError for a name that occurs twice, for gradients of another dtype or shape, for a wrong state.
@@ -130,12 +162,13 @@ class Optimizer:
             if self.joins and last and last.group is group and isinstance(last.slice, FlatSlice):
                 before = last.slice
                 if before.source is piece.source and before.stop == piece.start:
-                    last.slice = FlatSlice(before.source, before.start, piece.stop, before.name)
+                    last.slice = replace(before, stop=piece.stop)
                     last.pieces.append((name, piece.start - before.start, piece.stop - before.start))
+                    last.parameters.append(piece.parameter)
                     return
         else:
             size = piece.data.size
-        self._runs.append(_Run(piece, group, [(name, 0, size)]))
+        self._runs.append(_Run(piece, group, [(name, 0, size)], [getattr(piece, "parameter", None)]))
 
     @property
     def parameter_bytes(self) -> int:
@@ -151,54 +184,71 @@ class Optimizer:
         return self.initial_state()
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         """Update one block in place: 1-D arrays of one length; `work` has `temporaries` more, to overwrite.
 
-        `grad` must not be changed. `first` is true in the step that made the state.
+        `grad` must not be changed. `count` is t of the papers: 1 in the first step of these elements.
         """
         raise NotImplementedError
 
     def step(self) -> None:
-        """Update every slice that has a gradient, then call `updated()` of their owners."""
+        """Update every parameter that has a gradient, then call `updated()` of their owners."""
         # Gradients that are not those of all ranks are refused before anything changes.
         for run in self._runs:
             self._check_reduced(run)
 
-        # step_count is t of the papers, 1 in the first step.
-        self.step_count += 1
-        stepped = self._step_runs()
+        runs, sources = self._with_gradient()
+        self.step_count += bool(sources)
+        for run in runs:
+            run.count += 1
+        self._step_runs(runs)
 
         # What ranks with replicas compare when they reduce the next gradient, before grad_scale is 1 again.
         self.last_step = self._describe_step()
 
         # Each owner (flat parameters, a shard) hears once that its data have changed, however many slices it has.
         self.grad_scale = 1.0
-        owners: dict[int, Any] = {}
-        for run in stepped:
-            source = run.slice.source if isinstance(run.slice, FlatSlice) else run.slice
-            owners[id(source)] = source
-        for owner in owners.values():
+        for owner in sources.values():
             if hasattr(owner, "updated"):
                 owner.updated(self.last_step)
 
-    def _step_runs(self) -> list[_Run]:
-        """Update every slice that has a gradient, and return these."""
-        return [run for run in self._runs if self._each_block(run, self.update)]
+    def _with_gradient(self) -> tuple[list[_Run], dict[int, Any]]:
+        """Return the runs that have a gradient, and the sources that have one, also on other ranks, by their `id`.
 
-    def _each_block(self, run: _Run, function: Callable[..., None], lr_scale: float = 1.0) -> bool:
-        """Call `function` (`update`, or one like it) for each block of a run; False when the run has no gradient.
+        A run of which only some parameters have a gradient is cut first.
+        """
+        runs: list[_Run] = []
+        ready: list[_Run] = []
+        sources: dict[int, Any] = {}
+        for run in self._runs:
+            source = source_of(run.slice)
+            have = have_gradient(source, run.parameters)
+            parts = run.cut(have)
+            runs += parts
+            # Neighbours differ, so that every second part has a gradient.
+            ready += parts[not have[0] :: 2]
+            # All ranks with shards of a source count its steps, also those whose part of it has no gradient.
+            if any(have) or getattr(source, "used", None):
+                sources[id(source)] = source
+        self._runs = runs
+        return ready, sources
+
+    def _step_runs(self, runs: list[_Run]) -> None:
+        """Update runs, all of which have a gradient."""
+        for run in runs:
+            self._each_block(run, self.update)
+
+    def _each_block(self, run: _Run, function: Callable[..., None], lr_scale: float = 1.0) -> None:
+        """Call `function` (`update`, or one like it) for each block of a run.
 
         lr_scale: multiplies the learning rate that `function` gets.
         """
         data, grad = run.slice.data, run.slice.grad
-        if grad is None:
-            return False
         self._check(run, data, grad)
 
         # Settings and arrays of the whole run.
         data, grad = data.reshape(-1), grad.reshape(-1)
-        first = run.state is None
         state = self._make_state(run, data) if run.state is None else run.state
         missing = next((key for key in self.state_names(data.dtype, run.pieces[0][0]) if key not in state), None)
         if missing is not None:
@@ -219,10 +269,10 @@ class Optimizer:
             gradient = upcast(grad[block])
             if self.grad_scale != 1.0:
                 gradient = gradient * float(self.grad_scale)
-            function(values, gradient, parts, [array[: block.stop - block.start] for array in work], lr, decay, first)
+            temporaries = [array[: block.stop - block.start] for array in work]
+            function(values, gradient, parts, temporaries, lr, decay, run.count)
             if half:
                 data[block] = downcast(values, data.dtype)
-        return True
 
     def _decay_of(self, run: _Run) -> float:
         """Return the weight decay of a run's group."""
@@ -300,26 +350,43 @@ class Optimizer:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return {"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch)."""
-        return {"step": self.step_count, "state": self.state}
+        """Return {"step": steps taken, "state": `state`}. The arrays are views, not copies (as in PyTorch).
+
+        Where parameters have had other numbers of steps, these are in "counts", {parameter name: number}.
+        """
+        counts = self.counts
+        return {"step": self.step_count, "state": self.state, **({"counts": counts} if counts else {})}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The steps of each parameter that has had fewer than `step_count`, by name; usually none."""
+        return {name: run.count for run in self._runs if run.count != self.step_count for name, _, _ in run.pieces}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Copy a `state_dict` of the same slices into this optimizer.
 
-        Raises UsageError for a state that is missing, unknown, or of another shape or dtype, with its parameter's name.
+        Without "counts" all parameters have had all steps. Raises UsageError for a state that is missing, unknown, or
+        of another shape or dtype, with its parameter's name.
         """
         count = check_whole("step", saved["step"])
+        counts = {name: check_whole(f"counts[{name!r}]", n) for name, n in saved.get("counts", {}).items()}
         # A state of an unknown parameter is a mistake of the caller; silence would lose it.
         states = saved["state"]
         names = [name for run in self._runs for name, _, _ in run.pieces]
-        for name in states:
+        for name in (*states, *counts):
             if name not in names:
                 raise UsageError(f"optimizer state of {name!r}: no such parameter here{nearest(name, names)}")
 
+        self._runs = [
+            part for run in self._runs for part in run.cut([counts.get(name, count) for name, _, _ in run.pieces])
+        ]
         for run in self._runs:
             have = [name in states for name, _, _ in run.pieces]
-            run.state = None
+            run.state, first = None, run.pieces[0][0]
+            run.count = counts.get(first, count)
             if not any(have):
+                # No step has made a state yet, unless this optimizer has none.
+                run.count *= not self.state_names(run.slice.data.dtype, first)
                 continue
 
             # A run has one state for all its parameters, so all of them must have had a step, or none.
@@ -341,7 +408,7 @@ class Optimizer:
                             f"optimizer state {key!r} of {name!r} is {value.shape} {value.dtype}; "
                             f"this optimizer needs {place.shape} {place.dtype}"
                         )
-                    xp.copyto(place, value)
+                    xp.store(place, value)
         self.step_count = count
 
 

@@ -52,7 +52,7 @@ class RMSProp(Optimizer):
         return dict.fromkeys(names, 0.0)
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # g += decay p, in a temporary: the gradient itself must stay as it is
         total, root = work

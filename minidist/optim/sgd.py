@@ -53,7 +53,7 @@ class SGD(Optimizer):
         return {"momentum_buffer": 0.0} if self.momentum else {}
 
     def update(
-        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, first: bool
+        self, data: xp.Array, grad: xp.Array, state: State, work: list[xp.Array], lr: float, decay: float, count: int
     ) -> None:
         # g += decay p, in a temporary: the gradient itself must stay as it is
         total, product = work
@@ -66,7 +66,7 @@ class SGD(Optimizer):
         if self.momentum:
             buffer = state["momentum_buffer"]
             # The buffer begins as the first gradient, without dampening.
-            if first:
+            if count == 1:
                 xp.copyto(buffer, grad)
             else:
                 buffer *= self.momentum

@@ -3,12 +3,13 @@
 A strategy decides which elements a rank updates: all of them (data parallel), 1/N of them (ZeRO), those of its stage
 (pipelines). An update treats every element alone, so any cut gives the same bits, and the optimizer need not know why
 it got these slices. Each has `.name`, `.data` and `.grad`, two arrays of one dtype and equal size; the optimizer reads
-them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped.
+them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped. The gradient of a flat
+array or shard is one array, so that its `have_grad` says of which parameters there is one.
 
 Proved by: tests/optim/test_optimizers.py
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,16 @@ class ParameterSlice:
 
 @dataclass(frozen=True)
 class FlatSlice:
-    """Elements [start, stop) of `source.data` and `source.grad`, the 1-D arrays of a `FlatParameters` or of a shard."""
+    """Elements [start, stop) of `source.data` and `source.grad`, the 1-D arrays of a `FlatParameters` or of a shard.
+
+    parameter: whose elements they are; `source.have_grad` says whether it has a gradient now.
+    """
 
     source: Any
     start: int
     stop: int
     name: str
+    parameter: Any = None
 
     @property
     def data(self) -> xp.Array:
@@ -64,7 +69,7 @@ def flat_slices(flat: Any, start: int = 0, stop: int | None = None, source: Any 
         # The part of this parameter that lies in the range; empty when it lies outside.
         begin, end = max(begin, start), min(end, stop)
         if begin < end and parameter.requires_grad:
-            slices.append(FlatSlice(flat if source is None else source, begin - shift, end - shift, name))
+            slices.append(FlatSlice(flat if source is None else source, begin - shift, end - shift, name, parameter))
     return slices
 
 
@@ -83,6 +88,20 @@ def as_slices(parameters: Any) -> Iterator[Any]:
             f"an optimizer got a value of type {type(parameters).__name__} among its parameters; pass"
             " model.parameters(), a FlatParameters, or slices with .data, .grad and .name"
         )
+
+
+def source_of(piece: Any) -> Any:
+    """Return the flat array or shard in which a slice lies, or the parameter (or slice) itself."""
+    return getattr(piece, "source", piece)
+
+
+def have_gradient(source: Any, parameters: Sequence[Any]) -> list[bool]:
+    """Return which of the parameters of `source`, the `source_of` a slice, have a gradient; [None]: the source."""
+    if hasattr(source, "have_grad") and parameters[0] is not None:
+        return source.have_grad(parameters)  # type: ignore[no-any-return]
+    # A parameter may lie in a flat array, which knows more of its gradient.
+    flat = None if hasattr(source, "have_grad") else getattr(source, "flat", None)
+    return [source.grad is not None] * len(parameters) if flat is None else flat.have_grad([source])
 
 
 def holders(parameters: Any) -> Iterator[Any]:

@@ -65,6 +65,7 @@ class Shard:
         self.pool: HostPool | None = None  # the host memory in which values and gradient live, if any
         self._grad: xp.Array | None = None
         self.filled = False  # does _grad hold sums of this step?
+        self.used: set[Parameter] | None = None  # whose gradient some rank has computed; None: all
         flat.attach_shard(self)
 
     def _place(self, comm: Comm) -> None:
@@ -104,7 +105,17 @@ class Shard:
 
     def zero_grad(self) -> None:
         """Forget the gradient; the next one overwrites it."""
-        self.filled = False
+        self.filled, self.used = False, None
+
+    def have_grad(self, parameters: Sequence[Parameter]) -> list[bool]:
+        """Return of which of these parameters some rank has computed a gradient since `zero_grad`."""
+        if not self.filled or self.used is None:
+            return [self.filled] * len(parameters)
+        return [parameter in self.used for parameter in parameters]
+
+    def note_used(self, parameters: set[Parameter]) -> None:
+        """Note for which parameters some rank has computed a gradient, in one more backward pass."""
+        self.used = parameters | (self.used or set())
 
     def forget(self, parameter: Parameter) -> None:
         """Forget one parameter's elements of the gradient."""
@@ -163,7 +174,7 @@ class Shard:
         """
         slices = flat_slices(self.flat, self.start, self.stop, source=self)
         if not slices:
-            slices = [FlatSlice(self, 0, 0, p.name) for p in self.flat.parameters if p.requires_grad][:1]
+            slices = [FlatSlice(self, 0, 0, p.name, p) for p in self.flat.parameters if p.requires_grad][:1]
         return slices
 
 

@@ -27,9 +27,10 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from minidist.collectives.auto import elements_sent
 from minidist.comm import Comm, Work
+from minidist.comm.header import OVER
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.flat_shards import Shard
-from minidist.parallel.gradients import UnusedParameterError, next_model
+from minidist.parallel.gradients import UnusedParameterError, next_model, used_anywhere
 from minidist.parallel.host_pool import HostPool, Transfer
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 
@@ -41,14 +42,15 @@ class FSDPCommContext:
 
     gathers: a stream for all-gathers, so that they do not queue behind reductions; all models that are sharded over the
     same ranks have one, so that ranks that run two models in different orders meet, and are told. number: of the
-    `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. At most one reduction,
-    and at most one transfer of a reduced gradient to the host, is in flight: more would hold more memory.
+    `fully_shard` among those on one communicator. mode: whether the model trains, see `mode_of`. means: of the loss
+    that is differentiated, such as "22 rows". At most one reduction, and at most one transfer of a reduced gradient to
+    the host, is in flight: more would hold more memory.
     """
 
     def __init__(self, comm: Comm) -> None:
         self.gathers = stream_of_gathers(comm)
         self.number = next_model(comm)
-        self.mode = ""  # see `mode_of`
+        self.mode = self.means = ""
         self.reducing: FSDPParamGroup | None = None
         self.offloading: tuple[FSDPParamGroup, Transfer] | None = None
 
@@ -131,6 +133,7 @@ class FSDPParamGroup:
         self.reduced = False  # in this backward pass
         self.kept: xp.Array | None = None  # a bit for each element of the group, of a sparse model: is it reduced?
         self.own: xp.Array | None = None  # of the reduction in flight, which elements of the shard it brings
+        self.brought: set[Parameter] = set()  # whose gradients this rank has brought in this backward pass
         self.computed: set[Parameter] = set()  # whose weight gradients a backward pass deferred, and are there now
 
         # Rank 0's values count: along the replicas first, so that rank 0 of each shard group has them.
@@ -181,7 +184,8 @@ class FSDPParamGroup:
 
     def _equal(self, context: FSDPCommContext) -> str:
         """What every rank must have alike when the group is gathered or reduced: compared with each message."""
-        return f"{self.flat.names[0]} of fully_shard {self.number} after {self.flat.updates}{context.mode}"
+        of = f"{self.flat.names[0]} of fully_shard {self.number}"
+        return f"{of} after {self.flat.updates}{context.mode}{context.means and OVER + context.means}"
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")
@@ -235,11 +239,7 @@ class FSDPParamGroup:
         if deferred:
             self.release()
             return
-        for parameter in self.trainable:
-            if parameter.gradient.local is None:
-                if not self.find_unused:
-                    self._refuse_unused(parameter)
-                parameter.zero_fill()
+        self._fill([parameter for parameter in self.trainable if parameter.gradient.local is None])
         if self.trainable:
             self.start_reduce(context)
         self.release()
@@ -254,11 +254,7 @@ class FSDPParamGroup:
     def weights_done(self, context: FSDPCommContext) -> None:
         """All deferred weight gradients are there and reduced; missing ones are an error, or zeros."""
         if self.trainable and not self.reduced:
-            for parameter in self.trainable:
-                if parameter not in self.computed:
-                    if not self.find_unused:
-                        self._refuse_unused(parameter)
-                    parameter.zero_fill()
+            self._fill([parameter for parameter in self.trainable if parameter not in self.computed])
             self.start_reduce(context)
         self.computed, self.reduced = set(), False
 
@@ -266,17 +262,22 @@ class FSDPParamGroup:
         """The backward pass is over and left this group out: an error, or a reduction of zeros."""
         if not self.trainable or self.reduced:
             return
-        if not self.find_unused:
-            self._refuse_unused(self.trainable[0])
-        for parameter in self.trainable:
-            parameter.zero_fill()
+        self._fill(self.trainable)
         self.start_reduce(context)
+
+    def _fill(self, missing: list[Parameter]) -> None:
+        """Let parameters without a gradient take part as zeros, or refuse them."""
+        if missing and not self.find_unused:
+            self._refuse_unused(missing[0])
+        for parameter in missing:
+            parameter.zero_fill()
+        self.brought |= set(self.trainable).difference(missing)
 
     def end_pass(self) -> None:
         """The backward pass is over and everything is reduced: release what was gathered ahead in vain."""
         self.finish_gather()
         self.release()
-        self.reduced = False
+        self.reduced, self.brought = False, set()
 
     def _refuse_unfrozen(self, parameter: Parameter) -> None:
         raise UsageError(
@@ -287,7 +288,8 @@ class FSDPParamGroup:
     def _refuse_unused(self, parameter: Parameter) -> NoReturn:
         raise UnusedParameterError(
             f"rank {self.shard.comm.rank}: parameter {parameter.name!r} got no gradient in this backward pass, so its"
-            " unit cannot be reduced; use it in the loss, freeze it before fully_shard, or pass"
+            " unit cannot be reduced; use it in the loss (an array that a layer returns in place of a Tensor ends the"
+            " graph), freeze it before fully_shard, or pass"
             " find_unused_parameters=True"
         )
 
@@ -350,6 +352,11 @@ class FSDPParamGroup:
         assert self.reduction is not None
         piece = self.reduction.wait()
         self.reduction = None
+        if self.find_unused:
+            used = self.brought
+            for comm in filter(None, (self.shard.comm, self.replicas)):
+                used = used_anywhere(comm, self.trainable, used)
+            self.shard.note_used(used)
 
         # Hybrid sharding: the other shard groups have seen other rows, so their sums are added to this one's.
         if self.replicas is not None:

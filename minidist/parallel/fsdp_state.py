@@ -18,15 +18,7 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
-from minidist.autograd import (
-    BackwardObserver,
-    BackwardPass,
-    MeanOfRows,
-    Parameter,
-    backward_hooks,
-    current_pass,
-    is_grad_enabled,
-)
+from minidist.autograd import BackwardObserver, BackwardPass, Parameter, backward_hooks, current_pass, is_grad_enabled
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.nn.module import Module
@@ -166,7 +158,7 @@ class FSDPState(BackwardObserver):
 
     def _forget_pass(self) -> None:
         """Undo what a backward pass has left behind that an error ended: nothing is in flight, nothing is whole."""
-        self.in_backward, self.running = False, None
+        self.in_backward, self.running, self.context.means = False, None, ""
         self.context.discard()
         for group in param_groups_of(self.module):
             group.differentiating = False
@@ -175,9 +167,10 @@ class FSDPState(BackwardObserver):
 
     def check(self, running: BackwardPass) -> None:
         """Refuse a pass whose gradients no reduction would make right."""
-        is_mean = self.ranks > 1 and isinstance(running.loss, MeanOfRows)
-        if is_mean and any(group.op == "sum" for group in param_groups_of(self.module)):
+        ops = {group.op for group in param_groups_of(self.module)} if self.ranks > 1 else set()
+        if "sum" in ops and running.is_mean:
             raise mean_of_one_rank(self.comm, self.ranks)
+        self.context.means = running.means if "avg" in ops else ""
         if not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.ranks)
 
@@ -217,7 +210,7 @@ class FSDPState(BackwardObserver):
         # The sums that are still in flight: the reduction of the last group, and its way to the host.
         self.context.finish_reduction()
         self.context.finish_offload()
-        self.in_backward, self.running = False, None
+        self.in_backward, self.running, self.context.means = False, None, ""
         for group in groups:
             group.end_pass()
         if self.statistics.layers:

@@ -27,7 +27,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.autograd import BackwardObserver, BackwardPass, MeanOfRows, Parameter, current_pass
+from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
 from minidist.autograd.node import distance
 from minidist.base.arrays import Array
 from minidist.base.errors import MinidistError, UsageError, quoted
@@ -36,6 +36,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.collectives.auto import elements_sent
 from minidist.comm import Comm, Work
+from minidist.comm.header import OVER
 from minidist.nn.flat import FlatParameters
 from minidist.nn.module import Module
 from minidist.parallel.running_statistics import RunningStatistics
@@ -78,12 +79,15 @@ class Bucket:
     def equal(self) -> str:
         """What the replicas must have alike when they reduce it, for `equal=` of a collective: it costs no message.
 
-        Which model it is, what its optimizer's last step says of itself, whether it trains, and a checksum of a sample
-        of the weights (a microsecond per parameter; all values would be read once more). A stashed version has none, as
-        replicas may be at other micro-batches, and arrays on a device have none, because the copy would wait for them.
+        Which model it is, what its optimizer's last step says of itself, whether it trains, over how many rows losses
+        that are averaged are means, and a checksum of a sample of the weights (a microsecond per parameter; all values
+        would be read once more). A stashed version has none, as replicas may be at other micro-batches, and arrays on a
+        device have none, because the copy would wait for them.
         """
         flat = self.flat
-        text = f"model {self.model} after {flat.updates}{self.reducer.mode if self.reducer else ''}"
+        reducer = self.reducer
+        text = f"model {self.model} after {flat.updates}"
+        text += f"{reducer.mode}{reducer.means and OVER + reducer.means}" if reducer else ""
         if flat.version_is_given or type(flat.data) is not np.ndarray:
             return text
         data, checksum = flat.data, 0
@@ -143,8 +147,9 @@ class GradientReducer(BackwardObserver):
 
     op: "sum" or "avg". algorithm: of the all-reduce; "ordered" gives bits that do not depend on the buckets, "ring" is
     faster. bucket_cap_mb: size limit of a bucket in megabytes (1e6 B). unused: "error", or "zeros" (a parameter
-    without a gradient takes part with zeros). Per step, each rank sends the all-reduce's volume of each bucket under
-    purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in 2 (n-1) messages.
+    without a gradient takes part with zeros; where it has none on any rank, it has none afterwards). Per step, each
+    rank sends the all-reduce's volume of each bucket under purpose `gradient_reduce`: 2 (n-1)/n of its bytes, in
+    2 (n-1) messages; with "zeros" also that of one byte per parameter. "fill": with zeros, without asking the others.
     """
 
     operation = "all_reduce"  # whose algorithm it is
@@ -159,8 +164,8 @@ class GradientReducer(BackwardObserver):
         bucket_cap_mb: float = BUCKET_MEGABYTES,
         unused: str = "error",
     ) -> None:
-        if unused not in ("error", "zeros"):
-            raise UsageError(f"unused={quoted(unused)}; it must be 'error' or 'zeros'")
+        if unused not in ("error", "zeros", "fill"):
+            raise UsageError(f"unused={quoted(unused)}; it must be 'error', 'zeros' or 'fill'")
         if bucket_cap_mb != math.inf:  # one bucket
             check_number("bucket_cap_mb", bucket_cap_mb, above=0)
         if algorithm != "auto":
@@ -170,6 +175,7 @@ class GradientReducer(BackwardObserver):
         # The plan of the messages, which is the same on every rank.
         self.number = next_model(comm)
         self.mode = ""  # of the module, see `mode_of`
+        self.means = ""  # what the losses since the last reduction are means over, such as "22 rows"
         buckets = make_buckets(flat, bucket_cap_mb * 1e6, self.number)
         self.buckets = [replace(bucket, reducer=self) for bucket in buckets]
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters}
@@ -238,8 +244,11 @@ class GradientReducer(BackwardObserver):
             return
 
         # What no message would make right: a loss of these rows alone, and parameters that the buckets do not know.
-        if self.op == "sum" and self.comm.size > 1 and isinstance(running.loss, MeanOfRows):
+        if self.op == "sum" and self.comm.size > 1 and running.is_mean:
             raise mean_of_one_rank(self.comm, self.comm.size)
+        if self.op == "avg" and self.comm.size > 1:
+            before = self.means if self.flat.unsynchronized else ""
+            self.means = before + (" + " if before and running.means else "") + running.means
         if self.known and not running.sites.keys() <= self.known:
             refuse_unreduced(self.module, running.sites, self.members, self.known, self.comm, self.comm.size)
 
@@ -305,6 +314,8 @@ class GradientReducer(BackwardObserver):
         self._in_pass = False
         if not self._taking_part:
             return
+        mine = self._used() if self.unused == "zeros" else None
+        fresh = () if mine is None else [p for p in self.bucket_of if p.gradient.total is None]
         try:
             # The buckets that never completed: an error, or zeros for the parameters that the loss did not use. The
             # other ranks launch these buckets too, so each one must be sent.
@@ -313,13 +324,16 @@ class GradientReducer(BackwardObserver):
                 if missing and self.unused == "error":
                     raise UnusedParameterError(
                         f"rank {self.comm.rank}: parameter {missing[0].name!r} got no gradient in this backward pass,"
-                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss, freeze"
-                        " it, or pass find_unused_parameters=True"
+                        f" so bucket {bucket.index} of {len(self.buckets)} was never sent; use it in the loss (an"
+                        " array that a layer returns in place of a Tensor ends the graph), freeze it, or pass"
+                        " find_unused_parameters=True"
                     )
                 for parameter in missing:
                     parameter.zero_fill()
                 self.launch(bucket)
             self.wait()
+            if mine is not None:
+                self.note_used(used_anywhere(self.comm, list(self.bucket_of), mine), fresh)
             self.flat.unsynchronized = False
         finally:
             # The next pass begins with no parameter ready and no bucket launched.
@@ -328,6 +342,20 @@ class GradientReducer(BackwardObserver):
                 self.missing[bucket.index].update(bucket.parameters)
         if self.at_end is not None and not self.manually:  # who calls `finish` combines the statistics, too
             self.at_end()
+
+    def _used(self) -> set[Parameter]:
+        """Return the parameters of which this rank brings a gradient, of this pass or of those under `no_sync`."""
+        return {
+            parameter
+            for parameter, bucket in self.bucket_of.items()
+            if parameter not in self.missing[bucket.index] or parameter.gradient.local is not None
+        }
+
+    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
+        """Forget the zeros of parameters that no rank has used. fresh: those without a sum of earlier passes."""
+        for parameter in fresh:
+            if parameter not in used:
+                parameter.gradient.clear()
 
     def _reset(self) -> None:
         """Let the buckets that a pass had launched when an error ended it arrive, and forget them."""
@@ -363,6 +391,14 @@ class GradientReducer(BackwardObserver):
             self.comm, bucket.buffer, self.op, algorithm=self.algorithm, async_op=True, equal=bucket.equal
         )
         return work
+
+
+def used_anywhere(comm: Comm, parameters: Sequence[Parameter], used: Collection[Parameter]) -> set[Parameter]:
+    """Return which parameters some rank has used; used: those of this rank. An all-reduce of a byte per parameter."""
+    bits = np.array([parameter in used for parameter in parameters], np.uint8)
+    with purpose("gradient_reduce"):
+        all_reduce(comm, bits, "max")
+    return {parameter for parameter, bit in zip(parameters, bits, strict=True) if bit}
 
 
 # --- refusals that all strategies share ---

@@ -163,14 +163,12 @@ class OuterOptimizer(OptimizerWrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"step": inner steps taken, "state": `state`}."""
-        return {"step": self.optimizer.step_count, "state": self.state}
+        return {**self.optimizer.state_dict(), "state": self.state}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a `state_dict`, and let the weights as they are be the common ones."""
         inner = {name: {k: a for k, a in arrays.items() if k != OUTER} for name, arrays in saved["state"].items()}
         outer = {name: {"momentum_buffer": arrays[OUTER]} for name, arrays in saved["state"].items() if OUTER in arrays}
-        self.optimizer.load_state_dict(
-            {"step": saved["step"], "state": {name: arrays for name, arrays in inner.items() if arrays}}
-        )
-        self.outer.load_state_dict({"step": 0, "state": outer})
+        self.optimizer.load_state_dict({**saved, "state": {name: arrays for name, arrays in inner.items() if arrays}})
+        self.outer.load_state_dict({"step": saved["step"], "state": outer})
         self.begin_round()

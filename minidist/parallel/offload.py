@@ -20,7 +20,7 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError, UsageError
 from minidist.optim import LayerwiseOptimizer, Muon, Optimizer, OptimizerWrapper, check_optimizer_class
-from minidist.optim.slices import as_slices
+from minidist.optim.slices import as_slices, have_gradient, source_of
 from minidist.parallel.host_pool import HostPool, Transfer
 
 
@@ -56,8 +56,12 @@ class HostSlice:
     @property
     def source(self) -> Any:
         """The owner of the slice on the device, which knows whether its gradients are those of all ranks."""
-        near = self._owner.device[self._index]
-        return getattr(near, "source", near)
+        return source_of(self._owner.device[self._index])
+
+    @property
+    def parameter(self) -> Any:
+        """The parameter of which the owner knows whether it has a gradient."""
+        return getattr(self._owner.device[self._index], "parameter", None)
 
     @property
     def grad(self) -> xp.Array | None:
@@ -104,12 +108,10 @@ class OffloadedOptimizer(HostOptimizer):
     def step(self) -> None:
         """Gradients to the host, the step there, parameters back; the three overlap."""
         # [1] All gradients start at once; they arrive one after the other, in the order of the slices.
-        for i, near in enumerate(self.device):
-            grad = near.grad
-            if grad is not None:
-                transfer = self.pool.start_store(grad.reshape(-1), "gradient", self.buffers[i])
+        for i, (near, far) in enumerate(zip(self.device, self.host, strict=True)):
+            if have_gradient(far.source, [far.parameter])[0]:
+                transfer = self.pool.start_store(near.grad.reshape(-1), "gradient", self.buffers[i])
                 self._coming[i], self.buffers[i] = transfer, transfer.target
-        moved = list(self._coming)
 
         # [2] The wrapped optimizer reads each slice's gradient when it gets there: see `gradient_of`, which does [3].
         with self.pool.on_host():
@@ -120,15 +122,6 @@ class OffloadedOptimizer(HostOptimizer):
         for transfer in [*self._coming.values(), *self._going.values()]:
             transfer.wait()
         self._coming, self._going = {}, {}
-
-        # The owners of the slices that moved learn that their values changed, each once.
-        owners: dict[int, Any] = {}
-        for i in moved:
-            owner = getattr(self.device[i], "source", self.device[i])
-            owners[id(owner)] = owner
-        for owner in owners.values():
-            if hasattr(owner, "updated"):
-                owner.updated(self.optimizer.last_step)
 
     def gradient_of(self, index: int) -> xp.Array | None:
         """Return a gradient that the optimizer asks for; it is done with the slice before, whose values may leave."""

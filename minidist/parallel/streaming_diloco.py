@@ -179,16 +179,16 @@ class StreamingOuterOptimizer(OptimizerWrapper):
 
     def state_dict(self) -> dict[str, Any]:
         """Return {"step": inner steps taken, "state": `state`}."""
-        return {"step": self.optimizer.step_count, "state": self.state}
+        return {**self.optimizer.state_dict(), "state": self.state}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Load a `state_dict`, the rank's own weights included; the common ones have been loaded into `common`."""
         outer = self._outer_state()
         inner = {name: {k: a for k, a in arrays.items() if k not in outer} for name, arrays in saved["state"].items()}
         inner = {name: arrays for name, arrays in inner.items() if arrays}
-        self.optimizer.load_state_dict({"step": saved["step"], "state": inner})
+        self.optimizer.load_state_dict({**saved, "state": inner})
         for p in self.flat.parameters:
             for key, array in outer.items():
                 if key in saved["state"].get(p.name, {}):
-                    array[self.flat.slice_of(p)] = saved["state"][p.name][key].reshape(-1)
+                    xp.store(array[self.flat.slice_of(p)], saved["state"][p.name][key].reshape(-1))
         self.flat.updated()

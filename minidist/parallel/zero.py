@@ -335,6 +335,10 @@ class ShardReducer(GradientReducer):
         self._collect(len(self.works))
         self.shard.filled = True
 
+    def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
+        """Let the shard know of which parameters no rank has a gradient."""
+        self.shard.note_used(used)
+
 
 class _PartOfShard:
     """A sum of a whole bucket; waiting for it returns what belongs to this rank's shard."""

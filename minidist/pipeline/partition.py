@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.limits import MAX_VALUE, check_size
 from minidist.base.read_file import read_json
@@ -80,12 +80,12 @@ def read_profile(source: str) -> list[Layer]:
         if name not in profiles:
             hint = f"has no profile {quoted(name)}{nearest(name, profiles)}" if name else "holds several profiles"
             raise UsageError(
-                f"{quoted(str(path))} {hint}; write FILE:NAME with one of {', '.join(profiles) or 'no names'}"
+                f"{quoted_path(path)} {hint}; write FILE:NAME with one of {', '.join(profiles) or 'no names'}"
             )
         data = profiles[name]
     if not isinstance(data, list) or not data:
         raise UsageError(
-            f"profile {quoted(source)} must be a list of layers and not empty; a layer has {', '.join(FIELDS)}"
+            f"profile {quoted_path(source)} must be a list of layers and not empty; a layer has {', '.join(FIELDS)}"
         )
     return [_layer(entry, number, source) for number, entry in enumerate(data)]
 
@@ -104,7 +104,7 @@ def read_stages(path: str) -> list[Stage] | None:
         start, last, replicas = (value if type(value) is int else -1 for value in values)
         if start != first or not first <= last < MAX_PROBLEM or not 1 <= replicas < MAX_PROBLEM:
             raise UsageError(
-                f"partition {quoted(path)}, stage {number} is {quoted(entry)}; it must have whole numbers first"
+                f"partition {quoted_path(path)}, stage {number} is {quoted(entry)}; it must have whole numbers first"
                 f" ({first}), last, which is not below it, and replicas, at least 1"
             )
         stages.append(Stage(start, last, replicas))
@@ -112,7 +112,7 @@ def read_stages(path: str) -> list[Stage] | None:
 
 
 def _layer(entry: Any, number: int, source: str) -> Layer:
-    where = f"profile {quoted(source)}, layer {number}"
+    where = f"profile {quoted_path(source)}, layer {number}"
     if not isinstance(entry, dict):
         raise UsageError(f"{where} is {quoted(entry)}; it must be an object with {', '.join(FIELDS)}")
     values = []

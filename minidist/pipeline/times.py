@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import MAX_VALUE, MIN_VALUE, is_size
 from minidist.base.read_file import read_json
 
@@ -84,13 +84,13 @@ def read_profile(path: str | Path, stages: int) -> Times:
     if not isinstance(rows, list) or len(rows) != stages:
         count = len(rows) if isinstance(rows, list) else "no list of"
         raise UsageError(
-            f"profile {quoted(str(path))} has {count} stages and the plan has {stages}; give one entry per stage"
+            f"profile {quoted_path(path)} has {count} stages and the plan has {stages}; give one entry per stage"
         )
 
     # One column per field: a field that a stage leaves out is 0, except FB, which all stages give or none.
     columns: dict[str, list[float]] = {name: [] for name in FIELDS}
     for number, row in enumerate(rows):
-        where = f"profile {quoted(str(path))}, stage {number}"
+        where = f"profile {quoted_path(path)}, stage {number}"
         if not isinstance(row, dict):
             raise UsageError(f"{where} is {quoted(row)}; it must be an object with F, I and W")
         for name in row:
@@ -107,11 +107,11 @@ def read_profile(path: str | Path, stages: int) -> Times:
     # Latencies lie between stages, so there is one less.
     edges = data.get("edges", [0.0] * (stages - 1))
     if not isinstance(edges, list) or len(edges) != stages - 1:
-        raise UsageError(f"profile {quoted(str(path))} needs {stages - 1} edges, one between each two stages")
-    comm = [_number(value, f"profile {quoted(str(path))}, edge {i}") for i, value in enumerate(edges)]
+        raise UsageError(f"profile {quoted_path(path)} needs {stages - 1} edges, one between each two stages")
+    comm = [_number(value, f"profile {quoted_path(path)}, edge {i}") for i, value in enumerate(edges)]
     if columns["FB"] and len(columns["FB"]) != stages:
         raise UsageError(
-            f"profile {quoted(str(path))} gives FB for {len(columns['FB'])} of {stages} stages; give it for all or none"
+            f"profile {quoted_path(path)} gives FB for {len(columns['FB'])} of {stages} stages; give it for all or none"
         )
     return Times(
         columns["F"],

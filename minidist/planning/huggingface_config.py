@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.limits import MAX_LAYERS
 from minidist.base.read_file import read_json
 from minidist.planning.architecture import MAX_EXPERTS, MAX_SIZE, Architecture, LatentAttention, checked, named
@@ -149,7 +149,7 @@ def read_model(name: str) -> Architecture:
 def read_architecture(path: str | Path) -> Architecture:
     """Return the architecture that a config.json describes; UsageError for one that cannot be counted."""
     content = read_json(path, "the model file", REMEDY)
-    file = quoted(str(path))
+    file = quoted_path(path)
     if not isinstance(content, dict):
         raise UsageError(f"the model file {file} is not a JSON object; {REMEDY}")
     kind = content.get("model_type")

@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.config.config_file import read_config
 from minidist.config.models import llama_inner
 from minidist.config.train_config import TrainConfig
 from minidist.data import TokenDataset, load_dataset
 from minidist.planning.architecture import Architecture, checked
+from minidist.techniques import installed
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
 MODEL = ("model", "layers", "width", "heads", "kv_heads", "ffn", "context", "experts", "top_k", "dropout")
@@ -24,10 +25,11 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
-    "aux_loss_weight", "betas", "bucket_cap_mb", "check_data", "check_layouts", "check_replicas", "clip", "data",
-    "decay", "eps", "evaluate_every", "every", "final_lr", "keep", "loss_scale", "loss_scale_floor",
+    "aux_loss_weight", "betas", "bucket_cap_mb", "clip", "data", "decay", "decay_steps", "eps",
+    "evaluate_every", "every", "final_lr", "keep", "loss_scale", "loss_scale_floor",
     "loss_scale_floor_limit", "loss_scale_hysteresis", "loss_scale_interval", "lr", "overwrite", "reduction", "save",
     "seed", "static_loss_scale", "steps", "warmup", "warmup_curve", "warmup_start", "weight_decay",
+    *(name for kind in installed() if kind.observes for name in kind.Settings.model_fields),
 )  # fmt: skip
 
 # The fields of an Architecture -> their settings in a file. How large an MLP and a vocabulary are follows from others.
@@ -58,7 +60,7 @@ class PlannedJob(NamedTuple):
 def read_job(path: str | Path) -> PlannedJob:
     """Return the job of a file; UsageError names a setting that is wrong, or that the planner has no formula for."""
     given = read_config(path, "the job file")
-    file = quoted(str(path))
+    file = quoted_path(path)
     if not given:
         raise UsageError(f"the job file {file} has no settings; write one with minidist train --print-config")
     config = _in_file(file, partial(TrainConfig.make, **given))

@@ -44,14 +44,12 @@ from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
+from minidist.techniques import Run, of_job
 from minidist.train.batch_plan import load_balance_volume
-from minidist.train.data_ledger import data_check_volume
 from minidist.train.noise import shards_gradients
 from minidist.train.repartition import CutRun, repartition_bytes
 from minidist.train.strategies.data_axis import AxisSizes
 from minidist.train.teacher import teacher_bytes
-
-ROW_OF_REPLICAS = 16  # bytes: which part of which tensor, and its fingerprint
 
 
 def closed_form_bytes(
@@ -97,16 +95,12 @@ def closed_form_bytes(
         times = (first_step + config.steps) // every - first_step // every
         total["load_balance"] = times * load_balance_volume(dims.ranks) * NUMBER
 
-    # Each rank sends its number of shards, then a row for each of them, to every other rank.
-    if config.check_replicas:
-        parts = sum(axis.held for axes in sizes for axis in axes)
-        total["metrics"] += config.steps * (dims.ranks - 1) * (dims.ranks * NUMBER + parts * ROW_OF_REPLICAS)
-    # After every step; where a pipeline does not drain then, after every stream.
-    if config.check_data:
-        asynchronous = dims.pp > 1 and updates_of(config.schedule) != "flush"
-        job = config.model_copy(update={"steps": first_step + config.steps})
-        checks = len(list(streams(job, first_step))) if asynchronous else config.steps
-        total["data_check"] += data_check_volume(dims.ranks, checks)
+    # What techniques add. Where a pipeline does not drain after every step, it does after every stream of batches.
+    moments = config.steps
+    if dims.pp > 1 and updates_of(config.schedule) != "flush":
+        moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
+    for extension in of_job(config):
+        total.update(extension.bytes_sent(Run(dims.ranks, config.steps, first_step, moments, sizes)))
     if dims.pp > 1:
         total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}

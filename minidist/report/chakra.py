@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.collectives.registry import ALGORITHMS, volume
@@ -307,7 +307,7 @@ def read_chakra(path: str | Path) -> list[Item]:
                 result.append(_item(message, len(result)))
     except (UsageError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"{quoted(str(path))} is not an execution trace: {error}; report --format chakra writes them"
+            f"{quoted_path(path)} is not an execution trace: {reason(error)}; report --format chakra writes them"
         ) from None
     return result
 

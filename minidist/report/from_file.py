@@ -6,7 +6,7 @@ Proved by: tests/report/test_page.py
 from collections.abc import Callable
 from pathlib import Path
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.trace import Trace, only_steps, read_traces, read_unfinished, steps_of
 from minidist.report.chakra import write_chakra
@@ -46,7 +46,7 @@ def draw_report(
 
     traces, header = _read(path)
     if header.get("incomplete"):
-        say(f"{quoted(str(path), marks=False)}: {incomplete_sentence(header)}; the picture shows what is there")
+        say(f"{quoted_path(path, marks=False)}: {incomplete_sentence(header)}; the picture shows what is there")
 
     # In captions, a byte of the name that is not UTF-8 is a question mark.
     shown = str(path).encode("utf-8", "replace").decode("utf-8")
@@ -106,7 +106,7 @@ def _read(path: Path) -> tuple[list[Trace], Header]:
         return read_unfinished(path)
     if path.is_file():
         return read_traces(path)
-    raise UsageError(f"there is no trace {quoted(str(path))}; `minidist train --trace {path}` writes one")
+    raise UsageError(f"there is no trace {quoted_path(path)}; `minidist train --trace {path}` writes one")
 
 
 def _readable_steps(traces: list[Trace]) -> str | None:

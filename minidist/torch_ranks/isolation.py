@@ -9,7 +9,6 @@ Proved by: tests/torch_ranks/test_program.py
 
 import io
 import os
-import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO
 from unittest import mock
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -86,18 +84,18 @@ class RankState:
         self.put_away()
 
     def put_away(self) -> None:
-        """Keep the random generators as this rank has left them, and give the process its own output back."""
+        """Keep torch's random generator as this rank has left it, and give the process its own output back.
+
+        The simulated world does so with the generators of Python and NumPy (`comm/sim/process_state.py`).
+        """
         sys.stdout = self.output.stream
-        self.generators = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+        self.generator = torch.get_rng_state()
 
     def put_back(self) -> None:
         """Make the process this rank's: called in its thread, each time it goes on."""
         os.environ.update(self.environment)
         sys.stdout = self.output
-        torch_state, python_state, numpy_state = self.generators
-        torch.set_rng_state(torch_state)
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.set_rng_state(self.generator)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import Comm, SimWorld
 from minidist.comm.sim.choosers import seeded
@@ -88,9 +88,9 @@ def load_program(source: str, arguments: Sequence[str] = ()) -> Callable[[], Any
     try:
         code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
     except (OSError, ValueError) as error:
-        raise UsageError(f"{quoted(source)} cannot be read ({error}); give a Python file") from None
+        raise UsageError(f"{quoted_path(source)} cannot be read ({reason(error)}); give a Python file") from None
     except SyntaxError as error:
-        raise UsageError(f"{quoted(source)} line {error.lineno}: {error.msg}; correct the file") from None
+        raise UsageError(f"{quoted_path(source)} line {error.lineno}: {error.msg}; correct the file") from None
     folder = str(path.resolve().parent)
 
     def program() -> None:

@@ -6,7 +6,7 @@ step's global batch depends on the seed and the step. Therefore one device and m
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -32,6 +32,7 @@ from minidist.data import (
     load_dataset,
     microbatch_numbers,
 )
+from minidist.data.sampler import SIDES
 from minidist.data.workers import open_sampler
 from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
 from minidist.optim import (
@@ -55,8 +56,8 @@ from minidist.parallel.context import document_ids, documents
 from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
+from minidist.techniques import Extension, of_job
 from minidist.train.batch_plan import BatchPlan, StepBatch
-from minidist.train.data_ledger import SIDES, DataLedger
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {
@@ -94,14 +95,14 @@ class Job:
     observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # quantised layers' ranges, by the layer's name
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
-    ledger: DataLedger | None = None  # of the samples that this rank reads, with --check-data
+    extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
     def next_batch(self) -> None:
         """Make `batch` the batch of the next step."""
         self.batch = self.plan.next()
-        if self.ledger is not None:
-            self.ledger.expect(self.batch.shares.samples)
+        for extension in self.extensions:
+            extension.before_step(self.batch.shares.samples)
 
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
@@ -116,13 +117,13 @@ class Job:
     def micro_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:
         """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens.
 
-        sides: which of the two this rank uses, for the ledger.
+        sides: which of the two this rank uses.
         """
         first, rows = self.batch.shares.place(number)
         start = self.batch.start
         batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
-        if self.ledger is not None:
-            self.ledger.record(batch.indices, sides)
+        for extension in self.extensions:
+            extension.read(batch.indices, sides)
         inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
 
         ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
@@ -168,7 +169,7 @@ class Job:
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data, without a teacher and without a ledger.
+        """Yield the job on held-out data, without a teacher and without extensions.
 
         In the block dropout is off, and operations are not recorded for backward.
         """
@@ -178,7 +179,7 @@ class Job:
             # The model and the positions are the same; the batch has the size of the job's first one.
             with no_grad():
                 batch = StepBatch(self.batches.shares)
-                yield replace(self, sampler=self.held_out, batch=batch, teacher=None, ledger=None)
+                yield replace(self, sampler=self.held_out, batch=batch, teacher=None, extensions=())
         finally:
             self.model.train()
 
@@ -252,7 +253,7 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
     if config.distill_from is not None and config.is_language_model:
         model.loss_fn = DistillationLoss(config)  # a language model computes its loss itself
-    return Job(
+    job = Job(
         config,
         batches,
         model,
@@ -268,8 +269,12 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
         teacher=None if config.distill_from is None else Teacher(config, dataset),
-        ledger=DataLedger(sampler.samples, config.seed) if config.check_data and comm is not None else None,
+        # The reference on one device leaves out what does not change its numbers.
+        extensions=[extension for extension in of_job(config) if comm is not None or not extension.observes],
     )
+    for extension in job.extensions:
+        extension.build(job, comm)
+    return job
 
 
 def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractContextManager[Sampler]:
@@ -348,18 +353,18 @@ def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
 
 
 def _schedule(config: TrainConfig) -> Callable[[int], float]:
-    decays = config.decay != "constant"
+    decays, length = config.decay != "constant", config.decay_steps or config.steps
     if config.warmup_curve != "linear":
         curve = config.warmup_curve.removeprefix("deepspeed-")
         return DeepSpeedWarmup(
             config.warmup,
             curve,
-            config.steps if decays else None,
+            length if decays else None,
             config.final_lr,
             linear=config.decay == "linear",
             start=config.warmup_start,
         )
     if decays:
         kind = WarmupLinear if config.decay == "linear" else WarmupCosine
-        return kind(config.warmup, config.steps, config.final_lr)
+        return kind(config.warmup, length, config.final_lr)
     return Warmup(config.warmup)

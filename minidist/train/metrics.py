@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self, TextIO
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.files import writing
 from minidist.base.read_file import parse_json
 from minidist.train.state import StepEnd, StepState
@@ -102,14 +102,14 @@ def check_same_run(path: str | Path, losses: Sequence[float]) -> None:
     known = [record for record in records if record["step"] < len(losses)]
     if records and not known:
         raise UsageError(
-            f"--metrics {quoted(str(path))} is of another run: it has no record of the {len(losses)} steps that are"
+            f"--metrics {quoted_path(path)} is of another run: it has no record of the {len(losses)} steps that are"
             f" resumed; {remedy}"
         )
     for record in known:
         then = losses[record["step"]]
         if record["loss"] != then:
             raise UsageError(
-                f"--metrics {quoted(str(path))} is of another run: in step {record['step']} its loss is"
+                f"--metrics {quoted_path(path)} is of another run: in step {record['step']} its loss is"
                 f" {quoted(record['loss'])}, and that of the run that is resumed was {then}; {remedy}"
             )
 
@@ -132,9 +132,9 @@ def _records(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 record = parse_json(line, any_float=True)
                 wrong = None if _is_record(record) else f"{quoted(line.strip())} is not a record of a step"
             except ValueError as error:
-                wrong = f"it is not JSON: {error}"
+                wrong = f"it is not JSON: {reason(error)}"
             if wrong:
-                raise UsageError(f"{quoted(str(path))}, line {number}: {wrong}; remove the line")
+                raise UsageError(f"{quoted_path(path)}, line {number}: {wrong}; remove the line")
             yield line, record
 
 
@@ -150,5 +150,5 @@ def _is_record(record: object) -> bool:
 def read_metrics(path: str | Path) -> list[dict[str, float]]:
     """Return the records of a file that `MetricsFile` has written."""
     if not Path(path).is_file():
-        raise UsageError(f"there is no file {quoted(str(path))}; minidist train --metrics writes one")
+        raise UsageError(f"there is no file {quoted_path(path)}; minidist train --metrics writes one")
     return [record for _, record in _records(path)]

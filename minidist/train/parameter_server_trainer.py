@@ -20,7 +20,7 @@ from minidist.base.memory import account_memory
 from minidist.base.trace import purpose
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import Checkpoint, ReplicaId, save
-from minidist.checkpoint.resume import job_state, keep_last, load_ledger, same_job, saving_alone
+from minidist.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
 from minidist.checkpoint.storage import Storage
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import Comm
@@ -28,6 +28,7 @@ from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Updates
 from minidist.parallel.running_statistics import batch_norms
+from minidist.techniques import Moment
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import ordered_sum
 from minidist.train.progress import Progress
@@ -83,7 +84,7 @@ def run_parameter_server(
         checkpoint = None
         if config.resume and config.save:
             checkpoint = Checkpoint(config.save, step=config.from_step)
-            load_ledger(job, same_job(checkpoint, job, comm.rank), checkpoint.step)
+            load_extensions(job, same_job(checkpoint, job, comm.rank), checkpoint)
             load_buffers(checkpoint, job.model)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
@@ -94,7 +95,7 @@ def run_parameter_server(
             if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
                 since = len(losses)
                 losses.extend(_global_losses(comm, worker, range(since, done + clock)))
-                _check_data(comm, job, range(since, done + clock))
+                _updated(comm, job, range(since, done + clock))
                 _save(comm, config.save, job, last_update, losses, storage)
 
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
@@ -123,7 +124,7 @@ def run_parameter_server(
         # The steps' losses are known now that all workers have finished.
         since = len(losses)
         losses.extend(_global_losses(comm, worker, range(since, config.steps)))
-        _check_data(comm, job, range(since, config.steps))
+        _updated(comm, job, range(since, config.steps))
         if config.save:
             _save(comm, config.save, job, last_update, losses, storage)
 
@@ -161,11 +162,11 @@ def _global_losses(comm: Comm, worker: Worker, steps: range) -> list[float]:
     return [ordered_sum(table[:, step].reshape(-1).tolist()) for step in range(len(steps))]
 
 
-def _check_data(comm: Comm, job: Job, steps: range) -> None:
-    """Check that the workers have read each sample of these steps once, with --check-data; see `DataLedger.check`."""
-    if job.ledger is not None:
-        job.ledger.expect(len(steps) * job.batches.global_batch)
-        job.ledger.check(comm, 0, f"steps {steps.start} to {steps.stop - 1}")
+def _updated(comm: Comm, job: Job, steps: range) -> None:
+    """Tell the extensions that all workers have made these steps."""
+    for extension in job.extensions:
+        extension.before_step(len(steps) * job.batches.global_batch)
+        extension.after_update(Moment(comm, steps, None))
 
 
 def _save(

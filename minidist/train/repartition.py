@@ -111,7 +111,7 @@ class Repartition:
         config = job.config.model_copy(update={"partition": _text(sizes)})
         fresh = build(config, job.batches, self.comm, job.plan)
         fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler, pool=job.pool, teacher=job.teacher)
-        fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients, ledger=job.ledger)
+        fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients, extensions=job.extensions)
         run = self.runs[-1]
         there = self.start(fresh)
 

@@ -81,9 +81,9 @@ class TrainResult:
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
-    layouts_checked: int | None = None  # --check-layouts: results on the tape whose type was checked
     cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
     teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)  # what the techniques report: see `Extension.result`

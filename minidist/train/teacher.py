@@ -35,7 +35,7 @@ from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.cache import folder
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted_path
 from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.checkpoint.directory import Checkpoint
@@ -104,17 +104,17 @@ def teacher_checkpoint(config: TrainConfig, dataset: Dataset) -> tuple[Checkpoin
     if config.distill_from is None:
         return None
     checkpoint = named_checkpoint("--distill-from", config.distill_from)
-    teacher, where = saved_config(checkpoint), f"--distill-from {quoted(config.distill_from)}"
+    teacher, where = saved_config(checkpoint), f"--distill-from {quoted_path(config.distill_from)}"
     if not teacher.is_own_model and teacher.is_language_model is not isinstance(dataset, TokenDataset):
         raise UsageError(
             f"{where} holds a model (--model {teacher.model}) that cannot read --data"
-            f" {quoted(config.data, marks=False)}; teacher and student need the same kind of data"
+            f" {quoted_path(config.data, marks=False)}; teacher and student need the same kind of data"
         )
     if teacher.is_language_model and isinstance(dataset, TokenDataset):
         rows = vocabulary_of(checkpoint, teacher)
         if rows != dataset.vocab_size:
             raise UsageError(
-                f"{where} holds a model of {rows:,} tokens and --data {quoted(config.data, marks=False)} has"
+                f"{where} holds a model of {rows:,} tokens and --data {quoted_path(config.data, marks=False)} has"
                 f" {dataset.vocab_size:,}; teacher and student need the same vocabulary"
             )
     if teacher.model == "gpt" and teacher.context < config.context:
@@ -215,12 +215,12 @@ class Teacher:
 
         def make() -> Array:
             # As bytes: a file of NumPy's does not know bfloat16.
-            return self._computed(step, sample).view(np.uint8)
+            return xp.to_host(self._computed(step, sample)).view(np.uint8)  # type: ignore[no-any-return]
 
         precision = self.config.precision
         made_of: dict[str, Any] = {"teacher": self.digest, "precision": precision, "separator": self.separator}
-        stored = cached(sample, "logits", make, self.cache, **made_of)
-        return np.array(stored).view(self.dtype)
+        stored = cached(xp.to_host(sample), "logits", make, self.cache, **made_of)
+        return xp.to_device(np.array(stored).view(self.dtype))
 
     def _computed(self, step: int, inputs: Array) -> Array:
         """Return what the teacher computes; UsageError for other classes and numbers that are not finite."""
@@ -228,10 +228,12 @@ class Teacher:
         features = inputs.dtype.kind == "f"
         ids = None if self.separator is None else document_ids(inputs, self.separator)
         with no_grad(), purpose("teacher", whole=True), documents(ids):
-            result: Array = self.model(Tensor(xp.as_array(inputs, self.dtype)) if features else inputs).data
+            result: Array = self.model(
+                Tensor(xp.as_array(xp.to_device(inputs), self.dtype)) if features else inputs
+            ).data
         if result.shape[1:] != self.shape:
             raise UsageError(
-                f"--distill-from {quoted(str(self.checkpoint.path))}: its model returns logits of shape {result.shape}"
+                f"--distill-from {quoted_path(self.checkpoint.path)}: its model returns logits of shape {result.shape}"
                 f" where the data have {(len(inputs), *self.shape)}; teacher and student need the same classes"
             )
         # NaN compares as false, and -inf is a class that the teacher excludes.

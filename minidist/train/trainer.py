@@ -21,15 +21,13 @@ from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory, thinned
 from minidist.base.trace import SpanEvent
-from minidist.base.watchers import watching
 from minidist.checkpoint.resume import resume_job, save_job, saved_bytes, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.nn.quantization import int8_bytes
 from minidist.parallel import SavedOnHost
-from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
-from minidist.parallel.replica_check import check_shard_replicas
 from minidist.pipeline.runtime import LayerProfile
+from minidist.techniques import Moment
 from minidist.train.evaluate import evaluate, evaluate_int8
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import NonFiniteError, global_loss
@@ -94,15 +92,10 @@ def train(
         saved = done  # the steps of the last checkpoint, 0 without one
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
 
-        layouts: LayoutChecker | None = None
-        if config.check_layouts:
-            # What enters a stage from outside is whole, or this rank's rows.
-            boundary = VARYING if config.sequence_parallel else INVARIANT
-            layouts = stack.enter_context(watching(LayoutChecker(strategy.axes.tp, "tp", boundary)))
+        for extension in job.extensions:
+            stack.enter_context(extension.attached(strategy))
 
         for step in range(done, config.steps):
-            if layouts is not None:
-                layouts.begin_step()
             # The scale of this step's gradients: an overflow changes the scaler's.
             began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
             comm.world.place = place_of(config, step, saved)
@@ -119,12 +112,8 @@ def train(
 
             # 3: the update.
             finish_step(job, strategy, step, losses[-1])
-            copy = strategy.data_copy()
-            if job.ledger is not None and copy is not None:
-                job.ledger.check(comm, copy, f"step {step}")
-            if config.check_replicas:
-                held = [shard for axis in strategy.data_axes for shard in axis.weights()]
-                check_shard_replicas(comm, strategy.axes, held, step)
+            for extension in job.extensions:
+                extension.after_update(Moment(comm, range(step, step + 1), strategy))
 
             # The next batch: its size from the noise of the gradients, its shares from the speeds of the ranks.
             job.plan.grow()
@@ -183,10 +172,10 @@ def train(
             held_out=held_out,
             runs=job.plan.runs,
             cuts=[] if recut is None else recut.runs,
-            layouts_checked=None if layouts is None else layouts.checked,
             sparsity=job.pruned(config.steps),
             teacher=None if job.teacher is None else job.teacher.counts(),
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
+            measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
 
 
@@ -215,6 +204,8 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
 
     # Before anything looks at the gradient: to a pruned weight it does not belong.
     strategy.mask_gradients()
+    for extension in job.extensions:
+        extension.after_backward(strategy, step)
 
     # float16: every rank divides by the loss scale, or every rank skips the update.
     if job.scaler is not None:

@@ -170,7 +170,7 @@ def test_the_ignored_target_may_be_a_class(targets, ignore):
 
 
 def test_shards_of_a_masked_batch_add_up_under_the_global_divisor():
-    """Museum 4: the mean of means over ragged or masked shards is not the mean."""
+    """Museum 1: the mean of means over ragged or masked shards is not the mean."""
     logits, targets = draws(5, 3), np.array([0, -100, 2, 1, -100])
     whole = ag.cross_entropy(Tensor(logits), targets).item()
     parts = [ag.cross_entropy(Tensor(logits[s]), targets[s], divisor=3).item() for s in (slice(0, 2), slice(2, 5))]

@@ -230,14 +230,14 @@ def test_the_module_offers_the_listed_functions_and_no_others():
 
 # Whose arrays may be on a GPU or have no data. What equality/, checkpoint/ and report/ look at has been brought to the
 # host, and data/ makes the inputs there.
-FOLDERS = ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "train")
+FOLDERS = ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "techniques", "train")
 MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "frombuffer"}  # of numbers, on the host
 # Tables of measured times, and numbers of samples, which are on the host.
 TABLES = {
     "collectives/tuning.py": ("__version__", "argmin", "full_like", "interp", "isfinite", "quantile"),
     "pipeline/runtime/layer_profile.py": ("concatenate", "median", "zeros_like"),
     "train/repartition.py": ("concatenate", "max"),
-    "train/data_ledger.py": ("bincount", "repeat", "concatenate", "unique", "flatnonzero", "any"),
+    "techniques/data_ledger/ledger.py": ("bincount", "repeat", "concatenate", "unique", "flatnonzero", "any"),
 }
 EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the host, and what only one backend has
     *((file, name) for file, names in TABLES.items() for name in names),

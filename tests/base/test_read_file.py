@@ -29,9 +29,14 @@ from minidist.pipeline.plan import read_csv
     ],
 )
 def test_json_that_is_refused(text, reason, tmp_path):
+    """A number that is refused is its text in the file of another program, where nothing may read it."""
     with pytest.raises(ValueError, match=reason):
         parse_json(text)
     (tmp_path / "a.json").write_text(text)
+    if re.search("number|digits|large", reason):
+        found = read_json(tmp_path / "a.json", "--config", "correct it")
+        assert found in (text, [text.strip("[]")])
+        return
     with pytest.raises(UsageError, match="is not JSON") as error:
         read_json(tmp_path / "a.json", "--config", "correct it")
     assert len(str(error.value)) < 400

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import save
+from minidist.checkpoint import Checkpoint, save
 from minidist.checkpoint.resume import job_state, same_job
 from minidist.cli import main
 from minidist.comm import SimWorld
@@ -34,6 +34,43 @@ GPT = {
 
 def run(ranks, **values):
     return SimWorld(ranks).run(train, TrainConfig.make(**{**GPT, **values}))
+
+
+LATE = """
+from minidist.base.random import current_coordinates
+from minidist.nn import Linear, Module
+
+class Late(Module):
+    def __init__(self, data):
+        self.main, self.branch = (Linear(data.features, data.classes) for _ in range(2))
+        self.initialize(0)
+
+    def forward(self, x):
+        return self.main(x) + self.branch(x) if current_coordinates().step >= 3 else self.main(x)
+
+def net(config, data):
+    return Late(data)
+"""
+
+
+@pytest.mark.parametrize("outer", ["none", "nesterov"])
+@pytest.mark.parametrize("done", [2, 4])
+def test_a_branch_in_use_from_the_fourth_step_on_has_its_own_count_after_a_resume(outer, done, tmp_path):
+    """Replicas that train alone need no gradient of every parameter; before its first step the branch has no state."""
+    (tmp_path / "late.py").write_text(LATE)
+    job = {"model": f"{tmp_path}/late.py:net", "data": "glyphs", "global_batch": 8, "optimizer": "adamw", "steps": 6}
+    job |= {"local_steps": 2, "outer_optimizer": outer, "reduction": "ordered"}
+
+    def run_late(**more):
+        return SimWorld(2).run(train, TrainConfig.make(**job, **more))
+
+    whole = run_late()
+    run_late(save=str(tmp_path / "a"), every=2)
+    (tmp_path / "a" / "latest").write_text(f"step-{done:08d}")
+    counts = Checkpoint(tmp_path / "a").state["optimizer_counts"]
+    assert counts == dict.fromkeys(["branch.weight", "branch.bias"], max(0, done - 3))
+    resumed = run_late(save=str(tmp_path / "a"), resume=True)
+    assert [r.digest for r in resumed] == [r.digest for r in whole]
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from minidist.base.errors import UsageError
 from minidist.comm import ANY, SimWorld, replay
 from tests.comm import programs
 
@@ -213,3 +214,14 @@ def test_an_earlier_receive_from_any_rank_gets_the_earlier_message(comm):
     comm.waitall(requests)
     assert (first[0], second[0]) == (1.0, 2.0)
     assert requests[0].peer == 1
+
+
+@pytest.mark.parametrize("name", ["rank", "size", "members"])
+def test_what_a_communicator_is_cannot_be_assigned(name):
+    def main(comm):
+        with pytest.raises(UsageError, match=rf"rank \d: comm.{name} = 0, at .*:\d+; what a communicator is"):
+            setattr(comm, name, 0)
+        comm.barrier()
+        return comm.rank
+
+    assert SimWorld(2).run(main) == [0, 1]

@@ -21,6 +21,7 @@ from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.equality.expected import expected_snapshots
 from minidist.train.job import build, make_optimizer
+from minidist.train.trainer import train
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
@@ -82,7 +83,7 @@ def test_every_key_that_matters_becomes_a_setting():
         "warmup": 3,
         "warmup_start": 0.1,
         "warmup_curve": "deepspeed-linear",
-        "steps": 30,
+        "decay_steps": 30,
         "zero": 1,
         "reduce_bucket_size": 500_000_000,
         "offload": "optimizer",
@@ -217,10 +218,9 @@ def test_betas_and_eps_apply_to_the_optimizers_that_have_them():
 
 def test_what_are_no_betas_is_listed_whatever_it_is():
     for betas in (0.9, [0.9], [0.9, 1], [0.9, "0.99"], None):
-        assert (
-            "optimizer.params.betas"
-            in translate({**SMALL, "optimizer": {"type": "Adam", "params": {"betas": betas}}}).warning()
-        )
+        assert "optimizer.params.betas" in translate(
+            {**SMALL, "optimizer": {"type": "Adam", "params": {"betas": betas}}}
+        ).warning(TrainConfig())
 
 
 def test_flags_determine_what_is_auto():
@@ -241,10 +241,80 @@ def test_flags_determine_what_is_auto():
 
 def test_deepspeeds_own_adam_is_adamw():
     assert translate({**SMALL, "optimizer": {"type": "Adam"}}).settings["optimizer"] == "adamw"
-    assert translate({**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1}}}).settings == {
-        "global_batch": 8,
-        "accumulation": 1,
+
+
+def test_lamb_and_muon_are_minidists_with_the_defaults_of_deepspeed():
+    def job(kind, **params):
+        said = translate({**SMALL, "optimizer": {"type": kind, "params": params}})
+        config = apply_deepspeed(TrainConfig.make(), said, set())
+        return make_optimizer(build(config, resolve_batches(config, 1)), [Parameter(np.ones(2))]), dict(said.ignored)
+
+    lamb, ignored = job("Lamb", lr=0.01, betas=[0.8, 0.9], weight_decay=0.1, max_coeff=10)
+    assert (type(lamb).__name__, lamb.lr, lamb.betas, lamb.eps) == ("LAMB", 0.01, (0.8, 0.9), 1e-8)
+    assert {"optimizer.params.max_coeff", "optimizer.params.min_coeff (default)"} <= ignored.keys()
+    muon, ignored = job("muon")
+    assert (type(muon).__name__, muon.lr, muon.momentum, muon.nesterov) == ("Muon", 3e-4, 0.95, True)
+    assert (muon.betas, muon.eps) == ((0.9, 0.95), 1e-10)
+    assert "0.2 sqrt(max(rows, columns))" in ignored["optimizer.params.lr (of matrices)"]
+    assert job("Muon", lr=0.02, momentum=0.9)[0].momentum == 0.9
+
+
+@pytest.mark.parametrize("kind", ["OneBitAdam", "ZeroOneAdam", "Lion", 3])
+def test_what_trains_in_the_place_of_an_unknown_optimizer_or_schedule_is_said(kind, tmp_path, capsys):
+    content = {**SMALL, "optimizer": {"type": kind, "params": {"lr": 0.01}}, "scheduler": {"type": "OneCycle"}}
+    (tmp_path / "ds.json").write_text(json.dumps(content))
+    small = ["--data", "markov", "--width", "8", "--heads", "1", "--context", "8", "--steps", "1", "--json"]
+    said = []
+    for command in (["train", "--deepspeed"], ["explain"]):
+        with pytest.raises(SystemExit) as end:
+            main([*command, str(tmp_path / "ds.json"), *small, "--optimizer", "sgd", "--lr", "0.5"])
+        assert not end.value.code
+        captured = capsys.readouterr()
+        said.append(captured.err if command[0] == "train" else captured.out)
+    for text in said:
+        assert f"--optimizer sgd with --lr 0.5 trains in the place of {kind!r}" in text
+        assert "--decay constant with --warmup 0 trains in the place of 'OneCycle'" in text
+    assert "minidist has Adam, AdamW, SGD, Adagrad, RMSprop, Lamb and Muon of these" in said[1]
+
+
+def test_comments_are_no_keys():
+    comments = {"_comment": "x", "//": {"lr": 1}, "_a": 1e9}
+    content = {
+        **SMALL,
+        **comments,
+        "fp16": {"enabled": True, **comments},
+        "zero_optimization": {"stage": 1, **comments},
     }
+    plain = {**SMALL, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}}
+    assert translate(content) == translate(plain)
+
+
+def test_a_number_beyond_the_limits_matters_only_where_it_is_read(tmp_path):
+    text = '{"train_batch_size": 8, "notes": [Infinity, NaN, -1e308, 1e400, %s], "gradient_clipping": %s}'
+    for wrong in ("Infinity", "1e400", "1e308", "NaN", "1" * 5000):
+        (tmp_path / "ds.json").write_text(text % (wrong, "1.0"))
+        assert [key for key, _ in read_deepspeed(tmp_path / "ds.json").ignored] == ["notes"]
+        (tmp_path / "ds.json").write_text(text % ("1", wrong))
+        with pytest.raises(UsageError, match=r"gradient_clipping is '.*; it must be a number") as error:
+            read_deepspeed(tmp_path / "ds.json")
+        assert len(str(error.value)) < 300
+
+
+def test_a_flag_shortens_the_run_and_not_the_schedule(tmp_path):
+    decay = {"type": "WarmupDecayLR", "params": {"total_num_steps": 10, "warmup_num_steps": 4}}
+    content = {**SMALL, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "scheduler": decay}
+    small = {"data": "markov", "width": 8, "heads": 1, "context": 8, "layers": 1}
+
+    def run(given, **settings):
+        config = apply_deepspeed(TrainConfig.make(**small, **settings), translate(content), given)
+        return SimWorld(1).run(train, config)[0].losses
+
+    whole, folder = run(set()), str(tmp_path)
+    assert len(whole) == 10
+    assert run({"steps"}, steps=7) == whole[:7]
+    # A shorter job that is resumed has the rates of the whole one, also beyond the end of the schedule.
+    assert run({"steps"}, steps=7, save=folder) + run({"steps"}, steps=10, save=folder, resume=True)[7:] == whole
+    assert run({"steps"}, steps=12)[:10] == whole
 
 
 def rates(content, steps):
@@ -317,6 +387,7 @@ def test_defaults_that_differ_are_deepspeeds_and_are_listed():
         "warmup_curve": "deepspeed-log",
         "warmup": 1000,
         "final_lr": 1e-4,
+        "steps": 3000,
         "loss_scale_interval": 1000,
         "persistence_threshold": 100_000,
         "loss_scale_floor_limit": 1,
@@ -475,7 +546,9 @@ PEOPLES = {
         "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2, "stage3_prefetch_bucket_size": 0},
         "activation_checkpointing": {"partition_activations": False, "cpu_checkpointing": False, "profile": False},
     },
-    "an optimizer that is not here": {**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1, "max_coeff": 10}}},
+    "lamb": {**SMALL, "optimizer": {"type": "Lamb", "params": {"lr": 1, "max_coeff": 10, "bias_correction": False}}},
+    "muon": {**SMALL, "optimizer": {"type": "Muon", "params": {"lr": 0.02, "adam_lr": 1e-3, "ns_method": "gram"}}},
+    "an optimizer that is not here": {**SMALL, "optimizer": {"type": "OneBitAdam", "params": {"lr": 1}}},
     "a schedule that is not here": {**SMALL, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1}}},
 }
 
@@ -637,13 +710,13 @@ def test_a_value_of_any_kind_in_any_place_is_taken_or_one_sentence():
                 section = section[name]
             section[key] = value
             try:
-                said = translate(content).warning()
+                said = translate(content).warning(TrainConfig())
             except UsageError as error:
                 said = str(error)
             assert len(said) < 600
 
 
 def test_the_keys_of_a_warning_are_few_and_short():
-    warning = translate({**SMALL, **{f"{'k' * 1000}{number}": 1 for number in range(100)}}).warning()
+    warning = translate({**SMALL, **{f"{'k' * 1000}{number}": 1 for number in range(100)}}).warning(TrainConfig())
     assert len(warning) < 3_000
     assert warning.endswith(" and 80 more, which minidist explain lists")

@@ -509,6 +509,7 @@ CASES = {
     "warmup-start-without-effect": ({"warmup_start": 0.1}, "--warmup-start 0.1 .* --warmup-curve deepspeed-linear or"),
     "lr-scaling-without-effect": ({"lr_scaling": "linear"}, "--lr-scaling linear .* belongs to --adaptive-batch"),
     "memory-budget-without-effect": ({"memory_budget": 1e6}, "belongs to --micro-batch auto; add that, or"),
+    "decay-steps-without-effect": ({"decay_steps": 9}, "belongs to --decay cosine or linear"),
     "final-lr-without-effect": ({"final_lr": 0.1}, "belongs to --decay cosine or linear"),
 }
 
@@ -634,8 +635,11 @@ def test_the_tier_follows_from_what_is_cut():
     assert tier(dp=2, pp=2, zero=3) == "ordered"
     for axis in ({"tp": 2}, {"cp": 2}, {"dp": 2, "ep": 2, "experts": 2}):
         assert tier(**axis, precision="fp64", steps=5) == "float"
-        with pytest.raises(UsageError, match=r"cuts the sums inside a micro-batch.*--precision fp64"):
-            tier(**axis)
+        if "experts" not in axis:
+            assert tier(**axis, precision="bf16", steps=5) == "rounding"
+        else:
+            with pytest.raises(UsageError, match=r"--experts makes another choice.*--precision fp64"):
+                tier(**axis, steps=5)
         with pytest.raises(UsageError, match="at most 5 steps"):
             tier(**axis, precision="fp64", steps=6)
     for wild in (

@@ -4,6 +4,8 @@ The stand-in computes with NumPy; what a GPU computes is tested by the tests mar
 """
 
 import json
+import random
+import re
 import sys
 from types import SimpleNamespace
 
@@ -18,6 +20,7 @@ from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison
 from minidist.config.train_config import TrainConfig
 from minidist.train.trainer import train
+from tests.config.test_no_setting_is_ignored import BASE, STREAMED, VALUES, ranks_of, what_happens
 from tests.cupy.stand_in import Device, DeviceArray
 
 SMALL = {"data": "markov", "layers": 2, "width": 16, "heads": 2, "context": 8, "steps": 2, "global_batch": 8}
@@ -37,6 +40,10 @@ AXES = [
     (2, {"dp": 2, "compression": "powersgd:2"}),
     (2, {"dp": 2, "reduction": "ordered", "local_steps": 2, "optimizer": "sgd"}),
     (2, {"pp": 2, "reduction": "ordered", "schedule": "pipedream"}),
+    (2, {"dp": 2, "reduction": "ordered", "document_separator": 3}),
+    (2, {"cp": 2, "attention": "all-gather", "document_separator": 3, "precision": "fp64"}),
+    (2, {"cp": 2, "attention": "ulysses", "document_separator": 3, "precision": "fp64"}),
+    (2, {"dp": 2, "reduction": "ordered", "steps": 4, **STREAMED, "outer_fragments": 2, "outer_delay": 1}),
 ]
 
 
@@ -84,6 +91,47 @@ def test_a_job_has_the_losses_and_the_memory_of_the_host(ranks, settings):
         assert ours.losses == pytest.approx(theirs.losses, rel=1e-3 if config.precision in ("fp16", "bf16") else 1e-5)
         assert ours.peak_by_purpose == theirs.peak_by_purpose
         assert ours.sizes == theirs.sizes
+
+
+# A value of every setting. The weights of a parameter server are on the host, and a budget is resolved before a job.
+SETTINGS = [name for name in VALUES if VALUES[name].get("strategy") != "ps" and name != "memory_budget"]
+# What depends on the last bits, names that are drawn, and what a peak is made of: a number is an array of 4 B on a
+# device and a scalar on the host, and of two moments with nearly as many bytes another one may be the peak.
+BITS = re.compile(r"digest='\w*'|\w*[.]npy|(gradient_exponents|peak_by_purpose|step_peak)=\{.*?\}|directory '.*?'")
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.?\d*(?:e[+-]?\d+)?")
+
+
+def happens(settings):
+    """The text of all that a job shows, in pieces between its numbers, and the numbers."""
+    text = BITS.sub("", what_happens.__wrapped__(*sorted(settings.items())))
+    return NUMBER.split(text), [float(number) for number in NUMBER.findall(text)]
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_and_one_that_is_drawn_do_on_a_device_what_they_do_on_the_host(name):
+    """Losses, messages, memory, virtual times and files, and the comparison with one device where there is one."""
+    for other in random.Random(name).sample(SETTINGS, len(SETTINGS)):
+        settings = {**VALUES[name], **VALUES[other]}
+        try:
+            words, numbers = happens(settings)
+            break
+        except UsageError:
+            continue  # the two do not combine
+    with creating_on(Device()):
+        on_device = happens(settings)
+    assert on_device[0] == words
+    assert on_device[1] == pytest.approx(numbers, rel=1e-2, abs=1e-5)
+
+    config = TrainConfig.make(**{**BASE, "reduction": "ordered", **settings})
+    if config.save or config.init_from or config.distill_from:
+        return
+    with creating_on(Device()):
+        try:
+            verdict = run_comparison(config, ranks_of(config), 60.0, given=settings)
+        except UsageError:
+            return  # the pair cannot be compared
+    assert verdict.equal, verdict.sentence()
 
 
 def test_the_stand_in_is_as_strict_as_cupy():

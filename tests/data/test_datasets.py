@@ -160,7 +160,7 @@ def write(folder):
         ("pydok", r"--data pydok: no such data \(did you mean 'pydoc'\?\); one of pydoc, .*, text:FILE, .*idx:DIR"),
         ("texts:{0}/text.txt", r"no such data \(did you mean 'text'\?\)"),
         ("pydoc:file", "no such data"),
-        ("{0}/text.txt", "is a file, and does not say of which kind; write text:/"),
+        ("{0}/text.txt", r"is a file, and does not say of which kind; write text:/.*/text.txt$"),
         ("absent.txt", r"--data 'absent.txt' is a file, and does not say of which kind; write text:absent.txt$"),
         ("absent.npz", r"write npz:absent.npz$"),
         ("absent.bin", r"write tokens:absent.bin$"),

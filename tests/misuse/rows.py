@@ -9,6 +9,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -500,13 +501,186 @@ def gradients_of_ones_own_after_zero_grad_of_a_local_pass(comm):
     yield weights(model.module), before
 
 
+# --- means over unlike numbers of rows, whose mean is not the mean over all rows ---
+
+
+def over(rank_0, rank_1, operation="", what="rows"):
+    """The sentence, whichever of the two ranks sees it first."""
+    mean = [
+        rf"the mean over {counts} {what}" if counts is not None else "no mean over rows" for counts in (rank_0, rank_1)
+    ]
+    first, second = (
+        rf"rank 0 is {mean[0]}, and that of rank 1 {mean[1]}",
+        rf"rank 1 is {mean[1]}, and that of rank 0 {mean[0]}",
+    )
+    return rf"ranks differ in {operation}.*: the loss of ({first}|{second}), at .*divisor=.*reduction='sum'"
+
+
+def unlike(comm, wrap="ddp", counts=(4, 3, 4, 3), loss=cross_entropy, **settings):
+    """One step with so many rows per rank; loss(output, targets)."""
+    model = mlp()
+    wrapped, optimizer = wrapping(wrap, model, comm, **settings)
+    x, targets = rows(comm.rank, count=counts[comm.rank])
+    loss(wrapped(x), targets).backward()
+    optimizer.step()
+    return model
+
+
+@refused(over(4, 3, "all_reduce/ring"))
+def unlike_rows_of_data_parallelism(comm):
+    unlike(comm)
+
+
+@refused(over(4, 3, "reduce_scatter/ring"))
+def unlike_rows_of_zero_1(comm):
+    unlike(comm, "zero", stage=1)
+
+
+@refused(over(4, 3, "reduce_scatter/ring"))
+def unlike_rows_of_zero_2(comm):
+    unlike(comm, "zero")
+
+
+@refused(over(4, 3, "all_gather/ring"))
+def unlike_rows_of_fully_shard(comm):
+    unlike(comm, "fsdp")
+
+
+@refused(over(4, 3, "reduce_scatter/ring"))
+def unlike_rows_of_a_sharded_model_that_stays_whole(comm):
+    unlike(comm, "fsdp", reshard_after_forward=False)
+
+
+@refused(r"ranks differ in all_reduce.* the mean over \d rows, and that of rank \d the mean over \d rows", ranks=4)
+def unlike_rows_of_the_copies_of_a_shard(comm):
+    model = fully_shard(mlp(), mesh=init_device_mesh(comm, (2, 2), ("replicate", "shard")))
+    x, targets = rows(comm.rank, count=4 if comm.rank < 2 else 3)
+    cross_entropy(model(x), targets).backward()
+
+
+@refused(over(4, 0))
+def a_mean_over_no_rows_on_one_rank(comm):
+    unlike(comm, counts=(4, 0))
+
+
+@refused(over(4, 0))
+def a_mean_over_no_rows_on_one_rank_of_fully_shard(comm):
+    unlike(comm, "fsdp", counts=(4, 0))
+
+
+@refused(over(4, None))
+def zeros_for_the_loss_of_a_rank_without_rows(comm):
+    unlike(comm, loss=lambda y, t: cross_entropy(y, t) if comm.rank == 0 else (y * 0.0).sum())
+
+
+@refused(over(4, 2))
+def unlike_numbers_of_targets_that_count(comm):
+    def masked(logits, targets):
+        return cross_entropy(logits, np.where(np.arange(4) < (4 - 2 * comm.rank), targets, -100))
+
+    unlike(comm, counts=(4, 4), loss=masked)
+
+
+@refused(over("12", "9", what="elements"))
+def unlike_rows_of_a_mean_of_ones_own(comm):
+    unlike(comm, loss=lambda y, t: (y * y).mean())
+
+
+@refused(over(r"4 rows \+ 12", r"3 rows \+ 9", what="elements"))
+def unlike_rows_of_two_losses(comm):
+    unlike(comm, loss=lambda y, t: cross_entropy(y, t) + 0.5 - -(y * y).mean() / 8)
+
+
+@refused(over(4, 3))
+def unlike_rows_of_a_scaled_loss(comm):
+    unlike(comm, loss=lambda y, t: DynamicLossScaler(8.0).scale_loss(cross_entropy(y, t)))
+
+
+@refused(over(4, 3, "compress/TopK"))
+def unlike_rows_of_compressed_gradients(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    model.register_comm_hook(TopK(comm, 0.5), compress)
+    x, targets = rows(comm.rank, count=4 - comm.rank)
+    cross_entropy(model(x), targets).backward()
+
+
+@refused(over(r"4 rows \+ 4", r"3 rows \+ 4"))
+def unlike_rows_in_a_local_pass(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    with model.no_sync():
+        loss = loss_of(model, comm, divisor=False, count=4 - comm.rank) / 2
+    loss.backward()
+    (loss_of(model, comm, divisor=False) / 2).backward()
+
+
+@refused(over(r"4 rows \+ 4", r"3 rows \+ 4"))
+def unlike_rows_in_a_local_pass_of_zero_1(comm):
+    model = mlp()
+    zero = ZeroOptimizer(model, SGD, comm=comm, stage=1, lr=LR)
+    with zero.no_sync():
+        loss_of(model, comm, divisor=False, count=4 - comm.rank).backward()
+    loss_of(model, comm, divisor=False).backward()
+
+
+@refused(r"2 times too large.*divisor=")
+def a_mean_among_two_losses_with_the_sum(comm):
+    unlike(comm, counts=(4, 4), loss=lambda y, t: cross_entropy(y, t, 8.0) + (y * y).mean(), reduction="sum")
+
+
+@equal()
+def means_that_each_rank_multiplies_by_its_part_of_all_rows(comm):
+    for wrap in ("ddp", "zero", "fsdp"):
+        part = 2 * (4 - comm.rank) / 7
+        model = unlike(comm, wrap, loss=lambda y, t, part=part: cross_entropy(y, t) * part)
+        got = whole(model, SGD(sharded_parameters(model), lr=LR)) if wrap == "fsdp" else weights(model)
+        yield got, one_device(2, counts=[4, 3], steps=1)
+
+
+@equal()
+def means_over_unlike_rows_on_purpose(comm):
+    """A divisor says that the rows of a rank are to count as they do."""
+    first, second = (
+        unlike(comm, loss=lambda y, t, d=d: cross_entropy(y, t, d)) for d in (4 - comm.rank, 4.0 - comm.rank)
+    )
+    yield weights(first), weights(second)
+
+
+@equal()
+def unlike_rows_of_a_local_pass_that_is_thrown_away(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.flat, lr=LR)
+    for step in range(STEPS):
+        with model.no_sync():
+            loss_of(model, comm, divisor=False, count=4 - comm.rank).backward()
+        model.zero_grad()
+        loss_of(model, comm, step, divisor=False).backward()
+        optimizer.step()
+        model.zero_grad()
+    yield weights(model.module), one_device(2)
+
+
+@equal(mpi=True)
+def equal_rows_in_local_passes(comm):
+    model = DistributedDataParallel(mlp(), comm)
+    optimizer = SGD(model.flat, lr=LR)
+    for step in range(STEPS):
+        model.zero_grad()
+        for first in (0, 2):
+            x, targets = rows(comm.rank, step)
+            with model.no_sync() if first == 0 else nullcontext():
+                loss = cross_entropy(model(Tensor(x.data[first : first + 2])), targets[first : first + 2]) / 2
+            loss.backward()
+        optimizer.step()
+    yield weights(model.module), one_device(2)
+
+
 def wrapping(name, model, comm, **settings):
     """(what is called, what steps)"""
     if name == "ddp":
         wrapped = DistributedDataParallel(model, comm, **settings)
         return wrapped, SGD(wrapped.flat, lr=LR)
     if name == "zero":
-        return model, ZeroOptimizer(model, SGD, comm=comm, stage=2, lr=LR, **settings)
+        return model, ZeroOptimizer(model, SGD, comm=comm, lr=LR, **{"stage": 2, **settings})
     fully_shard(model, mesh=comm, **settings)
     return model, SGD(sharded_parameters(model), lr=LR)
 

@@ -36,7 +36,14 @@ def check_sentence(row, caught):
     inside = first <= line.line <= max(number for *_, number in row.function.__code__.co_lines() if number)
     assert inside or any(
         helper.__code__.co_firstlineno <= line.line <= helper.__code__.co_firstlineno + 20
-        for helper in (module.loss_of, module.one_step, module.pipeline, module.Returns.forward, module.Ends.forward)
+        for helper in (
+            module.loss_of,
+            module.one_step,
+            module.unlike,
+            module.pipeline,
+            module.Returns.forward,
+            module.Ends.forward,
+        )
     ), f"the error names line {line.line} of {Path(line.filename).name}"
 
 

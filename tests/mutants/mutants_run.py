@@ -26,7 +26,7 @@ from queue import Queue
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = Path(__file__).with_name("mutants.toml")
-COPIED = ("minidist", "tests", "mpi_examples", "docs", "lessons", "pyproject.toml", "README.md")
+COPIED = ("minidist", "tests", "mpi_examples", "docs", "lessons", "pyproject.toml", "CONTRIBUTING.md", "README.md")
 PROCESSES, TIMEOUT_S = 2, 300
 
 

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from minidist.autograd import Tensor
+from minidist.base.errors import UsageError
 from minidist.nn import GPT, MLP, Block, GPTConfig, Linear, Llama, LlamaConfig, Module
 from minidist.nn.llama import LlamaBlock
 
@@ -95,3 +97,15 @@ def test_blocks_are_the_repeated_layers():
     assert [block.name for block in llama.blocks] == ["model.layers.0", "model.layers.1", "model.layers.2"]
     assert {type(block) for block in gpt.blocks} == {Block}
     assert {type(block) for block in llama.blocks} == {LlamaBlock}
+
+
+def test_a_forward_hook_that_returns_an_array_is_named():
+    module = Affine()
+
+    def normalised(module, args, output):
+        return output.data / 2
+
+    module.register_forward_hook(normalised)
+    words = r"a forward hook of Affine, .*normalised, returned an array in place of a Tensor"
+    with pytest.raises(UsageError, match=words):
+        module(Tensor(np.ones((1, 3), np.float32)))

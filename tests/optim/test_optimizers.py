@@ -1,5 +1,7 @@
 """The optimizers against their papers, against PyTorch, and against themselves on any cut of the parameters."""
 
+import copy
+import pickle
 from itertools import pairwise
 
 import numpy as np
@@ -10,8 +12,23 @@ from hypothesis import strategies as st
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
+from minidist.nn import MLP
 from minidist.nn.flat import FlatParameters
-from minidist.optim import NO_DECAY, SGD, Adagrad, Adam, AdamW, FlatSlice, Group, ParameterSlice, RMSProp, flat_slices
+from minidist.optim import (
+    LAMB,
+    LARS,
+    NO_DECAY,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    FlatSlice,
+    Group,
+    Muon,
+    ParameterSlice,
+    RMSProp,
+    flat_slices,
+)
 from minidist.optim.optimizer import BLOCK, is_bias_or_norm
 from tests.optim import papers
 
@@ -129,6 +146,83 @@ def test_one_counter_for_all_parameters():
     assert optimizer.step_count == 1
     for piece in slices:
         np.testing.assert_allclose(piece.data, -0.5, rtol=1e-15)  # Adam's first step is lr times the sign
+
+
+# Which of four parameters have a gradient, step by step: late, unfrozen, now and then, and a step in which none has.
+LATE = [(1, 0, 0, 1), (0, 0, 0, 0), (1, 0, 1, 1), (0, 1, 1, 0), (1, 1, 0, 1)]
+
+
+@pytest.mark.parametrize("form", ["parameters", "flat", "loaded"])
+@pytest.mark.parametrize(
+    ("optimizer", "settings"), [*CASES, (LAMB, {"lr": 0.01}), (LARS, {"lr": 0.1, "momentum": 0.9}), (Muon, {"lr": 0.1})]
+)
+def test_a_parameter_is_stepped_by_its_own_gradients_and_count_alone(optimizer, settings, form):
+    """Adam's correction of a parameter that is used late is that of a first step, as in PyTorch."""
+
+    def fresh(seed):
+        return Parameter(np.random.default_rng(seed).standard_normal((3, 2)), name=f"w{seed}")
+
+    def step(chosen, parameters, step, flat=None):
+        for parameter in parameters:
+            parameter.zero_grad()
+            if LATE[step][int(parameter.name[1:])]:
+                parameter.accumulate(np.random.default_rng(100 * step + int(parameter.name[1:])).random((3, 2)))
+        if flat is not None and step % 2:
+            assert not flat.grad[flat.numel :].size  # whoever reads the whole gradient, to clip it, makes zeros of none
+        chosen.step()
+
+    together = [fresh(i) for i in range(4)]
+    flat = None if form == "parameters" else FlatParameters(together)
+    chosen = optimizer(flat or together, **settings)
+    for i in range(STEPS):
+        step(chosen, together, i, flat)
+        if form == "loaded":
+            saved, chosen = chosen.state_dict(), optimizer(flat, **settings)
+            chosen.load_state_dict(saved)
+    assert chosen.step_count == 4
+    for i in range(4):
+        alone = fresh(i)
+        own = optimizer([alone], **settings)
+        for j in range(STEPS):
+            step(own, [alone], j)
+        np.testing.assert_array_equal(together[i].data, alone.data)
+        assert own.state.get(alone.name, {}).keys() == chosen.state.get(alone.name, {}).keys()
+        assert chosen.counts.get(alone.name, 4) == own.step_count == sum(row[i] for row in LATE)
+
+
+def test_a_late_first_step_of_adam_is_as_long_as_any_first_step():
+    """Closed form: lr times the sign of the gradient, after 1,000 steps of another and one before any backward."""
+    late, other = (Parameter(np.zeros(3), name=name) for name in ("late", "other"))
+    flat = FlatParameters([late, other])
+    optimizer = Adam(flat, lr=0.5, eps=1e-300)
+    optimizer.step()
+    assert optimizer.step_count == flat.version == 0
+    for _ in range(1000):
+        other.grad = np.ones(3)
+        optimizer.step()
+    np.testing.assert_array_equal(late.data, 0.0)
+    late.grad = np.full(3, -7.0)
+    optimizer.step()
+    np.testing.assert_allclose(late.data, 0.5, rtol=1e-14)
+
+
+def test_equal_counts_stay_one_update_and_old_states_have_one_count():
+    """What is updated as one array stays so; a saved state without counts is that of parameters with equal ones."""
+    _, flat = model()
+    optimizer = Adam(flat, lr=0.1)
+    for _ in range(3):
+        flat.grad[...] = 1
+        optimizer.step()
+    assert [len(run.pieces) for run in optimizer._runs] == [1, 2]  # a frozen parameter lies between them
+    saved = optimizer.state_dict()
+    assert list(saved) == ["step", "state"]
+    again = Adam(flat, lr=0.1)
+    again.load_state_dict(saved)
+    assert [(len(run.pieces), run.count) for run in again._runs] == [(1, 3), (2, 3)]
+    with pytest.raises(UsageError, match=r"optimizer state of 'head.weight' is missing; that of 'ln_f.weight' is"):
+        again.load_state_dict({"step": 3, "state": {k: a for k, a in saved["state"].items() if k != "head.weight"}})
+    with pytest.raises(UsageError, match=r"optimizer state of 'hed.weight': no such parameter"):
+        again.load_state_dict({**saved, "counts": {"hed.weight": 1}})
 
 
 @all_cases
@@ -384,3 +478,23 @@ def test_what_a_step_says_of_itself_depends_on_every_setting():
     assert len(said) == 5
     optimizer.step()
     assert flat.updates.startswith("2 updates with lr 0.125")
+
+
+@pytest.mark.parametrize("kind", [SGD, Adagrad, RMSProp, Adam, AdamW, LARS, LAMB, Muon])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_an_optimizer_is_copied_and_pickled_with_its_model(kind, copied):
+    """Together, as a program that sends its state to another process does; both go on with the same bits."""
+    model = MLP([4, 3])
+    optimizer = kind(list(model.parameters()), lr=0.1)
+
+    def step(model, optimizer):
+        for parameter in model.parameters():
+            parameter.grad = np.full(parameter.shape, 0.5, np.float32)
+        optimizer.step()
+
+    step(model, optimizer)
+    other = copied((model, optimizer))
+    step(model, optimizer)
+    step(*other)
+    for one, two in zip(model.parameters(), other[0].parameters(), strict=True):
+        assert one.data.tobytes() == two.data.tobytes()

@@ -52,14 +52,14 @@ def run(**settings):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_layout_has_a_wrong_type_and_nothing_changes(layout):
     checked, plain = run(**layout, check_layouts=True), run(**layout)
-    assert checked.layouts_checked > 50
+    assert checked.measured["layouts_checked"] > 50
     assert (checked.digest, checked.losses) == (plain.digest, plain.losses)
 
 
 def test_an_mlp():
     job = {"model": "mlp", "layers": 3, "width": 16, "steps": 2, "global_batch": 8, "tp": 2}
     config = TrainConfig.make(**job, check_layouts=True)
-    assert SimWorld(2).run(train, config)[0].layouts_checked > 10
+    assert SimWorld(2).run(train, config)[0].measured["layouts_checked"] > 10
 
 
 # --- planted bugs -----------------------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor, distillation_loss
+from minidist.autograd import Tensor, cross_entropy, distillation_loss
 from minidist.autograd.errors import ShapeError
 from minidist.comm import SimWorld
 from minidist.parallel.tensor.distillation import distillation_volume, vocab_parallel_distillation_loss
-from minidist.parallel.tensor.vocabulary import padded_vocab_size, vocab_range
+from minidist.parallel.tensor.vocabulary import padded_vocab_size, vocab_parallel_cross_entropy, vocab_range
 
 
 def case(ranks, words, rows=5):
@@ -51,6 +51,29 @@ def test_it_equals_the_loss_of_whole_rows_and_sends_five_numbers_per_row(ranks, 
     sent = sum(m.nbytes for trace in world.traces for m in trace.sent("tensor_forward"))
     assert sent == 8 * distillation_volume(len(targets), ranks).forward
     assert sum(trace.bytes_by_purpose().get("tensor_backward", 0) for trace in world.traces) == 0
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("name", ["cross_entropy", "distillation_loss"])
+def test_the_mean_over_no_rows_is_nan_and_its_gradient_zero(name, rows):
+    """Of a rank without rows, and of one whose rows are all masked; the vocabulary whole, and split."""
+    student, targets = np.random.default_rng(3).normal(size=(rows, 6)), np.full(rows, -100)
+
+    def program(comm):
+        own, *_ = split(comm, student, 6)
+        whole, logits = (Tensor(x, requires_grad=True) for x in (student, own))
+        settings = {"comm": comm, "vocab_size": 6}
+        if name == "cross_entropy":
+            losses = [cross_entropy(whole, targets), vocab_parallel_cross_entropy(logits, targets, **settings)]
+        else:
+            given = (targets, student, 2.0, 0.5)
+            losses = [distillation_loss(whole, *given), vocab_parallel_distillation_loss(logits, *given, **settings)]
+        for loss, leaf in zip(losses, (whole, logits), strict=True):
+            loss.backward()
+            assert np.isnan(loss.item())
+            assert not leaf.grad.any()
+
+    SimWorld(2).run(program)
 
 
 def test_a_class_that_the_teacher_excludes_and_large_logits_stay_finite():

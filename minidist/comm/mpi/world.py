@@ -44,6 +44,7 @@ from minidist.comm.call_log import Call, CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
 from minidist.comm.communicator import Comm
+from minidist.comm.has_run import has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
     HEADER_BYTES,
@@ -158,7 +159,7 @@ class MPIWorld:
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
         """Return `[main(comm, ...)]`, this rank's result, after a check that no message was left over."""
         with interruptible():
-            result = main(self.comm, *arguments, **keywords)
+            result = has_run(main(self.comm, *arguments, **keywords), main, self.rank)
         self.finish()
         return [result]
 
@@ -575,6 +576,8 @@ class MPIWorld:
     # streams ----------------------------------------------------------------------------------------------------------
 
     def run_async(self, work: Work) -> Work:
+        if threading.get_ident() != self.thread:
+            raise self._cannot_be_used(work.comm, work.site)
         # One stream per communicator: works run one after the other, in the order of their starts.
         stream = self.streams.get(work.comm.name)
         if stream is None:

@@ -81,6 +81,15 @@ def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> li
                     f"{_which(send)} ({send.array.nbytes} B, sent at {send.site})"
                 )
 
+    # A message to itself: an MPI library buffers a short one, which the standard does not promise.
+    for stream, item in messages:
+        if item.kind == "send" and item.comm.members[item.peer] == stream.rank:
+            hints.append(
+                f"rank {stream.rank} sends to itself and waits: start the send with isend, or the receive with irecv"
+                " before it; under mpiexec such a program runs only while the MPI library buffers the message"
+            )
+            break
+
     # All are senders: the program relied on buffering.
     if messages and len(blocked) == state.size and all(item.kind == "send" for _, item in messages):
         hints.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")

@@ -38,6 +38,7 @@ from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.communicator import Comm
+from minidist.comm.has_run import has_run
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.clock import LinkModel
@@ -46,6 +47,7 @@ from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
 from minidist.comm.sim.matching import Matching, second_thread
+from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import SimState, Stream
 
 
@@ -134,14 +136,17 @@ class SimWorld:
 
         def program(stream: Stream) -> None:
             try:
-                results[stream.rank] = main(Comm(self, "world", members, stream.rank), *arguments, **keywords)
+                result = main(Comm(self, "world", members, stream.rank), *arguments, **keywords)
+                results[stream.rank] = has_run(result, main, stream.rank)
             except SystemExit as end:  # `sys.exit()` is one way to return
                 if end.code:
                     raise
+            self.process.returned(stream.rank, self.size)
             if stream.rank not in state.dead:
                 state.returned.add(stream.rank)
 
         self.hub, self.in_run = current(), True
+        self.process = ProcessState()
         # Each with a context of its own, because ranks set context variables (purpose, autocast) of their own.
         for rank in self.running_ranks():
             mains[rank].fiber = spawn(program, mains[rank], contextvars.copy_context(), self.hub)
@@ -163,6 +168,7 @@ class SimWorld:
             if watchdog:
                 watchdog.stop()
             self._end_streams()
+            self.process.end()
             self.in_run = False
 
             # What a program has kept of the run can be read, and nothing can be sent with it.
@@ -214,10 +220,17 @@ class SimWorld:
 
     def _schedule(self) -> None:
         # Round after round: every stream that is ready runs until it blocks.
-        state, ready = self.state, self.state.ready
+        state, ready, process = self.state, self.state.ready, self.process
+        python, numpy, words, loop = process.python, process.numpy, process.words, process.running_loop
         while True:
             while ready:
                 state.running = stream = ready.popleft()
+                if stream.rank != process.owner:
+                    # The usual case, in which no rank has drawn a random number or waits inside an event loop.
+                    if process.touched or process.loops or words != (python.value, numpy.value) or loop() is not None:
+                        process.give_to(stream.rank)
+                    else:
+                        process.owner = stream.rank
                 stream.waiting = None
                 state.switches += 1
                 assert stream.fiber is not None

@@ -62,7 +62,7 @@ class PowerSGD(Compressor):
 
     def load_shared_state(self, state: dict[str, np.ndarray]) -> None:
         """Continue from the queries of the step before."""
-        self.queries = dict(state)
+        self.queries = {name: xp.to_device(query) for name, query in state.items()}
 
     def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
         """Do up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k)."""

@@ -29,9 +29,11 @@ def document_ids(tokens: xp.Array, separator: int) -> xp.Array:
 def documents(ids: xp.Array | None) -> Iterator[None]:
     """Attention in the block stays inside documents. ids: (batch, T) of the whole sequences; None: one document each.
 
+    Ids on the host, where data are made, are brought to the device.
+
     A recomputed block has the ids of its forward pass, because recomputation runs in that context.
     """
-    token = _ids.set(ids)
+    token = _ids.set(None if ids is None else xp.to_device(ids))
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split l
 Proved by: tests/parallel/test_tensor_distillation.py, tests/train/test_distillation.py
 """
 
+from math import inf
 from typing import Any
 
 from minidist.autograd import Tensor
@@ -23,7 +24,7 @@ from minidist.autograd.cross_entropy import checked_divisor
 from minidist.autograd.distillation import log_softmax, teacher_rows
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.tensor import record
+from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
@@ -60,9 +61,12 @@ def vocab_parallel_distillation_loss(
         )
 
     counted = flat != ignore_index
+    mean_over = ""
     if divisor is None:
-        divisor = float(counted.sum()) or float("nan")
-    divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
+        count = int(counted.sum())
+        divisor, mean_over = float(count or "nan"), f"{count} rows"
+    else:
+        divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
 
     # The student's logits of this rank's words, without the padding, and the teacher's probabilities of all.
     scores = x.data.reshape(flat.size, shape[-1])[:, : last - first]
@@ -97,6 +101,7 @@ def vocab_parallel_distillation_loss(
     gradient = xp.zeros((flat.size, shape[-1]), scores.dtype, scores)
     hard /= total_hard[:, None]
     hard[own, column] -= 1
+    divisor = divisor if divisor == divisor else inf
     gradient[:, : last - first] = (soft / total_soft[:, None] - p) * (weight * temperature / divisor)
     gradient[:, : last - first] += hard * ((1 - weight) / divisor)
     gradient *= counted[:, None]
@@ -107,7 +112,8 @@ def vocab_parallel_distillation_loss(
         return scaled.reshape(shape)
 
     cost = 15 * scores.size
-    return record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
+    result = record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def distillation_volume(tokens: int, ranks: int) -> Volume:

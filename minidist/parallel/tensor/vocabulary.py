@@ -195,9 +195,10 @@ def vocab_parallel_cross_entropy(
         raise UsageError(
             f"rank {comm.rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
         )
-    is_mean = divisor is None
+    mean_over = ""
     if divisor is None:
-        divisor = float(counted.sum()) or float("nan")
+        count = int(counted.sum())
+        divisor, mean_over = float(count or "nan"), f"{count} rows"
     else:
         divisor = checked_divisor("vocab_parallel_cross_entropy", divisor)
 
@@ -226,12 +227,12 @@ def vocab_parallel_cross_entropy(
 
     # -log softmax at the target is log(sum) - (target's logit - largest). All ranks compute the same loss.
     loss = ((xp.log(totals) - picked) * counted).sum() / divisor
-    shape = logits.shape
+    shape, part = logits.shape, 1 / divisor if divisor == divisor else 0.0
 
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
-        exponentials *= (xp.reciprocal(totals) * (1 / divisor))[:, None]
-        exponentials[own, column] -= 1 / divisor
+        exponentials *= (xp.reciprocal(totals) * part)[:, None]
+        exponentials[own, column] -= part
         exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
@@ -249,7 +250,7 @@ def vocab_parallel_cross_entropy(
 
         edges, saved = ((x, grad_again),), (largest, totals)
         again = record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
-        return named_mean(again) if is_mean else again
+        return named_mean(again, mean_over) if mean_over else again
 
     gradient = gradient_from(exponentials)
 
@@ -259,7 +260,7 @@ def vocab_parallel_cross_entropy(
         return result
 
     recorded = record("vocab_parallel_cross_entropy", loss, ((x, grad),), cost=flops, saved=(gradient,))
-    return named_mean(recorded) if is_mean else recorded
+    return named_mean(recorded, mean_over) if mean_over else recorded
 
 
 def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:

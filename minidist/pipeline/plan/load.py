@@ -9,7 +9,7 @@ from itertools import islice
 from operator import index
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted, text_of
+from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import is_user_function, load_function
 from minidist.pipeline.plan.action import Item, show
 from minidist.pipeline.plan.plan import UPDATES, Plan, from_cells, read_csv
@@ -33,7 +33,8 @@ def load_plan(
         ):
             if given is not None:
                 raise UsageError(
-                    f"{name} {given} has no effect on the plan {quoted(source)}, which is written down; leave it out"
+                    f"{name} {given} has no effect on the plan {quoted_path(source)}, which is written down;"
+                    " leave it out"
                 )
         plan = read_csv(source)
     elif is_user_function(source):
@@ -46,7 +47,7 @@ def load_plan(
     for name, given, has in (("--stages", stages, plan.ranks), ("--microbatches", microbatches, plan.microbatches)):
         if given is not None and given != has:
             raise UsageError(
-                f"{name} is {given} and the plan {quoted(source)} has {has}; leave {name} out or change the plan"
+                f"{name} is {given} and the plan {quoted_path(source)} has {has}; leave {name} out or change the plan"
             )
     return plan
 
@@ -55,14 +56,14 @@ def check_sizes(source: str, stages: int | None, microbatches: int | None) -> No
     """Raise UsageError when a size that the source needs is missing or not positive."""
     for name, value in (("--stages", stages), ("--microbatches", microbatches)):
         if value is None:
-            raise UsageError(f"schedule {quoted(source)} needs {name}; give a number of at least 1")
+            raise UsageError(f"schedule {quoted_path(source)} needs {name}; give a number of at least 1")
         if value < 1:
             raise UsageError(f"{name} is {value}; it must be at least 1")
 
 
 def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -> Plan:
     # The name in sentences is short, however long the path is.
-    function, shown = load_function(source), quoted(source, marks=False)
+    function, shown = load_function(source), quoted_path(source, marks=False)
 
     # What the function returns is read as the cells of a file are, so that every item is checked.
     try:
@@ -73,9 +74,7 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"{shown}({p}, {m}) raised {type(error).__name__}: {text_of(error)}; correct the function"
-        ) from error
+        raise UsageError(f"{shown}({p}, {m}) raised {reason(error, named=True)}; correct the function") from error
     found = from_cells(cells, source.rpartition(":")[2], shown)
     if plan is None:
         return found

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.layout import GradientOrder
 from minidist.base.read_file import read_text
 from minidist.pipeline.plan.action import COMPUTE, RECOMPUTE, STEP, Action, Item, actions_of, read, show
@@ -163,4 +163,4 @@ def from_text(text: str, name: str = "text", where: str = "plan") -> Plan:
 def read_csv(path: str | Path) -> Plan:
     """Return the plan of a CSV file."""
     text = read_text(path, "the plan", "give a CSV file with one line per rank")
-    return from_csv(text, Path(path).stem, quoted(str(path), marks=False))
+    return from_csv(text, Path(path).stem, quoted_path(path, marks=False))

@@ -10,12 +10,13 @@ memory. On rank r, with δ for F down, F up, I down and I up, the lifetimes of b
 
     (p-1) (δ_F0 + δ_F1 + δ_I1 + δ_I0) + constant     if δ_F0 + δ_I0 = δ_F1 + δ_I1: the same on every rank
 
-V-Min has offsets 1, 1, 1, 1: 4p/6 half-stage chunks, (p+4)//3 micro-batches of a rank's whole part. V-Half has 2, 1, 2,
-1: 6p/6 chunks, (p+2)//2 micro-batches. (4, 2, 4, 2 makes 1F1B's p: that is ZB-V.) Idle, in units of a chunk's F, is
-about 4p and 3p, where 1F1B has 6(p-1). Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024,
-section 3; the gaps between the passes are those of the authors' code.
+V-Min has offsets 1, 1, 1, 1: 4p/6 half-stage chunks, a = (p+4)//3 micro-batches of a rank's whole part. V-Half has 2,
+1, 2, 1: 6p/6 chunks, a = (p+2)//2 micro-batches. (4, 2, 4, 2 makes 1F1B's p: that is ZB-V.) From m = p on, a rank is
+idle for 6(p-a) - 1 units (1 unit on two ranks), about 4p and 3p, where 1F1B has 6(p-1). Fewer than a micro-batches
+take 4p + 2m - 1 units. Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024, section 3. No
+plan takes more units than that of the authors' program; V-Min takes fewer where p mod 3 is 2.
 
-Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
+Proved by: tests/pipeline/test_v_shape.py, tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """
 
 from collections import deque
@@ -29,24 +30,45 @@ INTERVAL = 6  # units after which the block of the next micro-batch starts: F, I
 @schedule("v-min", aliases=("v_min", "vmin"), chunks=2)
 def v_min(p: int, m: int) -> Orders:
     """Return V-Min for any m: at most (p+4)//3 micro-batches alive."""
-    gap = 2 if p % 3 == 0 else 0  # without it F down and I down would fall on the same unit
-    starts = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p + gap - 1 - r) for r in range(p)]
-    return _squeeze(starts, m, (p + 4) // 3)
+    if p <= 3:  # then V-Half has no more alive
+        return v_half(p, m)
+    pauses = ((2, 2, 2), (0, 0, 0), (0, 4, 0))[p % 3]
+    return _shortest(_block(p, (1, 1, 1, 1), pauses), m, (p + 4) // 3)
 
 
 @schedule("v-half", aliases=("v_half", "vhalf"), chunks=2)
 def v_half(p: int, m: int) -> Orders:
     """Return V-Half for any m: at most (p+2)//2 micro-batches alive."""
-    gap = 3 if p % 2 == 0 else 0
-    starts = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
-    return _squeeze(starts, m, (p + 2) // 2)
+    pauses = ((3, 3, 1), (0, 0, 1))[p % 2]
+    return _shortest(_block(p, (2, 1, 2, 1), pauses), m, (p + 2) // 2)
 
 
-def _squeeze(starts: list[tuple[int, int, int, int]], m: int, alive: int) -> Orders:
-    """Return the orders of m repeated blocks, each action as early as it can be and W where a rank would wait.
+def _block(p: int, offsets: tuple[int, ...], pauses: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return for each rank when its F down, F up, I up and I down of the first micro-batch start.
 
-    starts: for each rank when its F down, F up, I up and I down of the first micro-batch start. alive: micro-batches of
-    a rank's whole part of the model (two chunks) that it keeps at most, each from F to W.
+    offsets: units from a rank to the next one, for each of the four. pauses: units in which the micro-batch waits at a
+    turn: on the last rank, at the loss, on the last rank again. They keep the passes of a rank on different units.
+    """
+    turns, start = [], 0
+    for offset, pause in zip(offsets, (*pauses, 0), strict=True):
+        turns.append([start + offset * i for i in range(p)])
+        start = turns[-1][-1] + 1 + pause
+    down, up, back, home = turns
+    return list(zip(down, reversed(up), back, reversed(home), strict=True))
+
+
+def _shortest(starts: list[tuple[int, ...]], m: int, alive: int) -> Orders:
+    """Return the orders that take the fewest units: of passes in the block's order, or one or p - 1 passes ahead."""
+    few = min(m, 2 * len(starts))  # more micro-batches take 6 units each, whatever the order
+    ahead = min((1, 2, len(starts)), key=lambda ahead: _squeeze(starts, few, alive, ahead)[0])
+    return _squeeze(starts, m, alive, ahead)[1]
+
+
+def _squeeze(starts: list[tuple[int, ...]], m: int, alive: int, ahead: int) -> tuple[int, Orders]:
+    """Return units and orders of m repeated blocks, each pass as early as it can be and W where a rank would wait.
+
+    alive: micro-batches of a rank's whole part of the model (two chunks) that it keeps at most, each from F to W.
+    ahead: passes of a rank among which it takes the first that can start.
     """
     p = len(starts)
 
@@ -59,33 +81,42 @@ def _squeeze(starts: list[tuple[int, int, int, int]], m: int, alive: int) -> Ord
         ]
         passes.append(deque(action for _, action in sorted(repeated)))
 
-    # Squeeze: unit after unit, each rank runs its next pass if it can, else its oldest weight gradient.
+    # Squeeze: unit after unit, each rank runs a pass if one can start, else its oldest weight gradient.
     orders: list[list[int]] = [[] for _ in range(p)]
     waiting: list[deque[int]] = [deque() for _ in range(p)]
-    held, done = [0] * p, set[int]()
+    room, done, units = [2 * alive] * p, set[int](), 0
     while any(passes) or any(waiting):
         ran = []
         for r in range(p):
-            if passes[r] and _ready(passes[r][0], done, 2 * p, held[r] < 2 * alive):
-                action = passes[r].popleft()
+            action = _take(passes[r], ahead, room[r], 2 * p - 1, done)
+            if action is not None:
                 ran.append(action)
+                if action % STEP == F(0, 0):
+                    room[r] -= 1
+                else:
+                    waiting[r].append(action - I(0, 0) + W(0, 0))
             elif waiting[r]:
                 action = waiting[r].popleft()
-                held[r] -= 1
+                room[r] += 1
             else:
                 continue
             orders[r].append(action)
-            if action % STEP == F(0, 0):
-                held[r] += 1
-            elif action % STEP == I(0, 0):
-                waiting[r].append(action - I(0, 0) + W(0, 0))
         done.update(ran)  # what ran in this unit has ended in the next one
-    return orders
+        units += 1
+    return units, orders
 
 
-def _ready(action: int, done: set[int], stages: int, room: bool) -> bool:
-    """Whether a pass can start: its neighbours' passes are done, and a forward has room for its activations."""
-    stage = action // STAGE
-    if action % STEP == F(0, 0):
-        return room and (stage == 0 or action - STAGE in done)
-    return stage == stages - 1 or action + STAGE in done
+def _take(passes: deque[int], ahead: int, room: int, last: int, done: set[int]) -> int | None:
+    """Remove and return the first of the next passes whose input is there; a forward also needs room."""
+    for i in range(min(ahead, len(passes))):
+        action = passes[i]
+        stage = action // STAGE
+        if action % STEP == F(0, 0):
+            ready = room > 0 and (stage == 0 or action - STAGE in done)
+            room -= 1  # a later forward leaves room for this one, or ranks could wait for each other
+        else:
+            ready = (action + STAGE if stage < last else action - I(0, 0)) in done
+        if ready:
+            del passes[i]
+            return action
+    return None

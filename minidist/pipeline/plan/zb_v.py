@@ -5,8 +5,9 @@
     rank 2   stage 2 ↓ ────── stage 2p-3 ↑         the last rank passes to itself
 
 Rank 0 gets its first gradient as soon as it has the loss, and memory is even: 2p half-stage chunks on every rank.
-Own-window idle is 0 from m = 2p-1 on when F, I and W take the same time. Source: Qi et al., Pipeline Parallelism with
-Controllable Memory, NeurIPS 2024.
+Own-window idle is 0 from m = 2p-1 on when F, I and W take the same time. Fewer micro-batches get the same plan without
+the rest, as in torch; the authors' program takes fewer units then, such as 39 instead of 46 for p = 8, m = 4.
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, NeurIPS 2024; torch's ScheduleZBVZeroBubble.
 
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_runtime.py
 """

@@ -112,7 +112,7 @@ class WeightVersions:
             group = comm.split(stages[0].number, comm.rank)  # a rank has one stage
             for n, unit in self.own.items():
                 if n in self.replicas:
-                    self.rounds[n] = GradientReducer(unit.flat, group, algorithm=reduction, unused="zeros")
+                    self.rounds[n] = GradientReducer(unit.flat, group, algorithm=reduction, unused="fill")
 
     def _rule(self, stage: int) -> VersionRule | None:
         """Return the version by micro-batch of a stage's own unit; None where the order of actions makes it."""

@@ -488,9 +488,8 @@ class Pipeline:
         """Start the sum over the data axis of a complete stage: all buckets, in order."""
         for reducer in self.reducers[stage]:
             for parameter in reversed(reducer.flat.parameters):
-                if parameter.requires_grad:
-                    if parameter.grad is None:
-                        parameter.zero_fill()
+                if parameter.requires_grad and (parameter.grad is not None or reducer.unused == "error"):
+                    parameter.zero_fill()  # when nothing was added to it
                     reducer.ready(parameter)
 
     def _finish_reduction(self, stage: int) -> None:

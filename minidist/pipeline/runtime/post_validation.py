@@ -144,7 +144,7 @@ class PostValidation:
             n: _Snapshot(
                 track(xp.array(self.pipe.stages[n].flat.data), "stash"),
                 {
-                    "step": optimizer.step_count,
+                    **optimizer.state_dict(),
                     "state": {
                         name: {key: track(xp.array(array), "stash") for key, array in row.items()}
                         for name, row in optimizer.state.items()

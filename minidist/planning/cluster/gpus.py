@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import read_json, read_toml
 
 PRECISIONS = ("fp16", "bf16", "fp8")
@@ -62,24 +62,24 @@ class Machine:
         read = read_toml if str(path).endswith(".toml") else read_json
         content = read(path, "--gpu", remedy)
         if not isinstance(content, dict):
-            raise UsageError(f"--gpu {quoted(str(path))} is not a table of keys; {remedy}")
+            raise UsageError(f"--gpu {quoted_path(path)} is not a table of keys; {remedy}")
         known = {field.name for field in fields(cls)}
         for key in content:
             if key not in known:
-                raise UsageError(f"key {quoted(key)} in {quoted(str(path))} is unknown{nearest(key, known)}; {remedy}")
+                raise UsageError(f"key {quoted(key)} in {quoted_path(path)} is unknown{nearest(key, known)}; {remedy}")
         values: dict[str, Any] = {"name": Path(path).stem, "fp8": 0.0, **content}
         values.setdefault("gpus_per_node", 8)
         for key in RANGES:
             if key not in values:
-                raise UsageError(f"{quoted(str(path))} has no key {key!r}; {remedy}")
+                raise UsageError(f"{quoted_path(path)} has no key {key!r}; {remedy}")
             values[key] = _number(values[key], key, str(path))
         if values.setdefault("family", "h100") not in FAMILIES:
             raise UsageError(
-                f"family {quoted(values['family'])} in {quoted(str(path))}; it must be {', '.join(FAMILIES)}"
+                f"family {quoted(values['family'])} in {quoted_path(path)}; it must be {', '.join(FAMILIES)}"
             )
         if not isinstance(values["name"], str):
             raise UsageError(
-                f"name {quoted(values['name'])} in {quoted(str(path))} is not a string; write it in quotes"
+                f"name {quoted(values['name'])} in {quoted_path(path)} is not a string; write it in quotes"
             )
         return cls(**values)
 
@@ -93,7 +93,9 @@ def _number(value: Any, key: str, path: str) -> float:
     if is_number and (least <= value <= most or (key == "fp8" and value == 0)):
         return value if key == "gpus_per_node" else float(value)
     kind = "a whole number" if key == "gpus_per_node" else "0, or a number" if key == "fp8" else "a number"
-    raise UsageError(f"{key} in {quoted(path)} is {quoted(value)}; it must be {kind} from {least:g} to {most:g} {unit}")
+    raise UsageError(
+        f"{key} in {quoted_path(path)} is {quoted(value)}; it must be {kind} from {least:g} to {most:g} {unit}"
+    )
 
 
 _T, _G = 1e12, 1e9
@@ -130,5 +132,5 @@ def machine_of(name: str) -> Machine:
         return Machine.read(name)
     near = nearest(name.lower(), MACHINES)
     raise UsageError(
-        f"--gpu {quoted(name)} is unknown{near}; it must be {', '.join(MACHINES)}, or a .json or .toml file"
+        f"--gpu {quoted_path(name)} is unknown{near}; it must be {', '.join(MACHINES)}, or a .json or .toml file"
     )

@@ -29,13 +29,13 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.checkpoint.directory import ReplicaId
 from minidist.config.pipeline_plan import cut_stages, make_plan, period_of, stream_end, streams
+from minidist.data.sampler import SIDES
 from minidist.nn.flat import FlatParameters
 from minidist.parallel.dims import Axes
 from minidist.parallel.gradients import GradientReducer
 from minidist.pipeline.runtime import Pipeline, PipelineStage, Stream, WeightVersions
 from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.runtime.versions import UnitVersions
-from minidist.train.data_ledger import SIDES
 from minidist.train.job import Job, make_optimizer
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.train.strategies.mesh import MeshStrategy
@@ -76,6 +76,10 @@ class _CountedOptimizer:
     @property
     def state(self) -> dict[str, dict[str, Array]]:
         return self.inner.state
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.inner.counts
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})
@@ -196,7 +200,7 @@ class AsynchronousPipeline(MeshStrategy):
 
         # Those of the first step are read for their shapes alone.
         period = period_of(self.job.config, self.job.batches.accumulation)
-        unused = replace(self.job, ledger=None)
+        unused = replace(self.job, extensions=())
         first = [read(unused, i) for i in range(period)]
         return MicroBatches(partial(read, self.job), self.pipe.plan.microbatches, first)
 

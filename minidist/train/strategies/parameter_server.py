@@ -22,6 +22,7 @@ Proved by: tests/train/test_servers.py
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,7 +43,7 @@ from minidist.nn.flat import FlatParameters
 from minidist.optim import ParameterSlice
 from minidist.parallel import parameter_server as ps
 from minidist.parallel.parameter_server.server import Updates
-from minidist.train.data_ledger import data_check_volume
+from minidist.techniques import Run, of_job
 from minidist.train.job import Job, build, optimizer_class
 from minidist.train.loss import NonFiniteError
 from minidist.train.strategies.data_axis import AxisSizes, Tensors
@@ -148,7 +149,7 @@ def sparse_keys(config: TrainConfig) -> frozenset[str]:
 
 def touched_rows(job: Job, step: int, worker: int) -> Array:
     """Return the distinct tokens that occur in the worker's rows of a step, in ascending order."""
-    k, again = job.batches.accumulation, replace(job, ledger=None)  # the worker has read them before
+    k, again = job.batches.accumulation, replace(job, extensions=())  # the worker has read them before
     tokens = [again.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)]
     return np.unique(xp.concatenate(tokens)).astype(np.int64)
 
@@ -239,9 +240,11 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
         # In place of the dense matrix: its rows, each with its number, and one more number in the header.
         dense = sizes.parameters[name] * itemsize
         sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
-    metrics = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
-    if config.check_data:
-        # At the end, and with every checkpoint before it.
-        saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0
-        sent["data_check"] = data_check_volume(workers + servers, saves + 1)
-    return {"metrics": metrics, **sent}
+    sent["metrics"] = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
+    # All steps are done at the end, and some with every checkpoint before it.
+    saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0
+    run = Run(workers + servers, steps, done, saves + 1, [[sizes]])
+    total = Counter(sent)
+    for extension in of_job(config):
+        total.update(extension.bytes_sent(run))
+    return dict(total)

@@ -21,13 +21,13 @@ from minidist.checkpoint.buffers import Buffer
 from minidist.checkpoint.directory import ReplicaId
 from minidist.comm import Comm
 from minidist.config.pipeline_plan import cut_sizes, cut_stages, make_plan
+from minidist.data.sampler import SIDES
 from minidist.nn import Module
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
 from minidist.pipeline.runtime import LayerProfile, Pipeline, PipelineStage
 from minidist.pipeline.runtime.norm import gather_blocks
-from minidist.train.data_ledger import SIDES
 from minidist.train.job import Job, as_input
 from minidist.train.strategies.data_axis import DataAxis, Tensors
 from minidist.train.strategies.mesh import MeshStrategy

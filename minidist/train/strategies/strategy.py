@@ -112,6 +112,11 @@ class Strategy(ABC):
         """Number of updates made so far."""
         return max((axis.optimizer.step_count for axis in self.data_axes), default=0)
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The updates of each parameter that has had fewer than the others; usually none."""
+        return {name: count for axis in self.data_axes for name, count in axis.optimizer.counts.items()}
+
     def optimizer_state(self) -> dict[str, dict[str, Array]]:
         """Return {parameter name: state arrays of this rank}; of a shared parameter's equal replicas, the first."""
         result: dict[str, dict[str, Array]] = {}

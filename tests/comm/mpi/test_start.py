@@ -256,6 +256,31 @@ def main(comm):
     assert "rank 0: world is used in a second thread, at program.py:" in output, output
 
 
+def test_a_backward_pass_in_a_second_thread(run):
+    """Its reductions are works of a stream, which the rank's thread runs."""
+    code, output = run(
+        """
+import threading
+import numpy as np
+from minidist import MLP, DistributedDataParallel, Tensor, cross_entropy
+def main(comm):
+    model, found = DistributedDataParallel(MLP([4, 3]), comm), []
+    def other():
+        try:
+            cross_entropy(model(Tensor(np.ones((2, 4), np.float32))), np.zeros(2, int)).backward()
+        except Exception as error:
+            found.append(str(error))
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    print(comm.rank, found)
+""",
+        2,
+    )
+    assert code == 0, output
+    assert "rank 1: world is used in a second thread, at program.py:" in output, output
+
+
 def test_an_error_whose_text_cannot_be_made(run):
     code, output = run(
         """

@@ -12,8 +12,9 @@ from minidist.config.train_config import TrainConfig
 from minidist.data import PrefetchingSampler
 from minidist.data import sampler as samplers
 from minidist.data.sampler import Batch, GlobalBatchSampler, permutation
-from minidist.train import data_ledger, job
-from minidist.train.data_ledger import DataLedger, data_check_volume, digest
+from minidist.techniques.data_ledger import ledger as data_ledger
+from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume, digest
+from minidist.train import job
 from minidist.train.trainer import train
 from tests.planning.test_volumes import SMALL, table
 

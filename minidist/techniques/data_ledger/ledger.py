@@ -22,7 +22,7 @@ Source: Clarke, Devadas, van Dijk, Gassend, Suh: Incremental multiset hash funct
 integrity checking, ASIACRYPT 2003, section 5 (MSet-Add-Hash), without its key. The hash of a number is the output
 function of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014).
 
-Proved by: tests/train/test_data_ledger.py
+Proved by: tests/techniques/test_data_ledger.py
 """
 
 from collections import Counter
@@ -35,9 +35,8 @@ from minidist.base.errors import MismatchError
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.data.sampler import permutation
+from minidist.data.sampler import SIDES, permutation
 
-SIDES = ("inputs", "targets")
 ROW = 8 * (1 + 2 * len(SIDES))  # bytes that a rank tells every other one: its copy, and a count and a digest per side
 SHOWN = 3  # samples that an error names
 

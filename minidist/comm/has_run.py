@@ -1,0 +1,30 @@
+"""A rank's program must have run when it returns: a generator or a coroutine has not.
+
+One `yield` left in a training loop makes it a generator function, whose call runs none of its lines; so does `async`.
+
+Proved by: tests/comm/test_has_run.py
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from minidist.base.errors import UsageError
+
+# What a call returns that has not run: how to tell, its name, and the remedy.
+NOT_RUN: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (inspect.isgenerator, "a generator", "remove `yield` from it, or return a list of the values"),
+    (inspect.iscoroutine, "a coroutine", "remove `async`, or pass a function that calls asyncio.run with it"),
+    (inspect.isasyncgen, "an asynchronous generator", "remove `async` and `yield`"),
+)
+
+
+def has_run(result: Any, main: Callable[..., Any], rank: int) -> Any:
+    """Return what a rank's program returned; UsageError when it is something of which no line has run yet."""
+    for is_one, what, remedy in NOT_RUN:
+        if is_one(result):
+            if inspect.iscoroutine(result):
+                result.close()  # or Python warns that it was never awaited
+            name = getattr(main, "__name__", "the function")
+            raise UsageError(f"rank {rank}: {name} returned {what}, so none of its lines has run; {remedy}")
+    return result

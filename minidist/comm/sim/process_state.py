@@ -1,0 +1,110 @@
+"""What belongs to the process and must not be shared by simulated ranks: random generators and asyncio's running loop.
+
+`np.random.rand()` and `random.random()` draw from generators of the process, so simulated ranks would draw from each
+other's numbers. All ranks begin with the state that the process has when the run begins. As long as nothing draws,
+nothing is kept, and a switch between ranks compares one word of each generator in place:
+
+    rank 0  ── draws ──▶ switch: the word has changed    keep rank 0's state, put back the state of the beginning
+    rank 1  ── draws ──▶ switch                          from now on each switch keeps one state and puts back another
+
+After the run the process has the state of rank 0. asyncio notes which event loop runs in a thread; a rank that waits
+for a message inside `asyncio.run` would leave its loop to the next rank.
+
+Proved by: tests/comm/sim/test_process_state.py
+"""
+
+import ctypes
+import os
+import random
+import sys
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+
+class ProcessState:
+    """The state of the process for every rank of a run. `give_to(rank)` is called when another rank has run."""
+
+    _last: tuple[Any, Any] = (None, None)  # the words and states at the beginning of the last run
+
+    def __init__(self) -> None:
+        self.owner = 0  # whose state the process has
+        self.kept: dict[int, Any] = {}
+        self.loops: dict[int, Any] = {}
+        self.folder = _folder()
+        # Where the program has imported asyncio. NoneType() is None.
+        asyncio: Any = sys.modules.get("asyncio")
+        self.running_loop: Any = type(None) if asyncio is None else asyncio.events._get_running_loop
+        words = _words()
+        self.python, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64())
+        self.words = self.python.value, self.numpy.value
+        # Reading the states takes as long as a short run, and nothing has drawn where the words are the same.
+        if words is None or self.words != self._last[0]:
+            type(self)._last = self.words, _states()
+        self.beginning = self._last[1]
+        # A normal deviate that waits to be drawn changes no word when it is: then every switch keeps the state.
+        self.touched = words is None or self.beginning[0][2] is not None or bool(self.beginning[1]["has_gauss"])
+        if self.touched:
+            type(self)._last = None, None
+
+    def give_to(self, rank: int) -> None:
+        """Let the process have the state of a rank."""
+        self._switch_loops(rank)
+        before, self.owner = self.owner, rank
+        if not self.touched:
+            if (self.python.value, self.numpy.value) == self.words:
+                return
+            self.touched = True
+        self.kept[before] = _states()
+        _set(self.kept.get(rank, self.beginning))
+
+    def _switch_loops(self, rank: int) -> None:
+        running = self.running_loop()
+        if running is not None or rank in self.loops:
+            self.loops[self.owner] = running
+            sys.modules["asyncio"].events._set_running_loop(self.loops.pop(rank, None))
+
+    def returned(self, rank: int, size: int) -> None:
+        """Warn when a rank of several has changed the working directory, which belongs to all of them."""
+        if size > 1 and self.folder and _folder() != self.folder:
+            warnings.warn(
+                f"rank {rank} has changed the working directory from {self.folder!r} to {_folder()!r}; simulated ranks"
+                " share it, and processes of mpiexec have one each: use whole paths instead of os.chdir",
+                stacklevel=2,
+            )
+            self.folder = ""  # said once
+
+    def end(self) -> None:
+        """Let the process have the state of rank 0: called after the run."""
+        if self.owner != 0:
+            self.give_to(0)
+
+
+def _folder() -> str:
+    with suppress(OSError):  # it has been removed
+        return os.getcwd()
+    return ""
+
+
+def _states() -> tuple[Any, Any]:
+    return random.getstate(), np.random.get_state(legacy=False)  # noqa: NPY002
+
+
+def _set(states: tuple[Any, Any]) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])  # noqa: NPY002
+
+
+def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64] | None:
+    """Return a word of each generator that changes with every draw and seed; None where they cannot be read in place.
+
+    A draw counts one number up, and after 624 computes all others anew. The word is that number with a neighbour of it.
+    """
+    generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    if sys.implementation.name != "cpython" or type(generator) is not np.random.MT19937:
+        return None
+    python = id(random._inst) + object.__basicsize__
+    place = generator.ctypes.state_address + 623 * 4
+    return ctypes.c_uint64.from_address(python), ctypes.c_uint64.from_address(place)

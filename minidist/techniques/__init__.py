@@ -1,0 +1,82 @@
+"""The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
+
+data_ledger      --check-data: every sample is read once per epoch
+layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
+replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
+
+Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
+deletes the technique with its flags, rules and bytes. `--extension FILE.py:CLASS` adds one from a user's file.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from pydantic import ValidationError
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.user_file import load_function
+from minidist.techniques.extension import Extension, Moment, Run, Settings
+from minidist.techniques.rule import Rule
+
+__all__ = ["Extension", "Moment", "Rule", "Run", "Settings", "installed", "of_job", "of_users"]
+
+
+@cache
+def installed() -> tuple[type[Extension], ...]:
+    """Return the extensions of all folders, in the order of their names."""
+    folders = sorted(module.name for module in iter_modules(__path__) if module.ispkg)
+    return tuple(_of(import_module(f"{__name__}.{folder}.extension")) for folder in folders)
+
+
+def _of(module: Any) -> type[Extension]:
+    (found,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Extension) and value.__module__ == module.__name__
+    )
+    return found
+
+
+def of_job(config: Any) -> Iterator[Extension]:
+    """Yield the extensions of the techniques that a job uses, with their settings; those of `--extension` come last."""
+    for kind in installed():
+        fields = kind.Settings.model_fields
+        if any(getattr(config, name) != field.default for name, field in fields.items()):
+            yield kind(kind.Settings(**{name: getattr(config, name) for name in fields}))
+    yield from of_users(config)
+
+
+def of_users(config: Any) -> Iterator[Extension]:
+    """Yield the extensions of `--extension FILE.py:CLASS,SETTING=VALUE,...`, which may name several classes.
+
+    Raises UsageError for a file, a class, a setting or a value that is wrong.
+    """
+    words = (config.extension or "").split(",") if config.extension else []
+    while words:
+        source, values = words.pop(0), {}
+        while words and "=" in words[0]:
+            name, _, value = words.pop(0).partition("=")
+            values[name.strip().replace("-", "_")] = value
+        kind = _loaded(source)
+        try:
+            yield kind(kind.Settings(**values))
+        except ValidationError as error:
+            first = error.errors()[0]
+            known = ", ".join(kind.Settings.model_fields) or "none"
+            raise UsageError(
+                f"--extension {quoted(source)}: {'.'.join(map(str, first['loc']))}={quoted(first.get('input'))}:"
+                f" {first['msg'][0].lower()}{first['msg'][1:]}; its settings are: {known}"
+            ) from None
+
+
+@cache
+def _loaded(source: str) -> type[Extension]:
+    kind = load_function(source)
+    if not (isinstance(kind, type) and issubclass(kind, Extension)):
+        raise UsageError(
+            f"--extension {quoted(source)} is not a subclass of minidist.techniques.Extension; derive the class from it"
+        )
+    return kind

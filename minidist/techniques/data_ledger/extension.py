@@ -1,0 +1,65 @@
+"""`--check-data`: after every step all ranks together must have read the next samples of the epoch; see `ledger.py`.
+
+Proved by: tests/techniques/test_data_ledger.py
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from minidist.comm import Comm
+from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume
+from minidist.techniques.extension import Extension, Moment, Run, Settings
+
+
+class DataLedgerSettings(Settings):
+    """The flag."""
+
+    check_data: bool = Field(
+        False, description="after every step, check that all ranks together read each sample once per epoch"
+    )
+
+
+class LedgerState(BaseModel):
+    """What `DataLedger.state` returns, read back from a checkpoint."""
+
+    model_config = ConfigDict(strict=True)
+    done: int = Field(ge=0, le=2**62)
+    open_epoch: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+
+
+class DataCheck(Extension):
+    """Holds every rank's reads to the list of the epochs' samples; see `DataLedger`."""
+
+    Settings = DataLedgerSettings
+    observes = True
+    unlike = "the samples of --check-data"
+    key = "data_ledger"
+    ledger: DataLedger
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        self.ledger = DataLedger(job.sampler.samples, job.config.seed)
+
+    def before_step(self, samples: int) -> None:
+        self.ledger.expect(samples)
+
+    def read(self, numbers: np.ndarray[Any, Any], sides: Iterable[str]) -> None:
+        self.ledger.record(numbers, sides)
+
+    def after_update(self, moment: Moment) -> None:
+        # While batches of later steps are on their way, what was read belongs to no step.
+        copy = 0 if moment.strategy is None else moment.strategy.data_copy()
+        if copy is not None:
+            self.ledger.check(moment.comm, copy, moment.place)
+
+    def state(self) -> dict[str, Any]:
+        return self.ledger.state()
+
+    def load(self, state: dict[str, Any] | None, samples: int) -> None:
+        # Without a ledger, a checkpoint says how many samples were read, and not which.
+        self.ledger.load({"done": samples} if state is None else LedgerState.model_validate(state).model_dump())
+
+    def bytes_sent(self, run: Run) -> dict[str, int]:
+        return {"data_check": data_check_volume(run.ranks, run.moments)}

@@ -1,0 +1,140 @@
+"""What a technique adds to a job: settings, rules, hooks, state in checkpoints, results and bytes, in one class.
+
+The training loop, the rules, the checkpoints and the volumes know no technique by name: they call every extension of
+the job at the same places. In the order of a job:
+
+    build(job, comm)             the model and the data are made, nothing is parallel yet
+    attached(strategy)           the layout is made; a context that lasts until the job ends
+    load(state, samples)         a checkpoint is read
+    for each step
+        before_step(samples)     all ranks together will read so many samples
+        read(numbers, sides)     this rank has read the samples with these numbers
+        after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
+        after_update(moment)     the weights are new
+    state()                      a checkpoint is written
+    result()                     entries of the JSON that `minidist train` prints; lines(...) shows them to people
+
+Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
+`extension.py`; a user's own is named by `--extension FILE.py:CLASS`.
+
+Proved by: tests/techniques/test_extensions.py
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from minidist.comm import Comm
+from minidist.techniques.rule import Rule
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A time in a job at which these steps have been made.
+
+    comm: all ranks that train. strategy: the layout; None with a parameter server, whose ranks have no common step.
+    """
+
+    comm: Comm
+    steps: range
+    strategy: Any
+
+    @property
+    def place(self) -> str:
+        """The steps as text, for a message."""
+        first, last = self.steps.start, self.steps.stop - 1
+        return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The part of a job whose bytes are counted.
+
+    ranks: all that train. steps: made in this run, after `done` earlier ones. moments: calls of `after_update` at which
+    no batch is on its way. sizes: the `AxisSizes` of every rank's data axes, in rank order.
+    """
+
+    ranks: int
+    steps: int
+    done: int
+    moments: int
+    sizes: Collection[Collection[Any]]
+
+
+class Settings(BaseModel):
+    """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Extension:
+    """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
+
+    Settings: the flags, of which one differs from its default in a job that uses the technique. panel: their heading in
+    `--help`. rules: what is refused. alone: flags that one data-parallel rank ignores, with a function that says when
+    they have an effect all the same. observes: whether the numbers of the training do not depend on the technique, so
+    that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
+    key: the name of `state` in a checkpoint (default: the name of the class).
+    """
+
+    Settings: ClassVar[type[BaseModel]] = Settings
+    panel: ClassVar[str] = "Checkpoints and checks"
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
+    observes: ClassVar[bool] = False
+    unlike: ClassVar[str] = ""
+    key: ClassVar[str] = ""
+
+    def __init_subclass__(cls) -> None:
+        cls.key = cls.key or cls.__name__
+
+    def __init__(self, settings: Any) -> None:
+        self.settings = settings
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
+
+    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        """Return a context that lasts while the job runs on this layout."""
+        return nullcontext()
+
+    def before_step(self, samples: int) -> None:
+        """Note that all ranks together read `samples` samples in the next step."""
+
+    def read(self, numbers: np.ndarray[Any, Any], sides: Iterable[str]) -> None:
+        """Note that this rank has read the samples with these numbers. sides: their inputs, their targets, or both."""
+
+    def after_backward(self, strategy: Any, step: int) -> None:
+        """Look at the gradients of a step, or change them: they are summed over all ranks, and not yet clipped.
+
+        Every rank calls it, and the reference on one device.
+        """
+
+    def after_update(self, moment: Moment) -> None:
+        """Look at the weights after an update, or change them. Every rank calls it."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as values of JSON."""
+        return {}
+
+    def load(self, state: dict[str, Any] | None, samples: int) -> None:
+        """Continue with the `state` of a checkpoint after `samples` samples. None: the job that saved it had none.
+
+        A ValueError says what is wrong with the state.
+        """
+
+    def result(self) -> dict[str, Any]:
+        """Return the entries that a job's JSON gets: of rank 0, after the last step."""
+        return {}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        """Return the lines that `minidist train` prints of what `result` returned."""
+        return []
+
+    def bytes_sent(self, run: Run) -> dict[str, int]:
+        """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form."""
+        return {}

@@ -1,0 +1,1 @@
+"""--check-layouts: the type of every result over the tensor axis is checked (parallel/layout_check.py)."""

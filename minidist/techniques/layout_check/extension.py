@@ -1,0 +1,53 @@
+"""`--check-layouts`: every operation of a step is checked for what the tensor-parallel ranks hold of its result.
+
+Proved by: tests/parallel/test_layout_check.py
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pydantic import Field
+
+from minidist.base.watchers import watching
+from minidist.parallel.layout_check import INVARIANT, VARYING, LayoutChecker
+from minidist.techniques.extension import Extension, Settings
+from minidist.techniques.rule import Rule
+
+
+class LayoutCheckSettings(Settings):
+    """The flag."""
+
+    check_layouts: bool = Field(
+        False,
+        description="check what the tensor-parallel ranks hold of every result: the same values, parts or summands",
+    )
+
+
+class LayoutCheck(Extension):
+    """Types of all results on the tape; see `LayoutChecker`."""
+
+    Settings = LayoutCheckSettings
+    observes = True
+    rules = (
+        Rule(
+            "check-layouts-without-effect",
+            lambda j: j.check_layouts and not j.tp > 1,
+            "--check-layouts has no effect here, because it belongs to --tp 2 or more",
+            "add that, or leave it out",
+        ),
+    )
+
+    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        # What enters a stage from outside is whole, or this rank's rows.
+        boundary = VARYING if strategy.job.config.sequence_parallel else INVARIANT
+        self.checker = LayoutChecker(strategy.axes.tp, "tp", boundary)
+        return watching(self.checker)
+
+    def before_step(self, samples: int) -> None:
+        self.checker.begin_step()
+
+    def result(self) -> dict[str, Any]:
+        return {"layouts_checked": self.checker.checked}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        return [f"types of {result['layouts_checked']:,} results over the tensor axis are right"]

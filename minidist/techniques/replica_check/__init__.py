@@ -1,0 +1,1 @@
+"""--check-replicas: after every step all copies of every parameter are compared, bit for bit."""

@@ -1,0 +1,67 @@
+"""`--check-replicas`: after every step the ranks compare fingerprints of the parameters that several of them hold.
+
+Proved by: tests/train/test_replicas.py
+"""
+
+from pydantic import Field
+
+from minidist.parallel.replica_check import check_shard_replicas
+from minidist.techniques.extension import Extension, Moment, Run, Settings
+from minidist.techniques.rule import Rule
+
+NUMBER, ROW = 8, 16  # bytes: how many shards a rank holds; and which part of which tensor, with its fingerprint
+
+
+class ReplicaCheckSettings(Settings):
+    """The flag."""
+
+    check_replicas: bool = Field(
+        False, description="after every step, compare all copies of every parameter bit for bit"
+    )
+
+
+class ReplicaCheck(Extension):
+    """Compares the copies of every parameter; see `check_shard_replicas`."""
+
+    Settings = ReplicaCheckSettings
+    observes = True
+    unlike = "the tables of --check-replicas"
+    alone = (("check_replicas", lambda j: j.has_replicas),)
+    rules = (
+        Rule(
+            "server-with-check-replicas",
+            lambda j: j.server and j.check_replicas,
+            "--check-replicas does not combine with --strategy ps: workers have different weights on purpose",
+            "leave it out",
+        ),
+        Rule(
+            "local-steps-with-check-replicas",
+            lambda j: j.local_steps and j.check_replicas,
+            "--check-replicas does not combine with --local-steps {local_steps}: between two averages the replicas have"
+            " different weights and gradients",
+            "leave it out",
+        ),
+        Rule(
+            "replicas-to-check",
+            # With one data-parallel rank it is a notice, see `alone`.
+            lambda j: j.check_replicas and j.data_ranks > 1 and not j.has_replicas,
+            "--check-replicas compares ranks that hold the same values, and with --zero {zero} no two ranks do",
+            "use --zero 2 or --dp-replicate 2, or leave it out",
+        ),
+        Rule(
+            "asynchronous-with-check-replicas",
+            lambda j: j.asynchronous and j.check_replicas,
+            "--check-replicas compares copies after every step, and with --schedule {schedule} those of a weight are of"
+            " different steps",
+            "leave it out, or use a synchronous schedule, such as 1f1b",
+        ),
+    )
+
+    def after_update(self, moment: Moment) -> None:
+        held = [shard for axis in moment.strategy.data_axes for shard in axis.weights()]
+        check_shard_replicas(moment.comm, moment.strategy.axes, held, moment.steps.start)
+
+    def bytes_sent(self, run: Run) -> dict[str, int]:
+        """Each rank sends its number of shards, then a row for each of them, to every other rank, in every step."""
+        shards = sum(axis.held for axes in run.sizes for axis in axes)
+        return {"metrics": run.steps * (run.ranks - 1) * (run.ranks * NUMBER + shards * ROW)}

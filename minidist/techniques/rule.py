@@ -1,0 +1,49 @@
+"""A rule: one combination of settings that is refused, with its condition, its sentence and its remedy.
+
+    Rule("dropout-gpt", lambda j: j.dropout and j.model != "gpt",
+         "--dropout {dropout} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
+         "leave it out")
+
+A technique has its rules in its folder; those of the layouts and models are in `config/rules.py`.
+
+Proved by: tests/config/test_rules.py
+"""
+
+import string
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minidist.base.errors import quoted
+
+Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One combination that is refused.
+
+    broken: whether a job breaks the rule. message, remedy: the two halves of the sentence, in which {name} is an entry
+    of `values`, or an attribute of the ResolvedJob.
+    """
+
+    name: str
+    broken: Value
+    message: str
+    remedy: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+
+    def sentence(self, job: Any) -> str:
+        """Return the sentence with the numbers of `job`."""
+        template = f"{self.message}; {self.remedy}"
+        # Only what the sentence names is computed: other values may be undefined for this job.
+        names = {name for _, name, _, _ in string.Formatter().parse(template) if name}
+        return template.format(
+            **{name: self.values[name](job) if name in self.values else setting(job, name) for name in names}
+        )
+
+
+def setting(job: Any, name: str) -> Any:
+    """Return a value of the job, of a text at most what a sentence quotes."""
+    value = getattr(job, name)
+    return quoted(value, marks=False) if isinstance(value, str) else value

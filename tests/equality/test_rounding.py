@@ -1,0 +1,86 @@
+"""Half precision with tensor and context parallelism: right jobs are within measured rounding, and bugs are not."""
+
+import pytest
+
+from minidist.comm import SimWorld
+from minidist.config.train_config import TrainConfig
+from minidist.equality.compare import compare_rank
+from minidist.equality.expected import expected_snapshots
+from minidist.museum import split
+from minidist.parallel.tensor import regions
+
+JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 4, "context": 16, "data": "markov", "global_batch": 8}
+JOB |= {"steps": 3, "lr": 0.01, "reduction": "ordered"}
+LLAMA = {"model": "llama", "kv_heads": 2}
+
+
+def verdict(ranks, **values):
+    config = TrainConfig.make(**{**JOB, **values})
+    expected = expected_snapshots(config, ranks)
+    return SimWorld(ranks).run(compare_rank, config, expected)[0]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize(
+    ("ranks", "layout"),
+    [
+        (2, {"tp": 2}),
+        (4, {"tp": 2, "zero": 1, "clip": 0.5, "sequence_parallel": True}),
+        (4, {"tp": 2, "pp": 2, "microbatches": 4}),
+        (2, {"cp": 2}),
+        (4, {"cp": 2, "zero": 3, "attention": "ulysses"}),
+        (4, {**LLAMA, "tp": 4}),
+        (4, {**LLAMA, "tp": 2, "cp": 2, "optimizer": "lamb"}),
+    ],
+)
+def test_a_job_in_lower_precision_is_within_rounding(ranks, layout, precision):
+    result = verdict(ranks, precision=precision, seed=ranks, **layout)
+    assert result.equal, result.first_difference
+    assert result.tier == "rounding"
+    # Room for other data, and hardly a tensor that is not judged.
+    assert result.share < 0.7
+    assert result.unjudged <= 0.02 * result.tensors
+    # Below 1, the distance of a tensor that is missing.
+    assert result.bound < 1
+    assert result.tensors > 400
+    said = result.sentence()
+    assert "within rounding (rounding tier)" in said
+    assert "8 times the distance of one device in this precision from one device in float64" in said
+    assert {"share", "unjudged"} < set(result.as_dict())
+
+
+def not_summed_in_backward(patch):
+    """the gradient of the input of a column-parallel layer is that of this rank's columns"""
+    patch.setattr(regions._Copy, "backward", staticmethod(lambda ctx, grad: grad))
+
+
+def not_summed_in_forward(patch):
+    patch.setattr(regions._Reduce, "forward", staticmethod(lambda ctx, x, comm: x + 0))
+
+
+TP, CP = {"tp": 2}, {"cp": 2}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("bug", "layout"),
+    [
+        (not_summed_in_backward, TP),
+        (not_summed_in_forward, TP),
+        (split.contiguous_qkv, TP),
+        (split.short_vocabulary, TP),
+        (split.norms_not_reduced, {**TP, "sequence_parallel": True}),
+        (split.biases_not_reduced, {**TP, "sequence_parallel": True}),
+        (split.shared_heads_not_summed, {**LLAMA, "tp": 4}),
+        (split.gradients_stay, CP),
+        (split.bias_on_every_rank, TP),
+    ],
+)
+def test_a_bug_is_found_in_lower_precision(bug, layout, precision, monkeypatch):
+    config = TrainConfig.make(**{**JOB, **layout, "precision": precision})
+    ranks = max(layout.get("tp", 1), layout.get("cp", 1))
+    expected = expected_snapshots(config, ranks)
+    bug(monkeypatch)
+    result = SimWorld(ranks).run(compare_rank, config, expected)[0]
+    assert not result.equal
+    assert "its tolerance is" in result.first_difference

@@ -1,0 +1,152 @@
+"""Techniques are folders: the trunk knows none by name, and a file of a user's own has the same interface."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minidist
+from minidist import cli
+from minidist.base.errors import UsageError
+from minidist.commands.runner import number_of_ranks
+from minidist.config.train_config import TrainConfig
+from minidist.techniques import installed, of_job
+
+ROOT = Path(__file__).parents[2]
+SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
+JOB = ["train", "--data", "markov", *SIZES.split(), "--trace", "none"]
+EXAMPLE = re.search(r"<!-- small.py -->\n```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("small.py").write_text(EXAMPLE)
+    return tmp_path
+
+
+def trained(capsys, *flags):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*JOB, *flags, "--json"])
+    printed = capsys.readouterr()
+    assert not ended.value.code, printed.err
+    return json.loads(printed.out)
+
+
+@pytest.mark.parametrize("layout", ["--dp 3", "--dp 2 --tp 2", "--dp 2 --zero 1", "--pp 2 --layers 2 --microbatches 2"])
+def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
+    with_it = trained(capsys, *layout.split(), "--extension", "small.py:SmallGradients,every=2,limit=1e-4")
+    # The same numbers as without it, and two steps of three are counted.
+    assert with_it["digest"] == trained(capsys, *layout.split())["digest"]
+    assert 0 < with_it["small_gradients"] < 1
+    n = with_it["ranks"]
+    assert with_it["bytes_by_purpose"]["user"] == {
+        "measured": 2 * 2 * (n - 1) * 16,
+        "closed_form": 2 * 2 * (n - 1) * 16,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "flags", "words"),
+    [
+        ("small.py:SmallGradients", {"zero": 2, "dp": 2}, "no rank has whole gradients; use --zero 1"),
+        (
+            "small.py:SmallGradients,every=0",
+            {},
+            r"'small.py:SmallGradients': every='0': input should be greater than or equal to 1",
+        ),
+        (
+            "small.py:SmallGradients,each=2",
+            {},
+            r"each='2': extra inputs are not permitted; its settings are: limit, every",
+        ),
+        ("small.py:SmallSettings", {}, "'small.py:SmallSettings' is not a subclass of minidist.techniques.Extension"),
+        ("small.py:Small", {}, "'small.py' has no function 'Small'|small.py has no function 'Small'"),
+        ("nothing.py:SmallGradients", {}, "file 'nothing.py' does not exist"),
+    ],
+)
+def test_what_is_wrong_with_an_extension_is_one_sentence(here, value, flags, words):
+    with pytest.raises(UsageError, match=words):
+        number_of_ranks(TrainConfig.make(data="markov", extension=value, **flags), None)
+
+
+STATE = """
+from minidist.techniques import Extension
+
+class Counts(Extension):
+    steps = 0
+    def after_update(self, moment):
+        self.steps += len(moment.steps)
+    def state(self):
+        return {"steps": self.steps}
+    def load(self, state, samples):
+        if state is None:
+            raise ValueError(f"{samples} samples, and no count")
+        self.steps = state["steps"]
+    def result(self):
+        return {"counted": self.steps}
+"""
+
+
+def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
+    Path("counts.py").write_text(STATE)
+    flags = ["--dp", "2", "--save", "run", "--extension", "counts.py:Counts"]
+    assert trained(capsys, *flags)["counted"] == 3
+    assert trained(capsys, *flags, "--resume", "--steps", "5", "--tp", "2")["counted"] == 5
+    # A checkpoint of a job that did not count.
+    trained(capsys, "--dp", "2", "--save", "other")
+    with pytest.raises(SystemExit):
+        cli.main([*JOB, "--save", "other", "--resume", "--steps", "5", *flags[-2:], "--global-batch", "4"])
+    error = capsys.readouterr().err
+    assert "'other/step-00000003' does not describe a job (12 samples, and no count)" in error
+
+
+def test_an_extension_that_changes_the_training_is_part_of_the_reference(here, capsys):
+    job = ["compare", *JOB[1:-2], "--dp", "2", "--optimizer", "sgd"]
+    weights = []
+    for flags in ([], ["--extension", f"{ROOT}/tests/techniques/halved.py:Halved"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*job, *flags, "--json"])
+        assert not ended.value.code
+        weights.append(json.loads(capsys.readouterr().out)["losses"])
+    assert weights[0] != weights[1]
+
+
+def test_a_job_has_the_extensions_whose_settings_it_changes():
+    assert list(of_job(TrainConfig.make())) == []
+    job = TrainConfig.make(check_data=True, tp=2, check_layouts=True)
+    assert [type(extension).__name__ for extension in of_job(job)] == ["DataCheck", "LayoutCheck"]
+
+
+def test_deleting_the_folders_deletes_the_techniques(tmp_path):
+    package = tmp_path / "minidist"
+    shutil.copytree(Path(minidist.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for kind in installed():
+        shutil.rmtree(package / "techniques" / kind.__module__.split(".")[-2])
+
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "minidist", *words], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
+
+    # The rest trains; the flags are unknown.
+    assert json.loads(run(*JOB, "--dp", "2", "--json").stdout)["ranks"] == 2
+    for kind in installed():
+        for name in kind.Settings.model_fields:
+            assert f"No such option: --{name.replace('_', '-')}" in run(*JOB, f"--{name.replace('_', '-')}").stderr
+
+
+def test_the_trunk_names_no_technique():
+    package = Path(minidist.__file__).parent
+    words = [name for kind in installed() for name in (kind.__name__, *kind.Settings.model_fields)]
+    trunk = [
+        path
+        for folder in ("train", "checkpoint", "planning", "config", "equality")
+        for path in (package / folder).rglob("*.py")
+    ]
+    found = [(path.name, word) for path in trunk for word in words if re.search(rf"\b{word}\b", path.read_text())]
+    assert found == []
