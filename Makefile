@@ -49,7 +49,7 @@ lessons: .venv/test.stamp
 
 # Lessons, guides and the reference as pages with a search, in build/site/html; a link that leads nowhere ends it. A minute.
 site: .venv/test.stamp
-	$(call INSTALL,site)
+	@$(call INSTALL,site)
 	$(BIN)/python -m website.stage build/site/pages
 	rm -rf build/site/html
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 --builder html --doctree-dir build/site/doctrees \
@@ -62,7 +62,7 @@ site-test: site
 
 # Simulated ranks on WebAssembly, under Node and in Chromium; needs node and npm. See docs/browser.md.
 pyodide-test: .venv/test.stamp
-	$(call INSTALL,site)
+	@$(call INSTALL,site)
 	npm install --no-fund --no-audit --silent --prefix build/pyodide pyodide@314
 	$(BIN)/python -m pytest -n 2 -m site tests/website/test_pyodide.py
 
@@ -75,7 +75,7 @@ mutants: .venv/test.stamp
 
 # The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it.
 peers: .venv/test.stamp
-	$(call INSTALL,peers)
+	@$(call INSTALL,peers)
 	$(BIN)/python -m pytest -n 2 -m peers
 
 # Every valid layout of 8 ranks against one device, on two cores.
@@ -102,10 +102,10 @@ INSTALL = { $(BIN)/python -m pip install --quiet uv && $(BIN)/uv pip install --q
 
 .venv/demo.stamp: $(MADE)
 	@echo "installing minidist and an MPI library into .venv (less than half a minute)" >&2
-	$(call INSTALL,mpi)
+	@$(call INSTALL,mpi)
 	@touch $@
 
 .venv/test.stamp: $(MADE)
 	@echo "installing minidist and what its tests need into .venv (less than a minute)" >&2
-	$(call INSTALL,test)
+	@$(call INSTALL,test)
 	@touch $@

@@ -36,7 +36,6 @@
 # %%
 import inspect
 import json
-from pathlib import Path
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
@@ -44,6 +43,7 @@ from minidist.config.deepspeed import Translation, read_deepspeed, translate
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import compare_rank
 from minidist.lesson import check, expect, predict, solution
+from minidist.lesson.shipped import example
 from minidist.optim.schedule import DeepSpeedWarmup
 from minidist.report import draw, show
 from minidist.train.trainer import train
@@ -69,7 +69,7 @@ still_guess = predict("steps at the beginning with a learning rate of 0", exampl
 # One step of that job on four ranks, on the virtual clock:
 
 # %%
-FILE = Path("mpi_examples") / "ds_config.json"
+FILE = example("ds_config.json")  # of mpi_examples
 MODEL = {"model": "gpt", "layers": 2, "width": 32, "heads": 2, "context": 16, "data": "markov"}
 
 

@@ -101,6 +101,8 @@ class Site:
             self.written[path] = json.dumps(self.notebook(path))
         self.add_contents()
         self.add_map(folder)
+        # An address that ends in a folder shows that folder's index.
+        self.written["lessons/index.md"] = TO_THE_LESSONS
         for name, text in self.written.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
@@ -134,6 +136,19 @@ class Site:
         (folder / "lessons/pictures/map.svg").write_text(drawn(source))
         self.written[page] = MERMAID.sub(picture, self.written[page])
 
+
+TO_THE_LESSONS = """---
+orphan: true
+nosearch: true
+---
+# Lessons
+
+```{raw} html
+<meta http-equiv="refresh" content="0; url=README.html">
+```
+
+[The lessons](README.md)
+"""
 
 API = """# API reference
 

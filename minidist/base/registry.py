@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.user_file import without_function
 
 Entry = TypeVar("Entry")
 
@@ -39,6 +40,8 @@ class Registry(dict[str, Entry]):
 
     def __missing__(self, name: str) -> Entry:
         known = self.aliases.get(name.lower())
+        if known is None and name.endswith(".py"):
+            raise UsageError(without_function(name))
         if known is None:
             hint = nearest(name.lower(), self.aliases)
             raise UsageError(f"unknown {self.kind} {quoted(name)}{hint}; there are {', '.join(sorted(self))}")

@@ -34,6 +34,11 @@ def is_user_function(source: str) -> bool:
     return ".py:" in source
 
 
+def without_function(source: str) -> str:
+    """Return the sentence about a FILE.py where FILE.py:FUNCTION is expected."""
+    return f"{quoted_path(source)} names no function; write FILE.py:FUNCTION"
+
+
 def is_file(path: str | Path) -> bool:
     """Return whether the path names a file; False, too, for what no path can be."""
     try:
@@ -48,7 +53,9 @@ def load_function(source: str) -> Callable[..., Any]:
     UsageError when the file or the function does not exist, and with the file's line when importing it raises.
     """
     path, _, name = source.rpartition(":")
-    if not is_user_function(source) or not is_file(path):
+    if not is_user_function(source):
+        raise UsageError(without_function(source))
+    if not is_file(path):
         raise UsageError(f"file {quoted_path(path)} does not exist; write FILE.py:FUNCTION")
 
     # The module is known to Python while it runs, because dataclasses and pickle look their module up.

@@ -22,15 +22,24 @@ from minidist.config.train_config import TrainConfig
 EMBEDDINGS = {"gpt": "weights/transformer.wte.weight", "llama": "weights/model.embed_tokens.weight"}
 
 
-def named_checkpoint(flag: str, directory: str) -> Checkpoint:
-    """Return the latest checkpoint of a --save directory, or the one of a folder in it; UsageError when it has none."""
-    path = Path(directory)
-    if not ((path / "latest").exists() or (path / "metadata.json").exists()):
+def named_checkpoint(flag: str, directory: str | Path, step: int | None = None) -> Checkpoint:
+    """Return the checkpoint of a --save directory (the latest, or that of `step`), or of one folder in it.
+
+    flag: what names it, for the sentence. Raises UsageError when there is none.
+    """
+    path, shown = Path(directory), f"{flag} {quoted_path(directory)}"
+    if (path / "metadata.json").exists():
+        if step is not None:
+            raise UsageError(
+                f"{shown} is the checkpoint of one step; leave --from-step {step} out, or name {path.parent}"
+            )
+        return Checkpoint(path.parent, path.name)
+    if step is None and not (path / "latest").exists():
         raise UsageError(
-            f"{flag} {quoted_path(directory)} has no checkpoint in it; name a directory that train --save has"
+            f"{shown} has no checkpoint in it; name a directory that train --save has"
             " written, or one of the folders in it, such as step-00000040"
         )
-    return Checkpoint(path.parent, path.name) if (path / "metadata.json").exists() else Checkpoint(path)
+    return Checkpoint(path, step=step)
 
 
 def saved_config(checkpoint: Checkpoint) -> TrainConfig:

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from minidist import __version__
 from minidist.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
@@ -29,6 +28,7 @@ from minidist.commands.compare import compare
 from minidist.commands.data import data
 from minidist.commands.demo import demo
 from minidist.commands.doctor import doctor
+from minidist.commands.example import example
 from minidist.commands.explain import explain
 from minidist.commands.generate import generate
 from minidist.commands.grade import grade
@@ -37,7 +37,7 @@ from minidist.commands.lesson import lesson
 from minidist.commands.memory import memory
 from minidist.commands.museum import museum
 from minidist.commands.order import order
-from minidist.commands.output import say
+from minidist.commands.output import App, Commands, say
 from minidist.commands.partition import partition
 from minidist.commands.plan import plan
 from minidist.commands.profile import profile
@@ -50,7 +50,7 @@ from minidist.commands.torch import torch
 from minidist.commands.train import train
 
 
-class Commands(TyperGroup):
+class Program(Commands):
     """All commands; Ctrl-C in any of them is one line, which says where it was."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -95,7 +95,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "partition": partition,
     "profile": profile,
 }
-GROUPS = {"bench": bench, "lesson": lesson}
+GROUPS = {"bench": bench, "lesson": lesson, "example": example}
 # The flags that `run` does not know belong to the script, and those after the script of `torch`.
 OF_THE_SCRIPT = {
     "run": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -105,8 +105,9 @@ OF_THE_SCRIPT = {
 
 def program(names: Iterable[str]) -> typer.Typer:
     """Return the program with these commands. Typer makes the flags of a command from its function's signature."""
-    app = typer.Typer(
-        cls=Commands,
+    app = App(
+        cls=Program,
+        context_settings={"help_option_names": ["--help", "-h"]},
         no_args_is_help=True,
         add_completion=False,
         rich_markup_mode="rich",

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.commands.options import above_zero, command_line, whole_numbers, within_limits
-from minidist.commands.output import Result, json_or_table, say
+from minidist.commands.options import above_zero, command_line, picture_file, whole_numbers, within_limits
+from minidist.commands.output import App, Result, json_or_table, say
 
-bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure ratios in one interleaved run.")
+bench = App(no_args_is_help=True, help="Measure ratios in one interleaved run.")
 Rounds = Annotated[int, typer.Option(min=1, help="interleaved rounds")]
 Cases = Annotated[list[str] | None, typer.Argument(help="gpt, gpt-512, gpt-tiny, mlp; default all")]
 
@@ -44,7 +44,10 @@ def bench_collectives(
         list[str] | None, typer.Option(help="also an algorithm of your own: FILE.py:FUNCTION; may be repeated")
     ] = None,
     picture: Annotated[
-        Path | None, typer.Option(help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png")
+        Path | None,
+        typer.Option(
+            help="draw time over bytes, with the crossovers, into this .svg, .pdf or .png", callback=picture_file
+        ),
     ] = None,
 ) -> Result:
     """Time every all-reduce beside MPI_Allreduce (and gloo, where torch is installed), or on the virtual clock."""
@@ -135,6 +138,7 @@ def bench_step(
         raise UsageError(
             f"bench step --against {quoted(against)}{nearest(against, ['torch', 'none'])}; it can be torch or none"
         )
+    _say_without_torch(against != "none")
     stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
 
@@ -165,6 +169,7 @@ def bench_pipeline(
     """Time a pipeline step under mpiexec beside torch.distributed.pipelining on gloo, and beside one rank."""
     from minidist.bench.pipeline import bench_pipeline as measure
 
+    _say_without_torch()
     return _result(measure(stages, schedule, microbatches, rounds, case))
 
 
@@ -189,6 +194,14 @@ def bench_hybrid(
     from minidist.bench.hybrid import bench_hybrid as measure
 
     return _result(measure(rounds, dp, tp, pp))
+
+
+def _say_without_torch(compared: bool = True) -> None:
+    """Say why the ratios to PyTorch will be missing."""
+    from minidist.bench.harness import has_torch
+
+    if compared and not has_torch():
+        say("PyTorch is not installed, so there are no ratios to it; install it with: pip install 'minidist[peers]'")
 
 
 def _result(measured: dict[str, Any]) -> Result:

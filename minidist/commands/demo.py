@@ -34,6 +34,9 @@ def demo(
             " messages of one bucket of gradients; the first bucket travels while backward still runs"
         )
         say(f"page of the whole run: minidist report {report['trace']} -o {folder / 'page.html'}")
+        if not Path("README.md").exists():
+            say("next: minidist lesson copy lessons; minidist example copy mpi_examples; minidist --help")
+            return
         say(
             "next: the commands of README.md; `source .venv/bin/activate` makes minidist, python and mpiexec the ones"
             " used here"

@@ -14,7 +14,12 @@ from minidist.commands.output import Result, json_or_table
 
 @json_or_table
 def generate(
-    directory: Annotated[Path, typer.Argument(help="the --save directory of a trained gpt or llama, from any layout")],
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="the --save directory of a trained gpt or llama, from any layout, or a step's folder in it"
+        ),
+    ],
     prompt: Annotated[str, typer.Option(help="what the text begins with")] = "The ",
     tokens: Annotated[int, typer.Option(help="how many tokens follow")] = 200,
     temperature: Annotated[

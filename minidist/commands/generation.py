@@ -17,9 +17,8 @@ import numpy as np
 from minidist.autograd import FlopCounter, no_grad
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.random import Key, uniform
-from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.resume import read_job_state
-from minidist.checkpoint.saved_model import load_weights, saved_config, vocabulary_of
+from minidist.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
 from minidist.nn.kv_cache import KeyValueCache, can_cache
@@ -36,12 +35,14 @@ class Vocabulary:
 
 
 def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, TrainConfig]:
-    """Return the language model of the latest checkpoint, or that of a step, and the config that it was trained with.
+    """Return the language model of a checkpoint and the config that it was trained with.
+
+    directory: of --save, whose latest checkpoint it is or the one of `step`; or the folder of one checkpoint in it.
 
     The model is without dropout. Weights in half precision are computed with in float32. Errors: UsageError for a
     classifier, and those of `Checkpoint`.
     """
-    checkpoint = Checkpoint(directory, step=step)
+    checkpoint = named_checkpoint("generate", directory, step)
     config = saved_config(checkpoint)
     if not config.is_language_model:
         kind = "a classifier" if config.is_classifier else "a model of your own"

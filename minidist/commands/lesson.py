@@ -1,4 +1,4 @@
-"""`minidist lesson`: notebooks for students, slides, and a quiz bank.
+"""`minidist lesson`: a copy of the lessons, notebooks for students, slides, and a quiz bank.
 
 Proved by: tests/lesson/test_student.py, tests/lesson/test_slides.py, tests/lesson/test_quiz.py
 """
@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError, quoted_path
+from minidist.base.file_format import format_of
 from minidist.base.files import writing
-from minidist.commands.output import say
+from minidist.commands.output import App, say
 
-lesson = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Notebooks, slides and quizzes for a course.")
+lesson = App(no_args_is_help=True, help="Notebooks, slides and quizzes for a course.")
 
 
 @lesson.command("build")
@@ -46,14 +47,26 @@ def lesson_build(
     from minidist.lesson.student import solutions_of, student_notebook
 
     for source in build.sources(folder, numbers or ()):
+        notebook = student_notebook(source, seed)
+        kept = solutions_of(source) if solutions is not None else ""
         with writing("the notebooks", output, "choose another --output"):
             output.mkdir(parents=True, exist_ok=True)
-            build.write(student_notebook(source, seed), output / f"{source.stem}.ipynb")
+            build.write(notebook, output / f"{source.stem}.ipynb")
         if solutions is not None:
             with writing("the solutions", solutions, "choose another --solutions"):
                 solutions.mkdir(parents=True, exist_ok=True)
-                (solutions / f"{source.stem}.py").write_text(solutions_of(source), encoding="utf-8")
+                (solutions / f"{source.stem}.py").write_text(kept, encoding="utf-8")
         say(f"written: {output / source.stem}.ipynb")
+
+
+@lesson.command("copy")
+def lesson_copy(folder: Annotated[Path, typer.Argument(help="where the lessons go")]) -> None:
+    """Copy the lessons to a folder, without our solutions."""
+    from minidist.lesson.shipped import copy
+
+    say(f"written: {len(copy('lessons', folder))} files in {folder}")
+    say(f"the first one: python {folder / '00_start_here.py'}, or open {folder / '00_start_here.ipynb'} in Jupyter")
+    say(f"the programs that the lessons name: minidist example copy {folder.parent / 'mpi_examples'}")
 
 
 @lesson.command("slides")
@@ -66,8 +79,7 @@ def lesson_slides(
     from minidist.lesson.build import sources
     from minidist.lesson.slides import deck
 
-    if output.suffix != ".html":
-        raise UsageError(f"{quoted_path(output)} must end in .html")
+    format_of(output, None, {"slides": (".html",)})
     text = deck(sources(folder, numbers))
     with writing("the slides", output, "choose another --output"):
         output.write_text(text, encoding="utf-8")
@@ -83,10 +95,9 @@ def lesson_quiz(
     """Write a quiz bank whose answers are measured in traces and timings."""
     from minidist.lesson.quiz import as_csv, as_qti, bank
 
-    if output.suffix not in (".csv", ".xml"):
-        raise UsageError(f"{quoted_path(output)} must end in .csv or .xml (QTI)")
+    form = format_of(output, None, {"csv": (".csv",), "qti": (".xml",)}, "csv")
     made = bank(questions, seed)
-    text = as_csv(made) if output.suffix == ".csv" else as_qti(made, f"minidist, seed {seed}")
+    text = as_csv(made) if form == "csv" else as_qti(made, f"minidist, seed {seed}")
     with writing("the quiz", output, "choose another --output"):
         output.write_text(text, encoding="utf-8")
     say(f"written: {output}, {len(made)} questions")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
+from minidist.base.file_format import format_of
 from minidist.commands.options import command_line
 from minidist.commands.output import Result, json_or_table, say
 
@@ -37,21 +38,25 @@ def memory(
     prefetch: Annotated[
         int, typer.Option(help="with --model and no axis but --dp: units that ZeRO 3 gathers ahead")
     ] = 1,
-    form: Annotated[str, typer.Option("--format", help="text or svg (the ZeRO bars)")] = "text",
+    form: Annotated[
+        str | None, typer.Option("--format", help="on standard output: text (default) or svg (the ZeRO bars)")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="with --format svg: a file (default: standard output)")
+        Path | None, typer.Option("--output", "-o", help="draw the ZeRO bars into an .svg, .pdf or .png file")
     ] = None,
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
     from minidist.planning.layout_memory import layout_peak
     from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
+    from minidist.report.frame import SUFFIXES
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
-    if form not in ("text", "svg"):
+    if form not in (None, "text", "svg"):
         raise UsageError(f"--format {quoted(form)}; it must be text or svg")
     if output is not None and form == "text":
-        raise UsageError(f"--output {quoted_path(output)} requires --format svg; add it, or leave out --output")
+        raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
+    form = format_of(output, None, {"svg": SUFFIXES}, form or "text")
     degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
     split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
     if split and accounting not in (None, "fp32-accumulation"):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.options import command_line
+from minidist.commands.options import command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 
@@ -20,7 +20,10 @@ def museum(
         typer.Argument(help="an exhibit, such as 1 or 13a; a range, such as 101-146, or default: a table of all"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="with an exhibit: its loss curves as .svg, .pdf or .png", callback=picture_file
+        ),
     ] = None,
     tests: Annotated[
         bool, typer.Option(help="also run the tests that catch it, where minidist's tests are installed")

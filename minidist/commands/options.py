@@ -20,6 +20,7 @@ import typer
 
 from minidist.base.device import creating_on, device_of
 from minidist.base.errors import UsageError, quoted
+from minidist.base.file_format import format_of
 from minidist.base.limits import check_size
 from minidist.commands.output import say, with_parameters
 from minidist.config.train_config import TrainConfig, flag
@@ -40,6 +41,14 @@ def above_zero(param: typer.CallbackParam, value: float | None) -> float | None:
     """Return the number of a flag, as `within_limits`; UsageError for 0, too."""
     if value is not None:
         check_size(value, param.opts[0], zero=False)
+    return value
+
+
+def picture_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Return the file of a picture; UsageError, before anything is computed, for an ending that is not a picture's."""
+    from minidist.report.frame import SUFFIXES
+
+    format_of(value, None, {"picture": SUFFIXES}, flags=(max(param.opts, key=len), ""))
     return value
 
 

@@ -1,4 +1,4 @@
-"""How a command prints: one JSON object for programs, or a table for people.
+"""How a command prints: one JSON object for programs, or a table for people; and its help.
 
 Standard output is for results. Progress, and tables that accompany a file, go to standard error, so that
 `minidist ... --json` can be piped.
@@ -15,8 +15,42 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
+
+
+class PlainFlags:
+    """A command whose help shows no type beside a flag that takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters, with --help."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if getattr(parameter, "is_bool_flag", False):
+                parameter.metavar = ""
+        return parameters
+
+
+class Command(PlainFlags, TyperCommand):
+    """One command."""
+
+
+class Commands(PlainFlags, TyperGroup):
+    """A command that has others."""
+
+
+class App(typer.Typer):
+    """A command that has others, all with the help of `PlainFlags`."""
+
+    def __init__(self, *, cls: type[TyperGroup] = Commands, rich_markup_mode: Any = None, **settings: Any) -> None:
+        super().__init__(cls=cls, rich_markup_mode=rich_markup_mode, **settings)
+
+    def command(  # type: ignore[override]  # its other settings are those of typer's
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **settings: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Return a decorator that makes a function a command."""
+        return super().command(name, cls=cls, **settings)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.options import above_zero, command_line
+from minidist.commands.options import above_zero, command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def plan(
     ] = False,
     best: Annotated[int, _option(OUTPUT, "layouts that are printed")] = 10,
     output: Annotated[
-        Path | None, _option(OUTPUT, "a picture of the frontier: .svg, .pdf or .png", "--output", "-o")
+        Path | None,
+        _option(OUTPUT, "a picture of the frontier: .svg, .pdf or .png", "--output", "-o", callback=picture_file),
     ] = None,
 ) -> Result:
     """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""

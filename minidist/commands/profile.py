@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.comm.launch import writable
 from minidist.commands.options import takes_config
@@ -25,7 +26,7 @@ def profile(
     config: TrainConfig,
     rounds: Annotated[int, typer.Option(min=1, help="timed passes of each block")] = 5,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="a PROFILE.json, for minidist partition and --partition")
+        Path | None, typer.Option("--output", "-o", help="a .json file, for minidist partition and --partition")
     ] = None,
 ) -> Result:
     """Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition.
@@ -35,6 +36,7 @@ def profile(
     from minidist.planning.profiler import profile_layers
 
     if output is not None:
+        format_of(output, None, {"profile": (".json",)})
         writable(output, "--output", '[\n {\n  "op": ')
     told = time.monotonic()
 

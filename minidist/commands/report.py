@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted_path
 from minidist.commands.output import say
 
 
@@ -29,8 +29,8 @@ def report(
             "--output",
             "-o",
             help=(
-                "an .html page of everything, or an .svg, .pdf or .png picture (.json for perfetto); with --format a"
-                " folder"
+                "the ending decides: an .html page of everything, an .svg, .pdf or .png picture, or .json for"
+                " perfetto; with --format a folder"
             ),
         ),
     ] = None,
@@ -54,6 +54,11 @@ def report(
     With --format, write it for another tool. Of an execution trace (NAME.RANK.et) print what it has.
     """
     if trace.suffix == ".et":
+        if output is not None or picture is not None or form is not None:
+            raise UsageError(
+                f"{quoted_path(trace)} is an execution trace, which is printed and not drawn; leave out --output,"
+                " --picture and --format, or give the trace of the run"
+            )
         from minidist.report.chakra import summary
 
         print(summary(trace))

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
+from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launch import writable
@@ -62,12 +63,18 @@ def schedule(
         list[str] | None, typer.Option(help="a schedule's own option, such as backward_order=forward or stashing=0")
     ] = None,
     form: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--format", help="text, csv, json, svg, versions (svg: the weights that each action sees) or perfetto"
+            "--format",
+            help=(
+                "text (default), csv, json, svg, versions (svg: the weights that each action sees) or perfetto (json)"
+            ),
         ),
-    ] = "text",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a file instead of standard output")] = None,
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .svg, .pdf or .png"),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."""
@@ -75,14 +82,16 @@ def schedule(
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name
     from minidist.pipeline.validate import validate
-    from minidist.report.schedules import FORMATS, LARGE, MARKS, evaluate, limit_sentence, stage_shares, write
+    from minidist.report.schedules import ENDINGS, FORMATS, LARGE, evaluate, limit_sentence, stage_shares
 
-    form = "json" if json_output else form
-    if form not in FORMATS:
+    form, flag = ("json", "--json") if json_output else (form, "--format")
+    if form is not None and form not in FORMATS:
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
-    if output is not None and output.is_file() and plans:
-        begins, mark = MARKS[form]
-        writable(output, "--output", begins, mark)
+    form = format_of(output, form, ENDINGS, "text", ("--output", flag))
+    if output is not None and not plans:
+        raise UsageError(f"--output {quoted_path(output)} without a schedule; name one, such as 1f1b")
+    if output is not None:
+        refuse_others(output, form)
     if not plans:
         for name, entry in schedules().items():
             print(f"{name:24} {entry.about()}")
@@ -111,6 +120,33 @@ def schedule(
             )
         )
 
+    write_result(evaluated, form, output)
+
+    # The result is written before the exit code 1, so that a script has both.
+    too_much = limit_sentence(evaluated, memory_limit)
+    if too_much:
+        say(f"minidist: {too_much}")
+        raise typer.Exit(1)
+
+
+def refuse_others(output: Path, form: str) -> None:
+    """Raise UsageError when a file is there already that minidist has not written there."""
+    from minidist.report.frame import METADATA
+    from minidist.report.schedules import MARKS
+
+    begins, mark = ("", METADATA[output.suffix][1]) if output.suffix in METADATA else MARKS[form]
+    if output.is_file():
+        writable(output, "--output", begins, mark)
+
+
+def write_result(evaluated: list[Any], form: str, output: Path | None) -> None:
+    """Write the plans to standard output or a file."""
+    from minidist.report.frame import SUFFIXES, save
+    from minidist.report.schedules import picture, write
+
+    if output is not None and output.suffix in SUFFIXES:
+        say(f"written: {save(picture(evaluated, form, command_line()), output)}")
+        return
     pieces: Iterable[str] = write(evaluated, form, command_line(), shutil.get_terminal_size().columns)
     if output is not None and form == "csv":
         pieces = ["".join(pieces)]
@@ -125,12 +161,6 @@ def schedule(
         ):
             file.writelines(pieces)
         say(f"written: {output}")
-
-    # The result is written before the exit code 1, so that a script has both.
-    too_much = limit_sentence(evaluated, memory_limit)
-    if too_much:
-        say(f"minidist: {too_much}")
-        raise typer.Exit(1)
 
 
 def check_csv(path: Path, text: str) -> None:

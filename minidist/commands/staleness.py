@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import above_zero, command_line
+from minidist.commands.options import above_zero, command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 
@@ -27,7 +27,9 @@ def staleness(
     seconds: Annotated[
         float, typer.Option(help="virtual seconds of a run; a gradient takes 0.001", callback=above_zero)
     ] = 0.3,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="a picture: an .svg, .pdf or .png file", callback=picture_file)
+    ] = None,
 ) -> Result:
     """Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."""
     from minidist.bench.staleness import staleness_runs, table

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.options import command_line
+from minidist.commands.options import command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 
@@ -27,7 +27,10 @@ def tiles(
     ep: Annotated[int, typer.Option(help="ranks among which the experts are divided")] = 1,
     rank: Annotated[int, typer.Option(help="the rank whose tiles the table lists")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file")
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="draw all ranks' tiles into an .svg, .pdf or .png file", callback=picture_file
+        ),
     ] = None,
 ) -> Result:
     """Print which tile of each matrix of a layer is on which rank, under tensor and expert parallelism."""

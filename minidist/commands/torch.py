@@ -3,7 +3,6 @@
 Proved by: tests/torch_ranks/test_program.py
 """
 
-import importlib.util
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError
+from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace import write_traces
 from minidist.base.user_file import is_user_function, load_function
@@ -52,12 +52,11 @@ def torch(
     A hang is reported at once, with every rank's operation and line; unlike collectives are named; all bytes are
     counted. The flags stand before the script.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise UsageError("minidist torch needs PyTorch; install it with: pip install 'minidist[torch]'")
     check_ranks(ranks, most=MAX_RANKS)
     check_count(interleavings, "--interleavings", most=10_000)
     if compare is not None and not is_user_function(script):
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
+    extra("torch", "minidist torch")
 
     from minidist.equality.own_functions import compare_returned, returned_tensors
     from minidist.torch_ranks import program

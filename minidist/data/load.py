@@ -3,12 +3,13 @@
 Proved by: tests/data/test_loading.py
 """
 
+import os
 from collections.abc import Callable
 from functools import cache
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.data.datasets import Dataset, TokenDataset
-from minidist.data.files import cifar_folder, idx_folder, npz_file, text_file, token_file
+from minidist.data.files import TOKEN_DTYPES, cifar_folder, idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text, random_tokens
 
 GENERATED: dict[str, Callable[[], Dataset]] = {"pydoc": pydoc_text, "glyphs": glyphs, "markov": markov}
@@ -53,6 +54,16 @@ def load_dataset(spec: str) -> Dataset:
             what = "vocabulary" if kind == "random" else "file"
             raise UsageError(f"--data {quoted_path(spec, marks=False)} names no {what}; write {kind}:{_place(kind)}")
         return FILES[kind](path)
+    # A file without its kind, which its suffix tells, or a folder.
+    if not colon and os.path.isdir(spec):
+        raise UsageError(f"--data {quoted_path(spec)} is a folder; write idx:DIR or cifar:DIR")
+    suffix = os.path.splitext(spec)[1]
+    if not colon and (suffix or os.path.isfile(spec)):
+        kind = "npz" if suffix == ".npz" else "tokens" if suffix in (".npy", *TOKEN_DTYPES) else "text"
+        raise UsageError(
+            f"--data {quoted_path(spec)} is a file, and does not say of which kind; write"
+            f" {quoted_path(f'{kind}:{spec}', marks=False)}"
+        )
     # Neither: name the nearest choice.
     choices = [*GENERATED, *(f"{name}:{_place(name)}" for name in FILES)]
     raise UsageError(

@@ -20,6 +20,7 @@ import numpy as np
 
 from minidist import collectives
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
+from minidist.base.extras import extra
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.user_file import is_user_function, load_function
 from minidist.collectives import ALGORITHMS
@@ -281,11 +282,7 @@ def local_sums() -> dict[str, LocalSum]:
     """Return the sums of other libraries by name."""
 
     def torch_sum(values: np.ndarray) -> Any:
-        try:
-            import torch
-        except ImportError:
-            raise UsageError("torch.sum needs PyTorch: pip install torch") from None
-        return torch.from_numpy(values).sum().item()
+        return extra("torch", "torch.sum").from_numpy(values).sum().item()
 
     return {
         "numpy.sum": np.sum,

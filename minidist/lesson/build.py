@@ -17,7 +17,6 @@ Proved by: tests/lesson/test_lessons.py
 import argparse
 import ast
 import hashlib
-import importlib
 import os
 import re
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
+from minidist.base.extras import extra
 from minidist.lesson.runner import SEED
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -43,6 +43,11 @@ class LessonError(MinidistError):
 def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
     """Return the lessons of a folder, or those with the given numbers."""
     found = sorted(folder.glob("[0-9][0-9]_*.py"))
+    if not found:
+        raise UsageError(
+            f"there are no lessons in {quoted_path(folder)}; write them there with: minidist lesson copy"
+            f" {quoted_path(folder, marks=False)}"
+        )
     missing = [number for number in numbers if not any(path.name.startswith(f"{number}_") for path in found)]
     if missing:
         raise UsageError(
@@ -54,12 +59,9 @@ def sources(folder: Path, numbers: Sequence[str] = ()) -> list[Path]:
 
 def make(source: Path) -> Any:
     """Run a lesson in a fresh kernel, in the folder above lessons/; returns the notebook with its outputs."""
-    import jupytext
-    from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
-
+    jupytext, nbclient, _ = (extra(name, "a lesson that runs") for name in ("jupytext", "nbclient", "ipykernel"))
     notebook = jupytext.read(source)
-    client = NotebookClient(
+    client = nbclient.NotebookClient(
         notebook,
         timeout=TIMEOUT,
         kernel_name="python3",
@@ -71,7 +73,7 @@ def make(source: Path) -> Any:
     # in every build.
     try:
         client.execute(env={**os.environ, SEED: "0"})
-    except CellExecutionError as error:
+    except nbclient.exceptions.CellExecutionError as error:
         raise LessonError(f"{source.name}: {error}") from None
     tidy(notebook)
     notebook.metadata["minidist"] = {"seal": seal(source, notebook)}
@@ -167,8 +169,8 @@ def seal(source: Path, notebook: Any) -> str:
 
 
 def _nbformat() -> Any:
-    """Return the module nbformat, an optional dependency without type annotations."""
-    return importlib.import_module("nbformat")
+    """Return the module nbformat, of an extra."""
+    return extra("nbformat", "a notebook")
 
 
 def write(notebook: Any, path: Path) -> None:
@@ -187,13 +189,11 @@ def unchanged(source: Path) -> bool:
 
 def stale(source: Path) -> str:
     """Run the lesson; return one sentence on why the committed notebook differs from the result, or ""."""
-    import jupytext
-
     path = source.with_suffix(".ipynb")
     if not path.exists():
         return f"{path.name} is missing"
     committed = _nbformat().read(path, as_version=4)
-    written = [(cell.cell_type, cell.source) for cell in jupytext.read(source).cells]
+    written = [(cell.cell_type, cell.source) for cell in extra("jupytext", "a lesson").read(source).cells]
     if written != [(cell.cell_type, cell.source) for cell in committed.cells]:
         return f"{path.name} was built from another {source.name}"
     if source.name[:2] in NEVER_COMPARED:

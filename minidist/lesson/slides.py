@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.extras import extra
 from minidist.lesson.build import make
 
 MAX_BLOCKS = 4  # paragraphs, lists and tables of one slide
@@ -37,10 +37,8 @@ def deck(sources: list[Path]) -> str:
 
     Raises UsageError where the packages that run a notebook are missing, LessonError when a cell fails.
     """
-    try:
-        notebooks = [make(source) for source in sources]
-    except ImportError as error:
-        raise UsageError(f"slides need {error.name}; install it with: pip install 'minidist[lessons]'") from None
+    extra("markdown_it", "minidist lesson slides")  # before minutes of lessons
+    notebooks = [make(source) for source in sources]
     return page([slide for notebook in notebooks for slide in slides_of(notebook)])
 
 
@@ -59,12 +57,10 @@ def slides_of(notebook: Any) -> Iterator[Slide]:
 
 def text_slides(heading: str, text: str, is_title: bool = False) -> Iterator[Slide]:
     """Yield the slides of a text: a few paragraphs each. A title has a slide even without text."""
-    from markdown_it import MarkdownIt
-
     # A link leads to another lesson, which is not in this file: its words stay.
     text = re.sub(r"\[([^\]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
     blocks = re.split(r"\n\s*\n(?=\S)", text.strip())
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+    reader = extra("markdown_it", "minidist lesson slides").MarkdownIt("commonmark", {"html": False}).enable("table")
     for start in range(0, len(blocks), MAX_BLOCKS):
         body = reader.render("\n\n".join(blocks[start : start + MAX_BLOCKS]))
         if body.strip() or is_title:

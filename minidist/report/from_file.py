@@ -7,15 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
+from minidist.base.file_format import format_of
 from minidist.base.trace import Trace, only_steps, read_traces, read_unfinished, steps_of
 from minidist.report.chakra import write_chakra
 from minidist.report.draw import KINDS, Header, draw, incomplete_sentence
-from minidist.report.frame import save
+from minidist.report.frame import SUFFIXES, save
 from minidist.report.kineto import write_kineto
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
 
 FORMS = ("chakra", "hta")  # of other tools
+# Of each picture the endings of its file. A file's ending names the first picture that has it.
+ENDINGS = {"space-time": SUFFIXES, **dict.fromkeys(KINDS, SUFFIXES), "perfetto": (".json",), "page": (".html", ".htm")}
 MAX_READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
 
@@ -28,31 +31,25 @@ def draw_report(
 ) -> Path:
     """Draw `picture` (a name of KINDS, "perfetto", or "page") of a trace; returns where it is.
 
-    Without a name it is the page when `output` ends in .html, else space-time.
+    Without a name it is the page when `output` ends in .html, "perfetto" when it ends in .json, else space-time.
 
     path: a trace file, or the folder of a job that hung under MPI. steps: "a:b", the steps to draw; by default all, but
     of a space-time diagram with too many messages the last step only. say: called with a sentence when events of the
     run are missing in the trace; the picture says so, too.
     """
+    # The picture: the one that is named, or the one that the output's suffix asks for.
+    if picture is not None and picture not in ENDINGS:
+        raise UsageError(
+            f"there is no picture {quoted(picture)}{nearest(picture, ENDINGS)}; there are {', '.join(ENDINGS)}"
+        )
+    picture = format_of(output, picture, ENDINGS, "space-time", ("--output", "--picture"))
+
     traces, header = _read(path)
     if header.get("incomplete"):
         say(f"{quoted_path(path, marks=False)}: {incomplete_sentence(header)}; the picture shows what is there")
 
     # In captions, a byte of the name that is not UTF-8 is a question mark.
     shown = str(path).encode("utf-8", "replace").decode("utf-8")
-
-    # The picture: the one that is named, or the one that the output's suffix asks for.
-    names = (*KINDS, "perfetto", "page")
-    html = output is not None and output.suffix in (".html", ".htm")
-    picture = picture or ("page" if html else "space-time")
-    if picture not in names:
-        raise UsageError(
-            f"there is no picture {quoted(picture)}{nearest(picture, names)}; there are {', '.join(names)}"
-        )
-    if html and picture != "page":
-        raise UsageError(
-            f"a page has all pictures: leave out --picture {picture}, or end the name in .svg, .pdf or .png"
-        )
 
     # The steps: those asked for, else as many as can be read.
     if steps is None and picture == "space-time":
@@ -63,8 +60,6 @@ def draw_report(
     # Write it beside the trace, unless `output` names another place.
     if picture == "page":
         output = output or path.with_suffix(".html")
-        if output.suffix not in (".html", ".htm"):
-            raise UsageError(f"a page cannot be saved as {quoted(output.name)}; end the name in .html")
         return write_page(output, traces, header, shown)
     if picture == "perfetto":
         output = output or path.with_suffix(".perfetto.json")
@@ -91,6 +86,11 @@ def export_trace(
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMS)}; there are {', '.join(FORMS)}")
     if messages and form != "chakra":
         raise UsageError(f"--messages with --format {form}, which has messages only; leave it out")
+    if folder is not None and any(folder.suffix in endings for endings in ENDINGS.values()):
+        raise UsageError(
+            f"--format {form} contradicts --output {quoted(folder.name)}: it writes a folder, with a file for each"
+            " rank; give another name, or leave out --format"
+        )
     traces, header = _read(path)
     if steps is not None:
         traces = only_steps(traces, *_range(steps))

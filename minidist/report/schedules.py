@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
+from typing import TYPE_CHECKING
 
 from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import lower_blocking
@@ -14,10 +15,13 @@ from minidist.pipeline.plan import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
-from minidist.report.frame import METADATA
+from minidist.report.frame import METADATA, SUFFIXES
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
 from minidist.report.version_gantt import version_gantt
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # The formats, and how a file in each begins, or what it holds near its beginning: such a file may be overwritten.
 MARKS = {
@@ -29,6 +33,14 @@ MARKS = {
     "perfetto": ('{"traceEvents": [', ""),
 }
 FORMATS = tuple(MARKS)
+ENDINGS = {
+    "text": (".txt",),
+    "csv": (".csv",),
+    "json": (".json",),
+    "svg": SUFFIXES,
+    "versions": SUFFIXES,
+    "perfetto": (".json",),
+}
 LARGE = 300_000  # actions; a named synchronous schedule of more is timed without validating it again
 
 
@@ -102,9 +114,9 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
         # Without a date and random ids: the same plan gives the same file.
         import matplotlib
 
-        stream, draw = BytesIO(), gantt if form == "svg" else version_gantt
+        stream = BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
-            draw([one.timing for one in evaluated], command).savefig(stream, format="svg", metadata=METADATA[".svg"][0])
+            picture(evaluated, form, command).savefig(stream, format="svg", metadata=METADATA[".svg"][0])
         yield stream.getvalue().decode()
     elif form == "perfetto":
         if len(evaluated) > 1:
@@ -118,6 +130,11 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
             yield text_gantt(one.timing, width, one.weight_versions, longest)
         if len(evaluated) > 1:
             yield "\n" + _table(evaluated)
+
+
+def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> "Figure":
+    """Return the picture of the format "svg" or "versions"."""
+    return (gantt if form == "svg" else version_gantt)([one.timing for one in evaluated], command)
 
 
 def _json(one: EvaluatedPlan) -> Iterator[str]:

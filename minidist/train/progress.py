@@ -1,7 +1,7 @@
-"""Progress of a job: a bar on a terminal, and elsewhere a line every few seconds; of other work, the seconds so far.
+"""Progress of a job: a bar on a terminal, and elsewhere lines; of other work, the seconds so far.
 
-A bar drawn with carriage returns reaches the screen only at the end under some launchers; lines arrive at once. One
-rank prints.
+The time between two lines doubles from 2 to 32 seconds, so that a log has few. A bar drawn with carriage returns
+reaches the screen only at the end under some launchers; lines arrive at once. One rank prints.
 
 Proved by: tests/commands/test_cli.py
 """
@@ -15,6 +15,7 @@ from typing import Any, Self
 from minidist.train.state import StepState
 
 SECONDS_BETWEEN_LINES = 2.0
+MOST_SECONDS_BETWEEN_LINES = 32.0
 
 
 class Progress:
@@ -30,7 +31,8 @@ class Progress:
         self.done = 0
         self.bar: Any = None
         self.task: Any = None
-        self.last = 0.0 if ends else time.monotonic()
+        self.last = time.monotonic()
+        self.wait = SECONDS_BETWEEN_LINES
 
     def __enter__(self) -> Self:
         if self.interactive:
@@ -67,8 +69,9 @@ class Progress:
             self.bar.update(self.task, completed=done, loss=loss)
             return
         now = time.monotonic()
-        if always or now - self.last > SECONDS_BETWEEN_LINES:
-            self.last = now
+        if now - self.last > self.wait:
+            self.last, self.wait, always = now, min(2 * self.wait, MOST_SECONDS_BETWEEN_LINES), True
+        if always:
             print(f"{self.title}: {done}/{self.steps} steps  loss {loss:.4f}", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:

@@ -86,7 +86,7 @@ PLAN = ["gpipe", "--stages", "2", "--microbatches", "2"]
         ("--trace", ["compare", *JOB[1:]]),
         ("--output", ["report", "TRACE", "--picture", "perfetto"]),
         ("--output", ["schedule", *PLAN]),
-        ("--output", ["schedule", *PLAN, "--format", "svg"]),
+        ("--output", ["schedule", *PLAN, "--format", "perfetto"]),
         ("--output", ["profile", "--layers", "1", "--width", "8", "--heads", "2", "--context", "4", "--rounds", "1"]),
     ],
     ids=lambda words: words if isinstance(words, str) else words[0],

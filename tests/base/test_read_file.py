@@ -62,11 +62,14 @@ def test_toml_that_is_refused(text, reason, tmp_path):
 
 
 def test_no_other_module_parses_json_or_toml():
-    """So that every file, and every line of one, has the limits above."""
+    """So that every file, and every line of one, has the limits above.
+
+    setup.py reads the notebooks of the lessons with handout.py, where no other module can be imported.
+    """
     parsing = re.compile(r"\bjson\.loads?\(|JSONDecoder|\btomllib\b|\bcsv\.reader|\byaml\b")
     package = Path(minidist.__file__).parent
     found = [path.name for path in package.rglob("*.py") if parsing.search(path.read_text(encoding="utf-8"))]
-    assert found == ["read_file.py"]
+    assert sorted(found) == ["handout.py", "read_file.py"]
 
 
 @pytest.mark.parametrize(

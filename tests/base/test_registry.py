@@ -14,6 +14,8 @@ def test_names_and_aliases_find_the_entry_and_a_wrong_name_says_the_nearest():
     registry.add("1f1b", 2)
     assert (registry["gpipe"], registry["GPIPE"], registry["afab"], registry["1F1B"]) == (1, 1, 1, 2)
     assert sorted(registry) == ["1f1b", "gpipe"]
+    with pytest.raises(UsageError, match=r"^'mine\.py' names no function; write FILE\.py:FUNCTION$"):
+        registry["mine.py"]
     with pytest.raises(UsageError, match=r"unknown schedule 'gpip' .did you mean 'gpipe'..; there are 1f1b, gpipe"):
         registry["gpip"]
 

@@ -43,7 +43,13 @@ def test_what_is_wrong_with_a_file(tmp_path, text, name, words):
         load_function(f"{path}:{name}")
 
 
-@pytest.mark.parametrize("source", ["nowhere.py:f", "a\0b.py:f", "ring"])
+@pytest.mark.parametrize("source", ["mine.py", "ring"])
+def test_what_names_no_function(source):
+    with pytest.raises(UsageError, match=rf"^'{source}' names no function; write FILE\.py:FUNCTION$"):
+        load_function(source)
+
+
+@pytest.mark.parametrize("source", ["nowhere.py:f", "a\0b.py:f"])
 def test_what_is_no_file(source):
     with pytest.raises(UsageError, match=r"file .* does not exist; write FILE\.py:FUNCTION"):
         load_function(source)

@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from minidist import cli
 from minidist.base.trace import read_traces
+from minidist.train.progress import Progress
 
 SMALL = [
     "--layers",
@@ -324,6 +326,18 @@ def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags,
     lines = {line.split("  loss")[0] for line in answer.stderr.splitlines()}
     both = {f"compare: {who}: {done}/2 steps" for who in ("one device", f"{ranks} ranks") for done in (1, 2)}
     assert lines == both
+
+
+def test_the_progress_of_a_long_job_is_few_lines(monkeypatch, capsys):
+    seconds = iter(range(10_000))
+    monkeypatch.setattr("minidist.train.progress.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    with Progress(600, interactive=False) as progress:
+        for step in range(600):
+            progress(SimpleNamespace(step=step, loss=1.0))
+    done = [int(line.split()[1].partition("/")[0]) for line in capsys.readouterr().err.splitlines()]
+    assert done[:6] == [1, 3, 8, 17, 34, 67]
+    assert len(done) == 23  # one more every 33 seconds, and the last step
+    assert done[-1] == 600
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -223,6 +223,27 @@ def test_the_command_and_the_metrics_file(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["tokens"]) == 4
 
 
+def test_the_folder_of_one_checkpoint_is_accepted(tmp_path, capsys):
+    """As --init-from accepts it: the model of that step, and not the latest one."""
+    trained(tmp_path, every=1, keep=3, steps=3)
+    first, last = sorted(path for path in tmp_path.iterdir() if path.is_dir())[::2]
+    for folder, step in ((first, 1), (last, 3)):
+        texts = []
+        for words in ([str(folder)], [str(tmp_path), "--from-step", str(step)]):
+            with pytest.raises(SystemExit) as end:
+                main(["generate", *words, "--tokens", "9"])
+            assert not end.value.code
+            texts.append(capsys.readouterr().out)
+        assert texts[0] == texts[1]
+        same = zip(load_model(folder)[0].parameters(), load_model(tmp_path, step)[0].parameters(), strict=True)
+        for one, other in same:
+            np.testing.assert_array_equal(one.data, other.data, strict=True)
+    earliest, latest = (np.asarray(next(iter(load_model(folder)[0].parameters())).data) for folder in (first, last))
+    assert not np.array_equal(earliest, latest)
+    with pytest.raises(UsageError, match="is the checkpoint of one step; leave --from-step 3 out, or name "):
+        load_model(first, 3)
+
+
 def test_callbacks_see_every_step_on_every_rank(tmp_path):
     from minidist.commands.runner import run_training
 

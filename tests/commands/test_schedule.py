@@ -279,8 +279,8 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F=1,F=2"), "--times gives F twice"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--memory-limit", "nan"), "--memory-limit is nan"),
         (
-            ("1f1b", "--stages", 2, "--microbatches", 2, "--output", "no/such/folder"),
-            "cannot be written to no/such/folder: No such file",
+            ("1f1b", "--stages", 2, "--microbatches", 2, "--output", "no/such/folder.txt"),
+            "cannot be written to no/such/folder.txt: No such file",
         ),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "p=3"), "has no option 'p'"),
         (("pipedream", "--stages", 2, "--microbatches", 2, "--option", "stashing=maybe"), "must be true or false"),

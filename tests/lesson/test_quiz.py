@@ -72,5 +72,5 @@ def test_the_command_writes_the_format_of_the_suffix(tmp_path):
     for name, begin in (("quiz.csv", "name,question"), ("quiz.xml", "<?xml")):
         lesson_quiz(tmp_path / name, questions=9, seed=1)
         assert (tmp_path / name).read_text().startswith(begin)
-    with pytest.raises(UsageError, match=r"must end in \.csv or \.xml"):
+    with pytest.raises(UsageError, match=r"end it in \.csv or \.xml"):
         lesson_quiz(tmp_path / "quiz.txt")

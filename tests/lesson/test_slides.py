@@ -88,7 +88,7 @@ print(sum(len(trace.sent()) for trace in world.traces) * 1000 + 7)
 
 
 def test_other_files_and_unknown_lessons_are_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"must end in \.html"):
+    with pytest.raises(UsageError, match=r"end it in \.html"):
         lesson_slides(["04"], tmp_path / "deck.pdf", ROOT / "lessons")
     with pytest.raises(UsageError, match="no lesson 99"):
         lesson_slides(["99"], tmp_path / "deck.html", ROOT / "lessons")

@@ -194,7 +194,10 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
             "--prefetch 3 has no effect with --tp 2; leave one of",
         ),
         (["--model", "gpt2", "--accounting", "deepspeed", "--prefetch", "0"], "no effect with --accounting deepspeed"),
-        (["--model", "gpt2", "--output", "bars.svg"], "--output 'bars.svg' requires --format svg; add it"),
+        (
+            ["--model", "gpt2", "--format", "text", "--output", "bars.svg"],
+            "--format text contradicts --output 'bars.svg'",
+        ),
         (["--model", "none.json"], "the model file 'none.json' cannot be read"),
     ],
 )

@@ -188,7 +188,7 @@ def test_the_look_at_a_page_sees_an_error_on_its_console(tmp_path):
 
 def test_a_page_and_a_picture_are_not_mixed_up(runs):
     trace = runs / "mixed.jsonl"
-    with pytest.raises(UsageError, match="a page has all pictures"):
+    with pytest.raises(UsageError, match="--picture lanes contradicts --output"):
         draw_report(trace, "lanes", runs / "x.html")
     with pytest.raises(UsageError, match=r"end the name in \.html"):
         draw_report(trace, "page", runs / "x.svg")

@@ -128,6 +128,11 @@ def test_every_lesson_and_every_guide_has_a_page(pages):
     } <= names
 
 
+def test_the_address_of_the_lessons_folder_shows_the_lessons(tab):
+    tab.goto(url("lessons/index"))
+    tab.wait_for_url(url("lessons/README"), timeout=20_000)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_loads_without_an_error_and_shows_its_pictures(tab, page):
     tab.goto(url(page))

@@ -514,8 +514,8 @@ and which layout is best.
 
 ```console
 $ minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512
-$ minidist plan config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
-$ minidist plan job.toml --gpu h100 --ranks 64 --global-batch 256
+$ minidist plan path/to/config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
+$ minidist plan mpi_examples/job.toml --gpu h100 --ranks 4 --global-batch 8
 $ minidist plan --layers 48 --hidden 8192 --heads 64 --gpu a100-80gb --ranks 512 --global-batch 1536 --tp 8 --json
 $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 1536 -o frontier.svg
 ```

@@ -1,0 +1,34 @@
+"""`minidist example`: the programs of mpi_examples, and a copy of them to run and change.
+
+Proved by: tests/commands/test_example.py, tests/test_wheel.py
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.commands.output import App, say
+
+example = App(help="Example programs: list them, or copy them.", invoke_without_command=True)
+
+
+@example.callback()
+def listed(context: typer.Context) -> None:
+    """List the example programs, or copy them to a folder."""
+    if context.invoked_subcommand is not None:
+        return
+    from minidist.lesson.shipped import about, shipped
+
+    for path in shipped("mpi_examples"):
+        print(f"{path.name:28} {about(path)}")
+    say("copy them: minidist example copy mpi_examples")
+
+
+@example.command("copy")
+def example_copy(folder: Annotated[Path, typer.Argument(help="where the examples go")]) -> None:
+    """Copy the example programs to a folder."""
+    from minidist.lesson.shipped import copy
+
+    say(f"written: {len(copy('mpi_examples', folder))} files in {folder}")
+    say(f"the first one: python {folder / 'first_steps.py'} --ranks 4")
