@@ -25,7 +25,7 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.device import creating
-from minidist.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.meta import NoDevice
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
@@ -299,7 +299,7 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
         if state.batch_plan is not None and len(state.batch_plan.samples) not in (0, checkpoint.step):
             raise ValueError(f"it has {len(state.batch_plan.samples)} batches of {checkpoint.step} steps")
     except ValueError as error:
-        why = str(error)
+        why = reason(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             why = f"{'.'.join(map(str, first['loc']))[:80]}: {first['msg']}"
