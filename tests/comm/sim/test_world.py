@@ -561,6 +561,7 @@ WRONG = {
     "no array": (lambda c: c.send([1.0, 2.0], 1), "a list; messages are arrays"),
     "a read-only receive": (lambda c: c.recv(np.broadcast_to(numbers(1), (1,)), 1), "read-only"),
     "Python objects": (lambda c: c.send(np.array([None]), 1), "Python objects.*send_object"),
+    "a masked array": (lambda c: c.send(np.ma.ones(1), 1), "send of a masked array, whose mask is not sent"),
     "a structure with Python objects": (lambda c: c.recv(np.zeros(1, "i4,O"), 1), "Python objects"),
     "a negative time": (lambda c: c.compute(seconds=-1.0), "must be a finite number"),
     "a time that is no number": (lambda c: c.compute(seconds=float("nan")), "compute of nan s"),
