@@ -23,7 +23,8 @@ def gather_to_zero(comm, value):
 def main(comm):
     values = gather_to_zero(comm, 10.0 * comm.rank)
     if comm.rank == 0:
-        print(f"rank 0 of {comm.size} has {values.tolist()}", flush=True)
+        more = ", ..." if comm.size > 8 else ""
+        print(f"rank 0 of {comm.size} has [{', '.join(map(str, values[:8]))}{more}]", flush=True)
 
 
 if __name__ == "__main__":

@@ -286,6 +286,12 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path, m
     assert picture.read_text().count(f'id="{gid}"') == artists
 
 
+def test_the_first_program_prints_a_short_line_on_many_ranks(example):
+    code, output = example("simulated", 1000, "hello")
+    assert code == 0
+    assert re.fullmatch(r"rank 0 of 1000 has \[0\.0, 10\.0, .*70\.0, \.\.\.\]\n", output)
+
+
 @in_both_worlds(4)
 @pytest.mark.parametrize("consistency", ["bsp", "ssp:2", "asp"])
 def test_parameter_server(world, consistency, example):

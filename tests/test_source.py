@@ -42,6 +42,31 @@ def test_the_tests_that_modules_name_exist():
     assert wrong == []
 
 
+# These show an exception's whole text on purpose: to the author of a lesson, a submission or a museum's exhibit.
+WHOLE_TEXTS = ("lesson/build.py", "lesson/runner.py", "museum/exhibit.py")
+
+
+def test_no_sentence_has_the_whole_text_of_another_programs_error():
+    """It may have any length and any number of lines; `base.errors.reason` gives a part of it."""
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
+    ours = {node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    found = []
+    for name, tree in trees.items():
+        for handler in ast.walk(tree):
+            if not isinstance(handler, ast.ExceptHandler) or handler.name is None or name in WHOLE_TEXTS:
+                continue
+            kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+            if all(ast.unparse(kind).rpartition(".")[2] in ours for kind in kinds):
+                continue
+            for node in ast.walk(handler):
+                value = node.value if isinstance(node, ast.FormattedValue) else None
+                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("str", "text_of") and node.args:
+                    value = node.args[0]
+                if isinstance(value, ast.Name) and value.id == handler.name:
+                    found.append(f"{name}:{node.lineno}")
+    assert found == []
+
+
 class Entered:
     """Counts the functions of the package that are entered inside the block, and the files that they are in."""
 

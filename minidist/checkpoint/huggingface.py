@@ -45,6 +45,8 @@ REMEDY = "write the folder with save_pretrained(DIR, safe_serialization=True), o
 
 SHARDING = "DCP_SHARDING_INFO"  # of a file with parts of tensors: tensor -> {"saved_offsets": [...]}
 SHARD = "shard-{:05d}-model-00001-of-00001.safetensors"
+# What --save-hf writes before config.json: a folder with no other files is one that it did not finish.
+WRITTEN = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|shard-\d+-model-00001-of-00001\.safetensors")
 
 # Tensors that older files hold beside the parameters: masks, and the table of rotary angles.
 NOT_PARAMETERS = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|.*rotary_emb\.inv_freq")
@@ -290,8 +292,15 @@ def check_saving_huggingface(config: TrainConfig, folder: Path) -> None:
     if config.model not in KINDS.values() or config.experts:
         kind = f"--model {quoted(config.model, marks=False)}" + " with --experts" * bool(config.experts)
         raise UsageError(f"--save-hf writes a gpt or a llama without experts, and this job trains {kind}; leave it out")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or any(not WRITTEN.fullmatch(file.name) for file in folder.iterdir())):
         raise UsageError(f"--save-hf {quoted_path(folder)} is not an empty folder; give the name of a new one")
+
+
+def only_written(config: TrainConfig) -> bool:
+    """Return whether the job to resume has trained all its steps, so that only the folder of --save-hf is left."""
+    if config.save is None or not config.resume or config.from_step is not None:
+        return False
+    return Checkpoint(config.save).step >= config.steps
 
 
 def write_huggingface(
@@ -324,6 +333,8 @@ def write_huggingface(
 
     with writing("the model", folder, "make room there, or choose another --save-hf"):
         folder.mkdir(parents=True, exist_ok=True)
+        for left in [file for file in folder.iterdir() if WRITTEN.fullmatch(file.name)]:
+            left.unlink()  # of a process that was ended, and that may have had another number of files
         for number in range(shards or 0):
             _write_shard(checkpoint, weights, folder / SHARD.format(number + 1), number, shards or 1)
         for file, names in zip(files, parts, strict=True) if shards is None else ():

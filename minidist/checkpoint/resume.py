@@ -25,7 +25,7 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.device import creating
-from minidist.base.errors import UsageError, quoted_path
+from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.meta import NoDevice
 from minidist.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.checkpoint.directory import (
@@ -300,7 +300,7 @@ def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        why = str(error)
+        why = reason(error)
         if isinstance(error, ValidationError):
             first = error.errors()[0]
             why = f"{'.'.join(map(str, (*place, *first['loc'])))[:80]}: {first['msg']}"

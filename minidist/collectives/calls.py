@@ -24,7 +24,7 @@ from minidist.collectives.auto import choose
 from minidist.collectives.one_event import barrier_as_one_event, run_as_one_event
 from minidist.collectives.operations import check_op
 from minidist.collectives.registry import ALGORITHMS
-from minidist.comm.buffers import may_overlap
+from minidist.comm.buffers import MASKED, is_masked, may_overlap
 from minidist.comm.mesh import check_communicator
 from minidist.comm.point_to_point import PointToPoint
 
@@ -274,6 +274,8 @@ def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
             " numpy.array(...)"
         )
+    if is_masked(array):
+        raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
     if not array.flags.c_contiguous:
         raise UsageError(
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"

@@ -41,10 +41,34 @@ def check_op(op: str, dtype: np.dtype[Any]) -> None:
         _UFUNCS[op](nothing, nothing, out=nothing)
     except TypeError:
         raise UsageError(f"{dtype} values have no {quoted(op)}; reduce numbers, or send this array as bytes") from None
+    if op in ("max", "min") and dtype.kind == "c":
+        raise UsageError(
+            f"{dtype} values have no {quoted(op)}, because complex numbers have no order; reduce their absolute values"
+        )
     if op == "avg" and dtype.kind in "iub":
         raise UsageError(
             f"the average of {dtype} values is not an integer; reduce with 'sum', or convert to a float dtype"
         )
+
+
+def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> None:
+    """Store first (op) second of integers of less than 64 bits in `out`; UsageError where the result is too large.
+
+    NumPy keeps the lower bits, so that the int8 100 + 100 would be -56. A sum of 64 bits is not checked.
+    """
+    if not xp.has_values(out):
+        _UFUNCS[op](first, second, out=out)
+        return
+    wide = _UFUNCS[op](first.astype(xp.int64), second.astype(xp.int64))
+    range_of = np.iinfo(out.dtype)
+    wrong = (wide < range_of.min) | (wide > range_of.max)
+    if wrong.any():
+        value = int(wide.reshape(-1)[int(wrong.reshape(-1).argmax())])
+        raise UsageError(
+            f"{quoted(op)} of {out.dtype} values gives {value}, and {out.dtype} ends at"
+            f" {range_of.max if value > 0 else range_of.min}; reduce in int64: array.astype(numpy.int64)"
+        )
+    out[...] = wide
 
 
 def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
@@ -52,8 +76,10 @@ def accumulate(op: str, total: np.ndarray, contribution: np.ndarray) -> None:
     # Half precision: upcast, add in float32, downcast, in pieces that stay in the cache.
     if op in ("sum", "avg") and isinstance(total, np.ndarray) and total.itemsize == 2 and is_half(total.dtype):
         add_into(total, contribution)
-        return
-    _UFUNCS[op](total, contribution, out=total)
+    elif total.itemsize <= 4 and op in ("sum", "prod") and total.dtype.kind in "iu":
+        _checked(op, total, contribution, total)
+    else:
+        _UFUNCS[op](total, contribution, out=total)
 
 
 def divide(total: np.ndarray, ranks: int) -> None:
@@ -69,5 +95,7 @@ def combine(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) -> 
     if op in ("sum", "avg") and out.itemsize == 2 and is_half(out.dtype):
         with quiet_overflow():  # a sum that is too large becomes infinite, and a loss scaler looks for it
             xp.add(first, second, out=out)
-        return
-    _UFUNCS[op](first, second, out=out)
+    elif out.itemsize <= 4 and op in ("sum", "prod") and out.dtype.kind in "iu":
+        _checked(op, first, second, out)
+    else:
+        _UFUNCS[op](first, second, out=out)

@@ -41,6 +41,12 @@ def launcher_version(mpiexec: str) -> str:
     return lines[0] if lines else "unknown"
 
 
+def is_open_mpi() -> bool:
+    """Return whether mpiexec is Open MPI's."""
+    version = launcher_version(find_mpiexec())
+    return "Open MPI" in version or "OpenRTE" in version
+
+
 def mpiexec_command(ranks: int, program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return the command line and the environment that start `program` (after the interpreter) on `ranks` processes."""
     mpiexec = find_mpiexec()
@@ -49,7 +55,7 @@ def mpiexec_command(ranks: int, program: Sequence[str]) -> tuple[list[str], dict
 
     # Open MPI alone needs options: to start more ranks than cores, to leave them unbound, and to run as root.
     options: list[str] = []
-    if "Open MPI" in launcher_version(mpiexec) or "OpenRTE" in launcher_version(mpiexec):
+    if is_open_mpi():
         options = ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
         environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return [mpiexec, *options, "-n", str(ranks), sys.executable, *program], environment

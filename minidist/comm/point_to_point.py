@@ -28,7 +28,7 @@ from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, re
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.trace import MessageEvent, Trace
 from minidist.base.watchers import watchers
-from minidist.comm.buffers import may_overlap
+from minidist.comm.buffers import MASKED, is_masked, may_overlap
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.header import NO_CALLS
@@ -331,6 +331,8 @@ class PointToPoint:
         flags = getattr(array, "flags", None)
         if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
             raise UsageError(f"rank {self.rank}: {kind} of {_why_not(array)}, at {site}")
+        if array.__class__ is not np.ndarray and is_masked(array):
+            raise UsageError(f"rank {self.rank}: {kind} of {MASKED}, at {site}")
         if array.dtype.hasobject:
             raise UsageError(
                 f"rank {self.rank}: {kind} of an array of Python objects, which are addresses in this process; "

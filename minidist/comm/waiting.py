@@ -3,6 +3,7 @@
 Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from minidist.base.errors import reason
@@ -32,6 +33,17 @@ def error_line(error: BaseException | None) -> str:
         last = last.tb_next
     where = f", raised at {CallSite(last.tb_frame.f_code.co_filename, last.tb_lineno)}" if last is not None else ""
     return f"{reason(error, named=True)}{where}"
+
+
+MAX_CIRCLE = 20  # ranks that are listed
+
+
+def circle_text(cycle: Sequence[int], arrow: str = " -> ", word: str = "rank ") -> str:
+    """Return "rank 0 -> rank 1 -> rank 0"; of a long circle the first ranks, how many more there are, and the last."""
+    names, more = [f"{word}{rank}" for rank in cycle], len(cycle) - MAX_CIRCLE
+    if more > 0:
+        names[MAX_CIRCLE - 1 : -1] = [f"... {more:,} more ..."]
+    return arrow.join([*names, names[0]])
 
 
 def find_cycle(waiting: list[Waiting]) -> list[int]:

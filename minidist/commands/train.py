@@ -10,6 +10,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_RANKS, check_count
+from minidist.comm.launched import launched_rank
 from minidist.commands.options import (
     DeepSpeed,
     DeviceName,
@@ -91,11 +92,16 @@ def train(
             raise UsageError("--hf-shards says how --save-hf writes its files; add --save-hf FOLDER, or leave it out")
         check_count(hf_shards, "--hf-shards", least=1, most=MAX_RANKS)
     if save_hf is not None:
-        from minidist.checkpoint.huggingface import check_saving_huggingface
+        from minidist.checkpoint.huggingface import check_saving_huggingface, only_written
 
         if dry:
             raise UsageError("--save-hf needs values, and a dry run has none; leave it out")
-        check_saving_huggingface(config, save_hf)
+        # A rank that comes late would find the folder that rank 0 has finished.
+        trained = only_written(config)
+        if not trained or launched_rank() == 0:
+            check_saving_huggingface(config, save_hf)
+        if trained:
+            return _written(config, save_hf, hf_shards)
     if dry:
         from minidist.commands.dry_run import check_dry_run, dry_run
 
@@ -112,18 +118,29 @@ def train(
         summary = run_training(config, ranks, timeout, path, eager_bytes, command_line(), metrics)
     if summary is None:
         return None
-    if save_hf is not None:
-        from minidist.checkpoint import Checkpoint
-        from minidist.checkpoint.huggingface import write_huggingface
-
-        assert config.save is not None
-        write_huggingface(Checkpoint(config.save), save_hf, shards=hf_shards)
+    written = None if save_hf is None else _written(config, save_hf, hf_shards)
 
     def show() -> None:
         print(summary.table())
-        if save_hf is not None:
-            say(f"written: {save_hf}, as Hugging Face stores a model")
+        if written is not None:
+            written.show()
         if path is not None:
             say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
 
     return Result(summary.as_dict(), show)
+
+
+def _written(config: TrainConfig, folder: Path, shards: int | None) -> Result | None:
+    """Write the last checkpoint as a folder of Hugging Face; under mpiexec rank 0 does."""
+    from minidist.checkpoint import Checkpoint
+    from minidist.checkpoint.huggingface import write_huggingface
+
+    if launched_rank() != 0:
+        return None
+    assert config.save is not None
+    checkpoint = Checkpoint(config.save)
+    write_huggingface(checkpoint, folder, shards=shards)
+    return Result(
+        {"written": str(folder), "step": checkpoint.step},
+        lambda: say(f"written: {folder}, as Hugging Face stores a model"),
+    )

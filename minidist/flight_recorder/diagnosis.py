@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from minidist.comm.call_log import ranks_text
-from minidist.comm.waiting import Waiting, find_cycle
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.flight_recorder.dump import Dump, Operation
 
 MAX_LINES = 16  # of a kind that are shown; a report must be read on a screen
@@ -118,7 +118,7 @@ class Diagnosis:
             together([(wait.operation.rank, self.wait_text(wait)) for wait in self.waits], "  ", " wait")
         )
         if self.circle:
-            lines.append("circle: " + " -> ".join(f"rank {rank}" for rank in (*self.circle, self.circle[0])))
+            lines.append(f"circle: {circle_text(self.circle)}")
 
         # Where to look: what differs first, and who is awaited and waits for nothing.
         lines += shortened([self.difference_line(difference) for difference in self.differences])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
-from minidist.comm.waiting import Waiting, find_cycle
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.report.frame import Style, byte_text, finish, line, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.timeline import (
@@ -288,7 +288,7 @@ def operation_text(event: MessageEvent) -> str:
 def _title(delivered: int, longest: float, stuck: list[MessageEvent], circle: list[int]) -> str:
     count = f"{delivered} message{'s' * (delivered != 1)}"
     if stuck:
-        way = ": " + " → ".join(str(rank) for rank in (*circle, circle[0])) if circle else ""
+        way = f": {circle_text(circle, ' → ', '')}" if circle else ""
         return f"deadlock{way}   (waiting ranks: {len({event.rank for event in stuck})}, {count} delivered)"
     factor, unit = time_unit(longest)
     return f"{count}, {longest * factor:.4g} {unit}"

@@ -1,8 +1,32 @@
-"""The sentence about numbers that do not divide names the nearest ones that do."""
+"""What a sentence quotes: values and texts of other programs in part, paths whole; the nearest numbers that divide."""
+
+from pathlib import Path
 
 import pytest
 
-from minidist.base.errors import UsageError, check_divisible
+from minidist.base.errors import MAX_PATH, UsageError, check_divisible, quoted, quoted_path, reason
+
+
+def test_a_path_is_whole_and_another_value_is_not():
+    path = "/tmp/" + "/".join(f"folder-{number}" for number in range(100))
+    assert quoted_path(path) == repr(path)
+    assert quoted_path(Path(path), marks=False) == path
+    assert len(quoted(path)) < 120
+    assert len(quoted_path("x" * (MAX_PATH + 1))) < 120
+    assert quoted_path("a\nb") == r"'a\nb'"
+
+
+def test_the_text_of_another_programs_error_is_one_short_line():
+    class Odd(Exception):
+        def __str__(self):
+            raise ValueError
+
+    assert reason(KeyError("x")) == "'x'"
+    assert reason(KeyError("x"), named=True) == "KeyError: 'x'"
+    assert reason(MemoryError()) == reason(MemoryError(), named=True) == "MemoryError"
+    assert reason(ValueError("one\ntwo")) == r"one\ntwo"
+    assert len(reason(ValueError("x" * 20_000), named=True)) < 250
+    assert "without a text" in reason(Odd())
 
 
 def test_what_divides_passes():

@@ -1,6 +1,7 @@
 """Folders of Hugging Face: written from any layout, read into any, and what does not fit is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -241,6 +242,45 @@ def test_the_command(tmp_path, capsys, monkeypatch):
         cli.main([*words, "--save", "ck2", "--save-hf", "hf2", "--dry-run"])
     assert end.value.code == 2
     assert "--save-hf needs values" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shards", [[], ["--hf-shards", "3"]])
+def test_a_folder_whose_writer_was_ended_is_finished_by_the_same_command_with_resume(
+    shards, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--model", "gpt", "--layers", "1", "--width", "16", "--steps", "2", "--save", "ck"]
+
+    def run(*more):
+        with pytest.raises(SystemExit) as end:
+            cli.main([*words, *more])
+        return end.value.code, capsys.readouterr().err
+
+    assert run("--save-hf", "whole", *shards)[0] == 0
+    # The last file is missing, and one is half of a file; another one is of a run with other files.
+    shutil.copytree("whole", "half")
+    (tmp_path / "half" / CONFIG).unlink()
+    first = min((tmp_path / "half").iterdir())
+    first.write_bytes(first.read_bytes()[:100])
+    (tmp_path / "half" / "model-00007-of-00009.safetensors").write_bytes(b"old")
+    code, said = run("--save-hf", "half", "--resume", *shards)
+    assert (code, "written: half" in said) == (0, True), said
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in (tmp_path / "half").iterdir()) == names
+    for name in names:
+        half, whole = tmp_path / "half" / name, tmp_path / "whole" / name
+        if name.endswith(".json"):
+            assert half.read_bytes() == whole.read_bytes()
+        else:
+            tensors = load_file(whole)
+            assert {key: value.tobytes() for key, value in load_file(half).items()} == {
+                key: value.tobytes() for key, value in tensors.items()
+            }
+
+    # A folder that is whole, or has a file of the user's, is not touched.
+    assert "is not an empty folder" in run("--save-hf", "whole", "--resume", *shards)[1]
+    (tmp_path / "half" / CONFIG).rename(tmp_path / "half" / "notes.txt")
+    assert "is not an empty folder" in run("--save-hf", "half", "--resume", *shards)[1]
 
 
 @pytest.mark.peers

@@ -14,7 +14,7 @@ from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import ALGORITHMS
 from tests.collectives.associations import association
 
-DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int32")}
+DTYPES = {name: np.dtype(name) for name in ("float16", "float32", "float64", "int64")}
 DTYPES["bfloat16"] = np.dtype(ml_dtypes.bfloat16)
 OPS = ("sum", "avg", "max", "min", "prod")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")

@@ -195,6 +195,8 @@ BAD = {
     "a root that is no rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
     "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
     "an average of integers": (lambda c: collectives.all_reduce(c, np.ones(4, int), "avg"), "not an integer"),
+    "a maximum of complex numbers": (lambda c: collectives.all_reduce(c, np.ones(4, complex), "max"), "have no order"),
+    "a masked array": (lambda c: collectives.all_reduce(c, np.ma.ones(4)), "whose mask is not sent; pass array.filled"),
     "an unknown algorithm": (lambda c: collectives.all_reduce(c, np.ones(4), algorithm="rnig"), "did you mean 'ring'"),
     "a size that does not divide": (
         lambda c: collectives.all_to_all(c, np.ones(5)),
@@ -209,6 +211,28 @@ BAD = {
     "half of the counts": (lambda c: collectives.all_to_all(c, np.ones(4), send_counts=[1, 3]), "both"),
     "no array at the root": (lambda c: collectives.scatter(c, None, np.ones(2)), "must pass the array"),
 }
+
+
+@pytest.mark.parametrize(
+    ("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "reduce_scatter", "reduce")]
+)
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32"])
+def test_a_sum_of_integers_that_is_too_large_is_refused(operation, algorithm, dtype):
+    """NumPy keeps the lower bits."""
+    largest = np.iinfo(dtype).max
+
+    def program(comm, first, op="sum"):
+        array = np.array([first, 2, 3, 2] if comm.rank else [largest - 1, 1, 1, 1], dtype)
+        return getattr(collectives, operation)(comm, array, op=op, algorithm=algorithm)
+
+    results = [result for result in SimWorld(2).run(program, 1) if result is not None]
+    assert [largest, 3, 4, 3] in (results[0].tolist(), np.concatenate(results).tolist())
+    with pytest.raises(
+        UsageError, match=f"'sum' of {dtype} values gives {largest + 1}, and {dtype} ends at {largest};"
+    ):
+        SimWorld(2).run(program, 2)
+    with pytest.raises(UsageError, match=f"'prod' of {dtype} values gives {2 * largest - 2}"):
+        SimWorld(2).run(program, 2, "prod")
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (3, 2)), ((6,), (2, 3))])

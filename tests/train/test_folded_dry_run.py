@@ -100,6 +100,28 @@ def assert_equal_messages(whole, folded, classes):
             assert getattr(of_stage, kind)() == together
 
 
+def test_the_first_step_of_a_pipeline_has_a_pass_of_all_stages_but_the_last():
+    """By which they learn shapes: what layers send in it is tensor_forward, in a real run and in both dry runs."""
+    job = {"pp": 2, "tp": 2, "microbatches": 4}
+
+    def forward(steps):
+        classes, whole, folded, _, _ = run_both(4, **job, steps=steps)
+        real = SimWorld(4, record="totals")
+        real.run(train, TrainConfig.make(**{**SMALL, **job, "steps": steps}))
+        stages = [
+            [sum(world.traces[rank].bytes_by_purpose()["tensor_forward"] for rank in members) for members in classes]
+            for world in (real, whole)
+        ]
+        stages.append([folded.traces[members[0]].bytes_by_purpose()["tensor_forward"] for members in classes])
+        assert stages[0] == stages[1] == stages[2]
+        return stages[0]
+
+    (first, last), (both_first, both_last) = forward(1), forward(2)
+    step = both_first - first
+    assert first - step == step / job["microbatches"] > 0
+    assert both_last - last == last
+
+
 @pytest.mark.parametrize(("ranks", "job"), JOBS, ids=names)
 def test_a_folded_dry_run_equals_that_of_all_ranks(ranks, job):
     classes, whole, folded, expected, found = run_both(ranks, **job)

@@ -28,7 +28,7 @@ from minidist.comm.mpi.hints import History, hints
 from minidist.comm.mpi.job_folder import JobFolder
 from minidist.comm.mpi.waits import Entering, Exchanging, Watched
 from minidist.comm.point_to_point import ANY, Request, Work
-from minidist.comm.waiting import Waiting, error_line, find_cycle
+from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 
 INTERVAL = 1.0  # seconds between two looks
 _FIELDS = tuple(field.name for field in fields(MessageEvent))
@@ -227,7 +227,7 @@ class Watchdog:
         # What only all of them together show.
         cycle = find_cycle(waiting)
         if cycle:
-            lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+            lines.append(f"  circle: {circle_text(cycle)}")
         messages = {rank: self.folder.messages(rank) for rank in states}
         histories = {rank: self._written_history(rank) for rank in states} | {self.world.rank: self._history()}
         lines += [f"  hint: {hint}" for hint in hints(states, messages, histories)]

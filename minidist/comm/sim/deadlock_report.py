@@ -10,7 +10,7 @@ from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import call_site
 from minidist.comm.point_to_point import ANY, Request, Work, tag_text
 from minidist.comm.sim.state import SimRequest, SimState, Stream
-from minidist.comm.waiting import Waiting, error_line, find_cycle
+from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 
 MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a screen
 
@@ -35,7 +35,7 @@ def deadlock(state: SimState) -> DeadlockError:
     # The circle of waits, and what was probably meant.
     cycle = find_cycle(waiting)
     if cycle:
-        lines.append("  circle: " + " -> ".join(f"rank {rank}" for rank in (*cycle, cycle[0])))
+        lines.append(f"  circle: {circle_text(cycle)}")
     lines += [f"  hint: {hint}" for hint in _hints(state, blocked, waiting)[:MAX_LINES]]
     return DeadlockError("\n".join(lines), waiting, cycle)
 

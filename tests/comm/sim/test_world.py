@@ -26,7 +26,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import ANY, LinkModel, SimWorld, seeded
 from minidist.comm.buffers import checksum
-from minidist.comm.waiting import Waiting, find_cycle
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
 
 
 def numbers(*values):
@@ -239,6 +239,18 @@ def test_a_report_of_many_ranks_is_short_and_quick():
         SimWorld(3000).run(program)
     assert len(str(caught.value)) < 5000
     assert time.monotonic() - began < 5
+
+
+def test_of_a_long_circle_the_first_ranks_and_the_last_are_listed():
+    def program(comm):
+        comm.recv(numbers(0), (comm.rank + 1) % comm.size)
+
+    with pytest.raises(DeadlockError, match=r"rank 18 -> \.\.\. 980 more \.\.\. -> rank 999 -> rank 0$") as caught:
+        SimWorld(1000).run(program)
+    assert len(str(caught.value)) < 3000
+    assert len(caught.value.cycle) == 1000
+    assert circle_text(range(20)).count("rank") == 21
+    assert circle_text(range(21)).endswith("rank 18 -> ... 1 more ... -> rank 20 -> rank 0")
 
 
 RANK = st.integers(0, 7)
@@ -549,6 +561,7 @@ WRONG = {
     "no array": (lambda c: c.send([1.0, 2.0], 1), "a list; messages are arrays"),
     "a read-only receive": (lambda c: c.recv(np.broadcast_to(numbers(1), (1,)), 1), "read-only"),
     "Python objects": (lambda c: c.send(np.array([None]), 1), "Python objects.*send_object"),
+    "a masked array": (lambda c: c.send(np.ma.ones(1), 1), "send of a masked array, whose mask is not sent"),
     "a structure with Python objects": (lambda c: c.recv(np.zeros(1, "i4,O"), 1), "Python objects"),
     "a negative time": (lambda c: c.compute(seconds=-1.0), "must be a finite number"),
     "a time that is no number": (lambda c: c.compute(seconds=float("nan")), "compute of nan s"),
