@@ -25,6 +25,11 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
     divisor: None is the number of rows that count (the mean; nan with a gradient of zero when there are none). Pass the
     global number of tokens of the step when this batch is one of several: ranks that average means need as many rows.
     """
+    if not isinstance(logits, Tensor):
+        raise AutogradError(
+            f"cross_entropy: the logits are a value of type {type(logits).__name__}, through which no gradient gets;"
+            " pass the Tensor that the model computes (Tensor(logits) where no gradient is wanted)"
+        )
     targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
     shape, flat, counted = logits.shape, targets.reshape(-1), None
     classes = shape[-1] if shape else 0

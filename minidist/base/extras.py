@@ -8,7 +8,7 @@ Proved by: tests/base/test_extras.py
 import importlib
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, reason
 
 # The extra of pyproject.toml that brings each package.
 EXTRAS = {
@@ -34,5 +34,5 @@ def extra(module: str, user: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(
-            f"{user} needs {package} ({error}); install it with: pip install 'minidist[{EXTRAS[package]}]'"
+            f"{user} needs {package} ({reason(error)}); install it with: pip install 'minidist[{EXTRAS[package]}]'"
         ) from None

@@ -274,7 +274,7 @@ def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None
             f"rank {comm.rank}: {operation} of a {type(array).__name__}; collectives work on arrays: pass"
             " numpy.array(...)"
         )
-    if is_masked(array):
+    if array.__class__ is not np.ndarray and is_masked(array):
         raise UsageError(f"rank {comm.rank}: {operation} of {MASKED}")
     if not array.flags.c_contiguous:
         raise UsageError(

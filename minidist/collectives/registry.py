@@ -32,6 +32,7 @@ from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.layout import chunk_sizes
 from minidist.base.registry import Registry
 from minidist.base.user_file import is_user_function, load_function
+from minidist.comm.has_run import has_run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -172,7 +173,7 @@ def _with_result_checked(operation: str, name: str, function: Callable[..., Any]
 
     @wraps(function)
     def run(comm: Any, array: Any, *arguments: Any) -> Any:
-        result = function(comm, array, *arguments)
+        result = has_run(function(comm, array, *arguments), function, comm.rank)
 
         # Operations that write into an array of the caller's, and return it.
         target = None

@@ -25,6 +25,7 @@ from minidist.base.arrays import Array
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.user_file import load_function
 from minidist.comm import Comm, SimWorld
+from minidist.comm.has_run import has_run
 
 WHAT_TO_RETURN = (
     "return arrays, numbers or texts, or lists or dicts of them, such as {'loss': loss, 'weights': {name: p.data.copy()"
@@ -177,7 +178,7 @@ def rank_function(source: str) -> Callable[[Comm], dict[str, Array]]:
         )
 
     def run(comm: Comm) -> dict[str, Array]:
-        return returned_tensors(f"rank {comm.rank}", function(comm))
+        return returned_tensors(f"rank {comm.rank}", has_run(function(comm), function, comm.rank))
 
     return run
 

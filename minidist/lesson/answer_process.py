@@ -34,7 +34,7 @@ from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
-from minidist.base.errors import DeadlockError, MinidistError, text_of
+from minidist.base.errors import DeadlockError, MinidistError, reason, text_of
 from minidist.base.trace import Trace
 from minidist.comm import Comm, SimWorld, call_site
 from minidist.comm.sim.matching import Matching
@@ -165,7 +165,7 @@ def serve(channel: Channel) -> None:
         function = original(job.answer.load())
         loaded = global_values(function)
     except BaseException as error:
-        text = f"the function cannot be loaded in the process that runs it: {type(error).__name__}: {text_of(error)}"
+        text = f"the function cannot be loaded in the process that runs it: {reason(error, named=True)}"
         problem = {"error": ["minidist.base.errors.UsageError"], "message": "".join(text)}
 
     traces: list[Trace] = []

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minidist.base.errors import reason
 from minidist.base.plain_pickle import BadPickleError
 from minidist.comm import Comm
 from minidist.lesson.answer_process import Answer, Job, refuse_exercises
@@ -86,7 +87,7 @@ def run_under_mpi(
             by_rank = unpack((directory / "answers").read_bytes())
             by_case = [[by_rank[rank][index] for rank in range(RANKS)] for index in range(len(cases))]
         except (BadPickleError, TypeError, LookupError) as error:
-            return f"what the ranks wrote are no answers: {error}", ""
+            return f"what the ranks wrote are no answers: {reason(error)}", ""
 
     for case, answers in zip(cases, by_case, strict=True):
         problem = exercise.problem(case, answers, [])

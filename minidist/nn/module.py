@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from minidist.autograd import AutogradError, Parameter, ShapeError, Tensor
+from minidist.autograd import AutogradError, Parameter, ShapeError, Tensor, is_grad_enabled
 from minidist.base import arrays as xp
 from minidist.base.device import Device, device_of
 from minidist.base.errors import UsageError, nearest
@@ -48,7 +48,10 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # The usual case, without hooks, is one call.
         if not self._forward_pre_hooks and not self._forward_hooks:
-            return self.forward(*args, **kwargs)
+            output = self.forward(*args, **kwargs)
+            if output.__class__ is not Tensor and args and xp.is_array(output) and output.dtype.kind == "f":
+                self._refuse_arrays("forward", args[0], output)
+            return output
 
         # Each pre-hook sees what the one before has returned.
         for hook, with_kwargs in self._forward_pre_hooks.values():
@@ -58,20 +61,30 @@ class Module:
             else:
                 changed = hook(self, args)
                 if changed is not None:
+                    self._refuse_arrays(f"the forward pre-hook {name_of(hook)}", args, changed)
                     args = changed if isinstance(changed, tuple) else (changed,)
 
         # The module itself, and the hooks on its output in turn.
         output = self.forward(*args, **kwargs)
         for hook, with_kwargs in self._forward_hooks.values():
             changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
-            if isinstance(output, Tensor) and hasattr(changed, "dtype") and not isinstance(changed, Tensor):
-                raise UsageError(
-                    f"a forward hook of {type(self).__name__}, {getattr(hook, '__qualname__', hook)}, returned an array"
-                    " in place of a Tensor, so nothing before it would get a gradient; return a Tensor, or None to keep"
-                    " the output"
-                )
-            output = output if changed is None else changed
+            if changed is not None:
+                self._refuse_arrays(f"the forward hook {name_of(hook)}", output, changed)
+                output = changed
         return output
+
+    def _refuse_arrays(self, what: str, before: Any, after: Any) -> None:
+        """Raise AutogradError when `after`, which takes the place of `before`, is an array and no gradient gets there.
+
+        Of tuples, each value takes the place of the one at its position.
+        """
+        before, after = (value if isinstance(value, tuple) else (value,) for value in (before, after))
+        for old, new in zip(before, after, strict=False):
+            if isinstance(old, Tensor) and old.requires_grad and xp.is_array(new) and is_grad_enabled():
+                raise AutogradError(
+                    f"{what} of {type(self).__name__} {self.name!r} returns an array where a Tensor needs a gradient,"
+                    " and no gradient gets through an array; return a Tensor, or call the module in no_grad()"
+                )
 
     # --- hooks: how a strategy attaches itself to a module ---
 
@@ -310,6 +323,11 @@ class Module:
 
     def __repr__(self) -> str:
         return describe(self)
+
+
+def name_of(hook: Callable[..., Any]) -> str:
+    """Return what a user calls a hook."""
+    return getattr(hook, "__qualname__", type(hook).__name__)
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -71,7 +71,7 @@ class RankState:
     All ranks begin with the random numbers of the process, as processes that are started alike do.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, generator: torch.Tensor) -> None:
         self.output = Output(sys.stdout)
         self.environment = {
             "RANK": str(rank),
@@ -81,7 +81,7 @@ class RankState:
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": "29500",
         }
-        self.put_away()
+        self.generator = generator
 
     def put_away(self) -> None:
         """Keep torch's random generator as this rank has left it, and give the process its own output back.

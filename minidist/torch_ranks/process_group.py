@@ -410,7 +410,8 @@ def create(options: Any, _: Any = None) -> SimulatedProcessGroup:
     members = list(options.global_ranks_in_group) or list(range(rank.comm.size))
     comm = rank.comm
     if len(members) < comm.size or options.group_id not in ("", "0"):
-        comm = Comm(comm.world, f"group{options.group_id}", members, members.index(comm.rank), "")
+        world, name, place = comm.world, f"group{options.group_id}", members.index(comm.rank)
+        comm = rank.call(lambda: Comm(world, name, members, place, ""))
     group = SimulatedProcessGroup(comm, rank)
     rank.groups.append(group)
     return group

@@ -47,9 +47,10 @@ def run_on_ranks(
     register()
     world = make_world(ranks, **options)
     outputs, groups = [""] * ranks, {"world": "default_pg"}
+    generator = torch.get_rng_state()
 
     def of_rank(comm: Comm) -> Any:
-        state = RankState(comm.rank, comm.size)
+        state = RankState(comm.rank, comm.size, generator)
 
         def with_its_works() -> Any:
             torch.autograd.set_multithreading_enabled(False)

@@ -5,9 +5,11 @@ import re
 import warnings
 from functools import partial
 
+import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
+from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, launch
 
 
@@ -73,3 +75,10 @@ def test_a_rank_may_run_a_coroutine_and_return_a_list():
         return asyncio.run(total(comm, []))
 
     assert SimWorld(3).run(main) == [[rank, True] for rank in range(3)]
+
+
+def test_a_users_own_collective_that_is_a_generator_is_refused(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def broken(comm, array, op):\n    yield array\n")
+    with pytest.raises(UsageError, match="rank 0: broken returned a generator"):
+        SimWorld(2).run(lambda comm: all_reduce(comm, np.ones(3), algorithm=f"{file}:broken"))

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
+from minidist.autograd import AutogradError, Tensor, cross_entropy, no_grad
 from minidist.nn import GPT, MLP, Block, GPTConfig, Linear, Llama, LlamaConfig, Module
 from minidist.nn.llama import LlamaBlock
 
@@ -99,13 +98,44 @@ def test_blocks_are_the_repeated_layers():
     assert {type(block) for block in llama.blocks} == {LlamaBlock}
 
 
-def test_a_forward_hook_that_returns_an_array_is_named():
-    module = Affine()
+ARRAYS = {
+    "a forward hook": lambda model: model.layers[0].register_forward_hook(lambda module, args, output: output.data * 2),
+    "a hook with a name": lambda model: model.layers[0].register_forward_hook(doubles),
+    "a pre-hook": lambda model: model.layers[1].register_forward_pre_hook(lambda module, args: args[0].data),
+    "a forward": lambda model: setattr(model.layers[1], "forward", lambda x: x.data[:, :2] * 1.0),
+}
 
-    def normalised(module, args, output):
-        return output.data / 2
 
-    module.register_forward_hook(normalised)
-    words = r"a forward hook of Affine, .*normalised, returned an array in place of a Tensor"
-    with pytest.raises(UsageError, match=words):
-        module(Tensor(np.ones((1, 3), np.float32)))
+def doubles(module, args, output):
+    return output.data * 2
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_an_array_in_the_place_of_a_tensor_is_refused_where_it_is_made(kind):
+    """No gradient gets through it, and a parameter that has none is reported far from here, or not at all."""
+    model = MLP([3, 4, 2]).initialize(0)
+    ARRAYS[kind](model)
+    x = Tensor(np.ones((2, 3), np.float32))
+    layer = 0 if kind in ("a forward hook", "a hook with a name") else 1
+    words = {"a forward": "forward", "a hook with a name": "the forward hook doubles"}
+    words = words.get(kind, r"the forward .*hook .*")
+    with pytest.raises(AutogradError, match=rf"^{words} of Linear 'layers.{layer}' returns an array where a Tensor"):
+        model(x)
+    with no_grad():
+        model(x)
+
+
+def test_an_array_in_another_place_is_passed_on():
+    """Masks and indices are arrays; a detached tensor is meant to end the graph."""
+    model = MLP([3, 4, 2]).initialize(0)
+    model.layers[0].register_forward_hook(lambda module, args, output: output.detach())
+    model.layers[1].register_forward_pre_hook(lambda module, args: (*args, np.ones(2)))
+    model.layers[1].forward = lambda x, mask: (x, mask)
+    x, mask = model.layers[1](Tensor(np.ones((2, 4)), requires_grad=True))
+    assert isinstance(x, Tensor)
+    assert isinstance(mask, np.ndarray)
+
+
+def test_logits_that_are_an_array_are_refused():
+    with pytest.raises(AutogradError, match=r"^cross_entropy: the logits are a value of type ndarray"):
+        cross_entropy(np.ones((2, 3)), np.zeros(2, int))

@@ -1,11 +1,13 @@
 """Programs of torch.distributed on simulated ranks: gradients of one device, and reports of programs that hang."""
 
 import json
+import random
 import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 from minidist import cli
@@ -110,6 +112,12 @@ def test_a_rank_that_exits_with_an_error_is_named(tmp_path):
 def test_every_collective_of_torch():
     run = run_on_ranks(load_program(str(Path(__file__).with_name("every_collective.py"))), 3)
     assert run.outputs == [f"done {rank}\n" for rank in range(3)]
+
+
+def test_every_rank_begins_with_the_random_numbers_of_the_process():
+    """A rank runs after others that have drawn numbers, and have not communicated yet."""
+    results = run_on_ranks(lambda: (torch.rand(1).item(), np.random.rand(), random.random()), 3).results  # noqa: NPY002
+    assert len(set(results)) == 1
 
 
 def test_random_numbers_and_the_environment_belong_to_a_rank(tmp_path):

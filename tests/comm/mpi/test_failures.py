@@ -113,6 +113,19 @@ def test_sending_first_is_through_when_buffered_and_deadlocks_when_synchronous(r
     assert "hint: every rank sends and none receives: let some ranks receive first" in output
 
 
+def test_a_blocking_send_to_itself_names_the_remedy(run):
+    code, output = run(
+        "def main(comm):\n    comm.send(one(), comm.rank)\n    comm.recv(one(), comm.rank)\n",
+        1,
+        "--synchronous",
+        "--timeout",
+        TIMEOUT,
+    )
+    assert code != 0
+    assert "hint: rank 0 sends to itself, and posts no receive before" in output
+    assert "every rank sends" not in output
+
+
 def test_a_wait_in_a_clean_up_names_the_error_that_led_there(run):
     code, output = run(
         """
