@@ -21,6 +21,7 @@ limits.py         the limits of sizes
 files.py          writing files
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
+plain_pickle.py   reading pickles that nobody vouches for
 user_file.py      FILE.py:FUNCTION
 fibers.py         programs in one thread that run until they pause
 promise_fibers.py fibers on JavaScript promises, in a browser
