@@ -408,8 +408,8 @@ ENDED = "the process that ran the function ended"
 for name, end, words in (
     ("exits", "import os; os._exit(0)", ENDED + ", with exit code 0"),
     ("kills itself", "import os; os.kill(os.getpid(), 9)", ENDED + ", with exit code -9"),
-    ("kills its group", "import os; os.killpg(0, 9)", ENDED),
-    ("kills its parent", "import os; os.kill(os.getppid(), 9)", ENDED),
+    ("kills its group", "import os, time; os.killpg(0, 9); time.sleep(60)", ENDED),
+    ("kills its parent", "import os, time; os.kill(os.getppid(), 9); time.sleep(60)", ENDED),
     ("ends the program", "raise SystemExit(0)", "the function ended the program"),
     ("calls itself without end", "ring_all_reduce(comm, array)", "RecursionError"),
     ("takes all memory", "bytearray(1 << 36)", "MemoryError"),
