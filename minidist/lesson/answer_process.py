@@ -262,7 +262,7 @@ def global_values(function: Callable[..., Any]) -> dict[str, bytes]:
             with contextlib.suppress(ValueError):  # a cell that is still empty
                 closure[name] = cell.cell_contents
         for name, value in {**named, **closure}.items():
-            if isinstance(value, FunctionType) and not value.__module__.startswith("minidist"):
+            if isinstance(value, FunctionType) and not (value.__module__ or "").startswith("minidist"):
                 todo.append(value)
             elif isinstance(value, list | dict | set | bytearray | np.ndarray | int | float):
                 values[name] = value

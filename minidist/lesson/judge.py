@@ -167,7 +167,10 @@ def find_failure(
     """
     if outcome.error is not None:
         return Failure("raised", outcome.message, case, buffered, outcome.error)
-    message = exercise.problem(case, outcome.answers, ours.forms)
+    try:
+        message = exercise.problem(case, outcome.answers, ours.forms)
+    except Exception as error:  # whatever comparing raises that meets values of another kind
+        message = f"the answers cannot be compared ({type(error).__name__})"
     if message:
         expected = exercise.expected(case) if exercise.check_answers is None else ()
         return Failure("wrong", message, case, buffered, answers=outcome.answers, expected=expected)

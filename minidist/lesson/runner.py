@@ -29,15 +29,17 @@ from minidist.base.errors import MinidistError
 from minidist.base.plain_pickle import BadPickleError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.comm.sim.clock import LinkModel
-from minidist.lesson.answer_process import RECORD, RECORDED, Answer, EndlessError, Job, Question
+from minidist.lesson.answer_process import MAX_PRINTED, RECORD, RECORDED, Answer, EndlessError, Job, Question
 from minidist.lesson.exercise import Case, Exercise, Least
 from minidist.lesson.library_calls import LibraryCallError
 from minidist.lesson.one_rank import ForbiddenCallError, ProgramExitError
+from minidist.lesson.plain import plain
 from minidist.lesson.transport import dumps_of_exercise
 from minidist.lesson.wire import Channel, unpack
 
 SEED = "MINIDIST_LESSON_SEED"  # the environment variable that replaces today's date; not for the process of an answer
 LINKS = LinkModel()
+MAX_NAMES = 20  # of globals that an answer has changed
 SERVER_S = 10.0  # seconds in which the server of processes ends one
 OWNERS: list[Any] = []  # connections to the process that waits for the verdict: when one closes, nobody does
 
@@ -216,8 +218,10 @@ def outcome_of(value: Any, account: Account, ranks: int) -> Outcome:
     if error is None and seconds < account.least_time():
         raise BadPickleError(f"it took {seconds:g} s, and its messages take at least {account.least_time():g} s")
     sent = Least(sum(account.messages), sum(account.nbytes))
-    changed = [str(name) for name in found["changed"]]
-    return Outcome(found["answers"], error, found["message"], metrics, sent, found["printed"], changed)
+    answers = [plain(answer) for answer in found["answers"]]  # within the limits of size and depth
+    changed = [str(name)[:MAX_PRINTED] for name in found["changed"][:MAX_NAMES]]
+    printed, message = found["printed"][:MAX_PRINTED], found["message"][:MAX_PRINTED]
+    return Outcome(answers, error, message, metrics, sent, printed, changed)
 
 
 def error_of(names: list[Any], message: str, waiting: list[Any]) -> BaseException:
@@ -283,6 +287,7 @@ class Server:
             self.is_busy = False
             return int(struct.unpack("<i", data)[0])
         except (OSError, struct.error):
+            self.process.kill()
             self.end()
             return None
 

@@ -44,6 +44,7 @@ class Evil:
 
 BY_MESSAGES = "did not get the others' numbers by messages"
 WRONG = "got ["
+ENDLESS = STILL, LONG = "the run was still going on after", "for more than"
 CHEATS = {}  # name -> (exercise, source, words of the verdict)
 
 
@@ -344,10 +345,20 @@ for name, sent, words in (
     ("an empty table", "channel().send(pickle.dumps({}, 4))", NO_OUTCOME),
     ("other types", "channel().send(pickle.dumps({'answers': 3, 'message': b''}, 4))", NO_OUTCOME),
     ("bytes of no frame", "channel().socket.sendall(b'\\xff' * 64)", NO_OUTCOME),
-    ("half a frame", "channel().socket.sendall((1 << 20).to_bytes(8, 'little')); time.sleep(60)", "still going on"),
+    ("half a frame", "channel().socket.sendall((1 << 20).to_bytes(8, 'little')); time.sleep(60)", STILL),
     ("records without end", "[channel().socket.sendall(bytes(8)) for _ in range(10**9)]", "is no outcome"),
     ("a record of a rank there is not", "channel().send(b'm' + bytes(3) + b'\\xff' * 12 + bytes(8))", NO_OUTCOME),
     ("an outcome of its own", "channel().send(pickle.dumps({'answers': [None] * comm.size}, 4))", "returned None"),
+    (
+        "lists in lists without end",
+        "channel().send(b'\\x80\\x04}(\\x8c\\x07answers' + b']' * 10**5 + b'a' * (10**5 - 1) + b'u.')",
+        "20 deep in others",
+    ),
+    (
+        "a message of a million letters",
+        "channel().send(pickle.dumps({'error': ['x'], 'message': 'x' * 10**6}, 4))",
+        "xxx",
+    ),
     ("nothing any more", "os.closerange(3, 256)", "the process that ran the function ended"),
 ):
     cheat(f"sends {name}", CHANNEL + f"import time\ndef ring_all_reduce(comm, array):\n    {sent}\n", words)
@@ -397,13 +408,13 @@ ENDED = "the process that ran the function ended"
 for name, end, words in (
     ("exits", "import os; os._exit(0)", ENDED + ", with exit code 0"),
     ("kills itself", "import os; os.kill(os.getpid(), 9)", ENDED + ", with exit code -9"),
-    ("kills its group", "import os; os.killpg(0, 9)", ENDED),
-    ("kills its parent", "import os; os.kill(os.getppid(), 9)", ENDED),
+    ("kills its group", "import os, time; os.killpg(0, 9); time.sleep(60)", ENDED),
+    ("kills its parent", "import os, time; os.kill(os.getppid(), 9); time.sleep(60)", ENDED),
     ("ends the program", "raise SystemExit(0)", "the function ended the program"),
     ("calls itself without end", "ring_all_reduce(comm, array)", "RecursionError"),
     ("takes all memory", "bytearray(1 << 36)", "MemoryError"),
-    ("sleeps", "import time; time.sleep(60)", "for more than"),
-    ("sleeps without interrupts", "import signal, time; signal.pthread_sigmask(0, [2]); time.sleep(60)", "still going"),
+    ("sleeps", "import time; time.sleep(60)", LONG),
+    ("sleeps without interrupts", "import signal, time; signal.pthread_sigmask(0, [2]); time.sleep(60)", STILL),
 ):
     cheat(name, f"def ring_all_reduce(comm, array):\n    {end}", words)
 

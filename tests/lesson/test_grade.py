@@ -250,9 +250,10 @@ def test_an_answer_that_ends_the_process_that_started_it_gets_a_file_and_the_nex
 import numpy as np
 
 def save(disk, name, parts):
-    import os
+    import os, time
     open("here", "w").close()
     os.kill(os.getppid(), 9)
+    time.sleep(60)
 
 def load(comm, size, pieces, read):
     edges = [len(part) for part in np.array_split(np.arange(size), comm.size)]
