@@ -14,7 +14,7 @@ bucket 0 would be added to another's bucket 1. A bucket that never completes is 
 because a gradient that is silently not reduced is a wrong gradient.
 
 Source: Li et al., PyTorch Distributed, VLDB 2020, section 3.2.
-Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py
+Proved by: tests/parallel/test_gradients.py, tests/parallel/test_data_parallel.py, tests/misuse/test_misuse.py
 """
 
 import math
