@@ -33,6 +33,7 @@ from minidist.train.trainer import train
 
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
+ONE_DEVICE = "one device"
 
 
 @dataclass
@@ -50,7 +51,7 @@ class Comparison:
     losses: list[float] = field(default_factory=list)
     reference_losses: list[float] = field(default_factory=list)
     weight_differences: list[float] = field(default_factory=list)  # largest |difference| of a weight, per step
-    twin: str = "one device"  # what the ranks are compared with
+    twin: str = ONE_DEVICE  # what the ranks are compared with
     share: float = 0.0  # in the rounding tier: the largest distance of a tensor, as a share of its tolerance
     unjudged: int = 0  # in the rounding tier: tensors that are nothing but rounding
     not_finite: int = 0  # tensors with infinities or NaN, at the same places on both sides
@@ -61,7 +62,7 @@ class Comparison:
         kept = asdict(self)
         if self.tier != "rounding":
             del kept["share"], kept["unjudged"]
-        if self.twin == "one device":
+        if self.twin == ONE_DEVICE:
             del kept["twin"]
         if not self.not_finite:
             del kept["not_finite"], kept["first_not_finite"]
@@ -90,10 +91,8 @@ class Comparison:
                 f"equal: {self.ranks} ranks and {self.twin} agree {bound} ({self.tier} tier) in {self.tensors} tensors"
                 f" over {self.steps} steps; {after}"
             )
-        return (
-            f"NOT equal to {self.twin} ({self.tier} tier, {limit}): {self.first_difference}; largest difference"
-            f" {largest:g}"
-        )
+        beside = "" if self.twin == ONE_DEVICE else f" to {self.twin}"
+        return f"NOT equal{beside} ({self.tier} tier, {limit}): {self.first_difference}; largest difference {largest:g}"
 
 
 def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
@@ -107,11 +106,14 @@ def scales_of(kind: str, expected: dict[str, Array]) -> dict[str, float]:
 
 
 class Judge:
-    """Compares the states of one rank with the reference's snapshots, step by step; an observer of training."""
+    """Compares the states of one rank with the reference's snapshots, step by step; an observer of training.
 
-    def __init__(self, expected: list[Snapshot], tier: str) -> None:
+    twin: what the reference is, in words.
+    """
+
+    def __init__(self, expected: list[Snapshot], tier: str, twin: str = ONE_DEVICE) -> None:
         self.expected = expected
-        self.verdict = Comparison(tier, FLOAT_BOUND if tier == "float" else 0.0)
+        self.verdict = Comparison(tier, FLOAT_BOUND if tier == "float" else 0.0, twin=twin)
         self.tolerances: dict[str, Array] = {}  # of the step, in the rounding tier
 
     def __call__(self, state: StepState) -> None:
@@ -287,6 +289,16 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
     return chosen, f"{_cut(config, dims)}, and equality to rounding shows {where}over at most {FLOAT_STEPS} steps"
 
 
+def twin_of(config: TrainConfig, dims: ParallelDims) -> str:
+    """Return what a job is compared with: one device, and where that is not the plain job on one device, how it differs.
+
+    The capacity of experts is a number of tokens per routed group, and each context-parallel rank routes its own.
+    """
+    if dims.cp == 1 or not config.experts:
+        return ONE_DEVICE
+    return f"{ONE_DEVICE} that routes the tokens of each of the {dims.cp} context-parallel ranks by themselves"
+
+
 def splits_sums(config: TrainConfig, dims: ParallelDims) -> bool:
     """Return whether a sum inside a micro-batch lies on several ranks, so that its order is not one device's."""
     return dims.splits_sums or (config.batch_norm == "sync" and dims.dp > 1)
@@ -315,6 +327,8 @@ def compare_rank(
     Without `expected` each rank computes the reference itself, with the observers `of_reference`. Verdicts (pickled, a
     few hundred bytes) are sent to rank 0 and back.
     """
+    dims = resolve_dims(config, comm.size)
+    tier, twin = tier_of(config, dims), twin_of(config, dims)
     # Where the ranks choose their batches while they train, one device is told them afterwards.
     if expected is None and changes_batches(config):
         told: list[StepBatch] = []
@@ -325,10 +339,7 @@ def compare_rank(
             kept.append(snapshot(state))
 
         train(comm, config, [keep, *observers])
-        judge = Judge(
-            expected_snapshots(config, comm.size, comm.rank, of_reference, told),
-            tier_of(config, resolve_dims(config, comm.size)),
-        )
+        judge = Judge(expected_snapshots(config, comm.size, comm.rank, of_reference, told), tier, twin)
         for step, actual in enumerate(kept):
             judge.judge(actual, step, comm.rank)
         return _worst(comm, judge.verdict)
@@ -336,7 +347,8 @@ def compare_rank(
     # The observer compares at the end of every step, while the gradients are still there.
     judge = Judge(
         expected if expected is not None else expected_snapshots(config, comm.size, comm.rank, of_reference),
-        tier_of(config, resolve_dims(config, comm.size)),
+        tier,
+        twin,
     )
     train(comm, config, [judge, *observers])
     return _worst(comm, judge.verdict)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
 from minidist.equality.compare import compare_rank
@@ -47,6 +48,28 @@ def test_a_job_in_lower_precision_is_within_rounding(ranks, layout, precision):
     assert "within rounding (rounding tier)" in said
     assert "8 times the distance of one device in this precision from one device in float64" in said
     assert {"share", "unjudged"} < set(result.as_dict())
+
+
+def test_the_verdict_says_that_context_ranks_route_experts_by_themselves():
+    """No plain job on one device has these losses; with tensor parallelism one has."""
+    job = {"experts": 4, "precision": "fp64"}
+    said = verdict(2, cp=2, **job).sentence()
+    assert "one device that routes the tokens of each of the 2 context-parallel ranks by themselves agree" in said
+    assert "2 ranks and one device agree within 1e-12" in verdict(2, tp=2, **job).sentence()
+    plain = expected_snapshots(TrainConfig.make(**JOB, **job), 1)
+    routed = expected_snapshots(TrainConfig.make(**JOB, **job, cp=2), 2)
+    split = expected_snapshots(TrainConfig.make(**JOB, **job, tp=2), 2)
+    assert plain[-1]["loss"]["loss"] == split[-1]["loss"]["loss"] != routed[-1]["loss"]["loss"]
+
+
+def test_experts_in_lower_precision_are_refused_because_routing_jumps():
+    with pytest.raises(UsageError, match=r"--cp 2 cuts the sums.*--experts makes another choice.*in bf16 no tolerance"):
+        verdict(2, cp=2, experts=4, precision="bf16")
+
+
+def test_a_skipped_step_of_float16_is_said():
+    with pytest.raises(UsageError, match=r"one device skips step 0, because.*overflow.*smaller --loss-scale"):
+        verdict(2, tp=2, precision="fp16", loss_scale=2.0**60)
 
 
 def not_summed_in_backward(patch):
