@@ -1,6 +1,6 @@
 """`minidist example`: the programs of mpi_examples, and a copy of them to run and change.
 
-Proved by: tests/commands/test_example.py, tests/test_wheel.py
+Proved by: tests/test_wheel.py
 """
 
 from pathlib import Path
