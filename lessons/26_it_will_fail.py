@@ -265,9 +265,11 @@ shutil.rmtree(folder)
 # ## 7 Exercise: a save, and a load
 #
 # First: `disk.write(path, data)` writes a file (for a moment there is half of it),
-# `disk.rename(old, new)` renames a file or a folder atomically, `disk.exists(path)` is true or
-# false. `parts` are files by name. Save them in a folder `name`, or a free name like it, and let
-# the file `latest` hold its name. At every moment `latest` must name a whole checkpoint.
+# `disk.rename(old, new)` renames a file or a folder atomically (onto a folder with files in it it
+# raises), `disk.remove(path)` removes either, `disk.exists(path)` is true or false. `parts` are
+# files by name. Save them in a folder `name`, or a free name like it, and let the file `latest` hold
+# its name. At every moment `latest` must name a whole checkpoint, and nothing else may be in it: an
+# earlier save may have died and left its files.
 
 
 # %%

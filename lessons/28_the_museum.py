@@ -104,7 +104,7 @@ assert abs(worse) < 0.1
 # %% [markdown]
 # It is number one because seven projects were told of it within two years. In language models ranks
 # differ in the tokens that count, even where they have the same number of rows. That is 1b, whose
-# last loss is *lower* with the bug. minidist refuses both: a loss knows over how many rows it is a
+# last loss is lower with the bug. minidist refuses both: a loss knows over how many rows it is a
 # mean, and ranks whose gradients are averaged compare these numbers.
 
 # %%

@@ -1,10 +1,13 @@
 """Our solutions of lesson 18; they are not a part of the package."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from minidist.lesson.exercises.e18_weight_stashing import RATE, Gradient
+Gradient = Callable[
+    [int, np.ndarray], np.ndarray
+]  # (mini-batch, weights) -> its gradient at these weights
+RATE = 0.25
 
 
 def stashing(order: Sequence[str], weights: np.ndarray, gradient: Gradient) -> list[np.ndarray]:

@@ -6,7 +6,8 @@ import numpy as np
 
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
-from minidist.lesson.exercises.e24_smaller_models import CLASSES
+
+CLASSES = 4
 
 
 def one_grid(comm: Comm, x: np.ndarray) -> np.ndarray:

@@ -11,6 +11,8 @@ from minidist.comm import Comm
 
 def save(disk: Any, name: str, parts: dict[str, bytes]) -> None:
     """Write all of it under another name, then rename it, then rename `latest`; a name that is taken stays as it is."""
+    if disk.exists(".saving"):  # what a save that died has left
+        disk.remove(".saving")
     for part, data in parts.items():
         disk.write(f".saving/{part}", data)
     free, number = name, 0

@@ -6,7 +6,6 @@ import numpy as np
 
 from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.comm import Comm
-from minidist.lesson.assignments.cse234 import part
 
 
 def our_info(comm: Comm, mp: int, dp: int, layer: str, in_dim: int, out_dim: int) -> Any:
@@ -33,7 +32,7 @@ def scatter_last(comm: Comm, x: np.ndarray) -> np.ndarray:
 
 def _parts(comm: Comm, gradient: np.ndarray) -> np.ndarray:
     """Keep this rank's part: the gradient of the whole output is on every rank."""
-    return part(gradient, comm.rank, comm.size)
+    return np.ascontiguousarray(np.split(gradient, comm.size, axis=-1)[comm.rank])
 
 
 def _all_reduced(comm: Comm, source: np.ndarray, op: str) -> np.ndarray:

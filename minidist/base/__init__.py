@@ -19,9 +19,12 @@ trace_checks.py   the checks of a trace file
 errors.py         the exceptions, and how a sentence quotes a value
 limits.py         the limits of sizes
 files.py          writing files
+file_format.py    the format that the ending of a file names
 cache.py          arrays that are made once and memory-mapped from then on
 read_file.py      reading a user's files
 user_file.py      FILE.py:FUNCTION
+plain_pickle.py   pickles that hold plain values, read without running code
+extras.py         packages that a command needs and an installation may lack
 fibers.py         programs in one thread that run until they pause
 promise_fibers.py fibers on JavaScript promises, in a browser
 registry.py       entries that are found by name

@@ -33,8 +33,9 @@ def grade(
 ) -> None:
     """Grade a submission: right answers, bytes and virtual time within par.
 
-    The exit code is 0 when every point is given, 1 when some are not, 2 for wrong input. The submission's functions run
-    in processes of their own, within limits; that guards against accidents, not against malice: run it in a container.
+    The exit code is 0 when every point is given, 1 when some are not, 2 for wrong flags. The submission's functions run
+    in another process, which has inputs and no expected answers, in an empty folder and within limits. It can still
+    read and write what you can: run it in a container.
     """
     # Imported here: `minidist --help` must not load every exercise.
     from minidist.lesson import grade as grading
@@ -55,15 +56,19 @@ def grade(
     if assignment is None:
         raise UsageError("--assignment is missing: a lesson such as 04, or cs336, cse234 or llmsys")
     limits = Limits(run_s=seconds, memory=memory << 20, messages=messages)
-    result = grading.grade(files[0], assignment, seed, limits)
+    # What is written first is 0 points, which stay if this process is killed.
+    result = grading.grade(
+        files[0], assignment, seed, limits, lambda unfinished: _write(json_path, unfinished.results(), silent=True)
+    )
     print(result.text())
     _write(json_path, result.results())
     if result.score < result.most:
         raise typer.Exit(1)
 
 
-def _write(path: Path | None, value: object) -> None:
+def _write(path: Path | None, value: object, silent: bool = False) -> None:
     if path is not None:
         with writing("the results", path, "choose another --json"):
             path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        say(f"written: {path}")
+        if not silent:
+            say(f"written: {path}")

@@ -8,6 +8,7 @@ Proved by: tests/commands/test_cli.py
 
 import inspect
 import json
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,7 +72,7 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
             return
         # Standard output gets one object, or what people read; never both.
         if json_output:
-            print(json.dumps(result.value))
+            print(json.dumps(strict(result.value), allow_nan=False))
         else:
             result.show()
         if result.exit_code:
@@ -81,6 +82,15 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
     flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
     return with_parameters(command, function, [*own, flag])
+
+
+def strict(value: Any) -> Any:
+    """Return a value of JSON with null for NaN and infinity, which JSON does not have, as JavaScript writes them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def with_parameters(

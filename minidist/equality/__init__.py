@@ -7,6 +7,7 @@ compression_replay.py  the gradients of replicas that each send theirs compresse
 streaming.py        the outer steps of Streaming DiLoCo
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's
+rounding.py         the tolerance of lower precision, measured on one device
 served.py           the same for a parameter server
 layout_sweep.py     the same for all layouts of some ranks
 dump.py             tensors of another framework's ranks, put together

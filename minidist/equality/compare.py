@@ -22,6 +22,7 @@ from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_dims
+from minidist.equality.difference_patterns import not_finite
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.rounding import MARGIN, TOLERANCES, distance_of, group_of, is_rounded
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
@@ -52,6 +53,8 @@ class Comparison:
     twin: str = "one device"  # what the ranks are compared with
     share: float = 0.0  # in the rounding tier: the largest distance of a tensor, as a share of its tolerance
     unjudged: int = 0  # in the rounding tier: tensors that are nothing but rounding
+    not_finite: int = 0  # tensors with infinities or NaN, at the same places on both sides
+    first_not_finite: str = ""
 
     def as_dict(self) -> dict[str, object]:
         """Return the dictionary that `--json` prints."""
@@ -60,6 +63,8 @@ class Comparison:
             del kept["share"], kept["unjudged"]
         if self.twin == "one device":
             del kept["twin"]
+        if not self.not_finite:
+            del kept["not_finite"], kept["first_not_finite"]
         return kept
 
     def sentence(self) -> str:
@@ -74,6 +79,11 @@ class Comparison:
             after = (
                 f"largest distance {self.share:.2g} of the tolerance, which is {limit}; {self.unjudged} tensors that"
                 " are nothing but rounding are not judged"
+            )
+        if self.not_finite:
+            after += (
+                f"; {self.not_finite} tensors are not finite at the same places on both sides, first"
+                f" {self.first_not_finite}"
             )
         if self.equal:
             return (
@@ -144,6 +154,15 @@ class Judge:
 
         # Equal bits need no bound; otherwise the largest difference in float64 is judged.
         same = np.array_equal(actual, expected, equal_nan=True)
+        place = not_finite(actual, expected) if actual.dtype.kind in "fc" else ""
+        if place and same:
+            # An overflow of float16, which both runs skip, or a bug that both have: it is said.
+            verdict.not_finite += 1
+            verdict.first_not_finite = verdict.first_not_finite or f"{kind}: of {name!r} at step {step}, {place}"
+        elif place:
+            verdict.max_difference[kind] = float("inf")
+            self.differs(f"{kind}: of {name!r} at step {step} on rank {rank}, {place}".replace("ours", "one device's"))
+            return
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
         verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
         if kind == "weights" and verdict.weight_differences:
@@ -153,7 +172,6 @@ class Judge:
             self._judge_rounding(kind, name, actual, expected, step, rank)
             return
 
-        # Written so that a NaN is a difference, too.
         if not same and kind in ("loss", "weights"):
             scale = max(1.0, float(np.max(np.abs(expected))))
         if not same and not difference <= verdict.bound * scale:
@@ -161,6 +179,8 @@ class Judge:
 
     def _judge_rounding(self, kind: str, name: str, actual: Array, expected: Array, step: int, rank: int) -> None:
         verdict, tolerance = self.verdict, float(self.tolerances[f"{kind}/{name}"])
+        if np.array_equal(actual, expected, equal_nan=True):
+            return
         if not tolerance < 1 and name != "step_count":
             verdict.unjudged += 1
             return

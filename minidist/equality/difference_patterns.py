@@ -44,17 +44,31 @@ Pattern = Callable[[np.ndarray, np.ndarray, Context], str]
 
 def distance(theirs: np.ndarray, ours: np.ndarray) -> float:
     """Return the norm of the difference over the norm of ours; infinity for unequal shapes and values not finite."""
-    if theirs.shape != ours.shape or not np.isfinite(theirs).all():
+    if theirs.shape != ours.shape or not (np.isfinite(theirs).all() and np.isfinite(ours).all()):
         return float("inf")
     size = float(np.linalg.norm(ours))
     difference = float(np.linalg.norm(theirs - ours))
     return difference / size if size else (0.0 if difference == 0 else float("inf"))
 
 
+def not_finite(theirs: np.ndarray, ours: np.ndarray) -> str:
+    """Return where the first value is that is not finite on one side or both, with both values, and how many there are.
+
+    The arrays have one shape, or only those of `theirs` are named. "" where all values are finite.
+    """
+    wrong = ~np.isfinite(theirs) | (~np.isfinite(ours) if ours.shape == theirs.shape else False)
+    if not wrong.any():
+        return ""
+    place = tuple(np.argwhere(wrong)[0].tolist())
+    beside = f", ours is {ours[place]}" if ours.shape == theirs.shape else ""
+    where = f"the element at {list(place)} is {theirs[place]}{beside}"
+    return f"{where}; {int(wrong.sum())} of {theirs.size} elements are not finite"
+
+
 def explain(theirs: np.ndarray, ours: np.ndarray, context: Context) -> list[str]:
     """Return what describes the difference: every pattern that holds, or one sentence with the distance."""
-    if not np.isfinite(theirs).all():
-        return [f"{int((~np.isfinite(theirs)).sum())} of {theirs.size} elements are not finite"]
+    if not (np.isfinite(theirs).all() and np.isfinite(ours).all()):
+        return [not_finite(theirs, ours)]
     if not theirs.any() and ours.any():
         return ["all zeros"]
     found = [sentence for pattern in PATTERNS if (sentence := pattern(theirs, ours, context))]

@@ -20,7 +20,7 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.half import named_dtype
-from minidist.equality.difference_patterns import Context, distance, explain
+from minidist.equality.difference_patterns import Context, distance, explain, not_finite
 from minidist.equality.dump import Dump
 from minidist.equality.dump_names import Heads, Named, to_ours
 from minidist.equality.rounding import MARGIN
@@ -122,6 +122,13 @@ def compare_with_ours(dump: Dump, model: str, heads: int, kv_heads: int | None) 
         for kind in sorted(kinds)
         for name, value in to_ours(dump.names, model, dump.of_kind(kind), shared).items()
     }
+    for name, value in ours.items():
+        if not np.isfinite(value).all():
+            raise UsageError(
+                f"our run of the weights in {quoted_path(dump.path)} is not finite: of {name!r},"
+                f" {not_finite(value, value)};"
+                " nothing can be compared with it"
+            )
     noise = {name: distance(rounded[name], value) for name, value in ours.items()}
     typical = float(np.median([noise[name] for name in ours]))
     tolerances = {name: max(LEAST, MARGIN * max(typical, noise[name])) for name in ours}
@@ -185,10 +192,12 @@ def _compared(
     differences, largest = [], 0.0
     for name in common:
         mine, other = ours[name], theirs[name]
-        if mine.shape == other.shape and max(np.linalg.norm(mine), np.linalg.norm(other)) < SMALL * largest_norm:
+        # The larger of both norms, and NaN where one of them is.
+        norm = np.maximum(np.linalg.norm(mine), np.linalg.norm(other))
+        if mine.shape == other.shape and norm < SMALL * largest_norm:
             continue
         found = distance(other, mine)
-        if found > tolerances[name]:
+        if not (np.isfinite(found) and found <= tolerances[name]):
             patterns = explain(other, mine, context(name))
             differences.append(Difference(name, found, tolerances[name], patterns))
         else:

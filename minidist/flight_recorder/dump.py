@@ -16,16 +16,14 @@ every value is checked before it is used.
 Proved by: tests/flight_recorder/test_dump.py
 """
 
-import io
-import pickle
-import pickletools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from minidist.base.errors import UsageError, quoted, quoted_path, reason
+from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
 from minidist.base.read_file import check_path, parse_json
 
 MAX_FILES = 4_096
@@ -35,57 +33,6 @@ MAX_RANKS = 1_000_000
 MAX_TEXT = 1_000  # characters of a name, of which a report shows fewer
 DONE = ("completed",)
 REMEDY = "give the folder with one dump of PyTorch's Flight Recorder per rank"
-
-# What builds plain values. All other operations of a pickle can run code.
-PLAIN = frozenset(
-    {
-        "PROTO",
-        "FRAME",
-        "STOP",
-        "MARK",
-        "POP",
-        "POP_MARK",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "INT",
-        "LONG",
-        "BINFLOAT",
-        "FLOAT",
-        "SHORT_BINUNICODE",
-        "BINUNICODE",
-        "UNICODE",
-        "SHORT_BINSTRING",
-        "BINSTRING",
-        "SHORT_BINBYTES",
-        "BINBYTES",
-        "EMPTY_LIST",
-        "LIST",
-        "APPEND",
-        "APPENDS",
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-        "EMPTY_DICT",
-        "DICT",
-        "SETITEM",
-        "SETITEMS",
-        "BINPUT",
-        "LONG_BINPUT",
-        "PUT",
-        "MEMOIZE",
-        "BINGET",
-        "LONG_BINGET",
-        "GET",
-        "DUP",
-    }
-)
 
 
 class BadDumpError(UsageError):
@@ -150,7 +97,7 @@ def read_dumps(folder: str | Path) -> list[Dump]:
             raise UsageError(f"{quoted_path(folder)} has two dumps of rank {rank}; remove the older one")
         try:
             dumps[rank] = dump_of(rank, content_of(file))
-        except BadDumpError as error:
+        except (BadDumpError, BadPickleError) as error:
             raise UsageError(f"{quoted_path(file)} is not a dump of the Flight Recorder: {error}; {REMEDY}") from None
     return [dumps[rank] for rank in sorted(dumps)]
 
@@ -162,7 +109,7 @@ def rank_of(file: Path) -> int | None:
 
 
 def content_of(file: Path) -> Any:
-    """Return what a file holds, as plain values; BadDumpError for what is neither JSON nor a pickle."""
+    """Return what a file holds, as plain values; an error for what is neither JSON nor a plain pickle."""
     try:
         with file.open("rb") as opened:
             content = opened.read(MAX_BYTES + 1)
@@ -171,36 +118,11 @@ def content_of(file: Path) -> Any:
     if len(content) > MAX_BYTES:
         raise BadDumpError(f"it has more than {MAX_BYTES:,} bytes")
     if content[:1] == b"\x80":
-        return unpickled(content)
+        return read_plain_pickle(content)
     try:
         return parse_json(content.decode("utf-8-sig"), any_number=True)
     except ValueError as error:  # also of what is not UTF-8
         raise BadDumpError(f"it is neither a pickle nor JSON ({reason(error)})") from None
-
-
-class PlainUnpickler(pickle.Unpickler):
-    """Builds plain values; whatever would import a name is refused."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuse a class or a function."""
-        raise BadDumpError(f"its pickle names {quoted(f'{module}.{name}')}, and a dump has plain values only")
-
-
-def unpickled(content: bytes) -> Any:
-    """Return the plain values of a pickle. No code is run, and no more memory is taken than the file's size allows."""
-    # The operations are looked at first. A place in the memo is an index into an array that is made for it, so a large
-    # one would take all memory.
-    try:
-        for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
-            if operation.name not in PLAIN:
-                raise BadDumpError(f"its pickle has the operation {operation.name}, and a dump has plain values only")
-            if "PUT" in operation.name and int(argument or 0) > count:
-                raise BadDumpError(f"its pickle has place {argument} of a memo after {count} operations")
-        return PlainUnpickler(io.BytesIO(content)).load()
-    except BadDumpError:
-        raise
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise BadDumpError(f"its pickle is damaged ({reason(error)})") from None
 
 
 def dump_of(rank: int, content: Any) -> Dump:

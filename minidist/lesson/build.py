@@ -27,7 +27,7 @@ from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
 from minidist.base.extras import extra
-from minidist.lesson.checker import SEED
+from minidist.lesson.runner import SEED
 
 PACKAGE = Path(__file__).resolve().parents[1]
 NEVER_COMPARED = ("27",)  # a lesson about the machine that it runs on

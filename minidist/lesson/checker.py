@@ -27,13 +27,11 @@ from minidist.comm import call_site
 from minidist.lesson import mpi_leg
 from minidist.lesson.exercise import find
 from minidist.lesson.judge import Request, Verdict
-from minidist.lesson.runner import Limits
+from minidist.lesson.runner import SEED, Limits
 from minidist.lesson.transport import Packed, dumps
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-SEED = "MINIDIST_LESSON_SEED"  # the environment variable that replaces today's date
 
 
 class Result(Verdict):

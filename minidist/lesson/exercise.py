@@ -10,13 +10,13 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.trace import Trace
-from minidist.comm import Comm
+from minidist.lesson.one_rank import Task
 from minidist.lesson.plain import form
 
 METRICS = ("bytes", "messages", "time")
@@ -35,12 +35,33 @@ class Case:
         return np.random.default_rng([self.seed, self.ranks, self.size, *more])
 
 
+class Least(NamedTuple):
+    """Messages and their bytes, of all ranks together."""
+
+    messages: int
+    nbytes: int
+
+
+def reduced_to_all(numbers: Callable[[Case], int]) -> Callable[[Case], Least]:
+    """Return the least of an all-reduce of so many float64 numbers: 2 (n-1) messages with each of them.
+
+    n - 1 messages until the first rank can know a sum, and one more for every other rank.
+    """
+    return lambda case: summed(case.ranks, case.ranks, numbers(case))
+
+
+def summed(givers: int, takers: int, numbers: int) -> Least:
+    """Return the least with which `takers` ranks know the sums of the float64 numbers of `givers` ranks among them."""
+    messages = max(0, givers - 1 + takers - 1) if numbers else 0
+    return Least(messages, 8 * messages * numbers)
+
+
 @dataclass
 class Failure:
     """What went wrong, for the text, the picture and the choice of a hint.
 
-    kind: "raised", "wrong", "limit" (correct but above par), "mpi" (correct in the simulated world only) or "shared"
-    (correct only where ranks share memory).
+    kind: "raised", "wrong", "limit" (correct but above par), "mpi" (correct in the simulated world only), "shared"
+    (correct only where ranks share memory) or "few" (correct, with less sent than an answer needs).
     """
 
     kind: str
@@ -109,32 +130,37 @@ def standard_cases() -> list[Case]:
 class Exercise:
     """One exercise of a lesson.
 
-    - arguments(case, comm): what one rank's function gets after `comm`; fresh arrays each time.
+    - arguments(case, rank): what one rank's function gets after `comm`; fresh arrays each time.
+    - setup(comm, *arguments): what it gets in their place: objects that send or count memory, which are made where the
+      function runs.
     - expected(case): the answers of all ranks.
-    - answer(arguments, returned): one rank's answer; by default what was returned.
+    - answer(arguments, returned): one rank's answer, taken where the function runs; by default what was returned.
     - check_answers(case, answers): a sentence when they are wrong, else ""; by default a comparison with `expected`.
     - cases: the fixed ones, the smallest first. draw: one more case, from a generator; it makes the pool from which
       the seed of a check draws several.
+    - least(case): the messages and the bytes, of all ranks together, without which ranks cannot know what they return.
     - limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
       in trace.memory, which `answer` or the function must have filled (see `base.memory`).
     - forbidden: methods of comm that the exercise does without.
     - written_by_hand: functions of minidist, or modules of them, that the answer must not call.
     - par: the case on which par is printed.
-    - functions: their names in a submission, where it does not pass them to `check`. adapter: the function,
-      "module:name", that makes of a submission's names the one that is judged.
+    - functions: their names in a submission, where it does not pass them to `check`. adapter: makes of a
+      submission's names the function that is judged.
     - communicates: False for one rank alone.
     """
 
     name: str
-    arguments: Callable[[Case, Comm], tuple[Any, ...]]
+    arguments: Callable[[Case, int], tuple[Any, ...]]
     expected: Callable[[Case], Sequence[Any]]
     par: Case
     hints: tuple[Hint, ...]
+    setup: Callable[..., tuple[Any, ...]] | None = None
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
     check_answers: Callable[[Case, Sequence[Any]], str] | None = None
     cases: Callable[[], list[Case]] = standard_cases
     draw: Callable[[np.random.Generator], Case] = draw_standard
     limits: tuple[str, ...] = ()
+    least: Callable[[Case], Least] | None = None
     forbidden: tuple[str, ...] = ()
     written_by_hand: tuple[str, ...] = ()
     communicates: bool = True
@@ -142,7 +168,12 @@ class Exercise:
     label: Callable[[Case], str] | None = None  # a case in words, where its size is not a number of units
     tolerance: float = 1e-9
     functions: tuple[str, ...] = ()
-    adapter: str = ""
+    adapter: Callable[[dict[str, Any]], Callable[..., Any]] | None = None
+
+    @property
+    def task(self) -> Task:
+        """What the process of an answer gets of the exercise."""
+        return Task(self.setup, self.answer, self.communicates, self.forbidden, self.written_by_hand)
 
     def drawn(self, seed: int) -> list[Case]:
         """Return the cases that a seed draws, the smallest first."""

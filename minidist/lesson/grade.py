@@ -14,7 +14,7 @@ import ast
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise, exercises
 from minidist.lesson.judge import Request, Verdict, judge
-from minidist.lesson.runner import Limits
-from minidist.lesson.submission import read, source_of
+from minidist.lesson.runner import Limits, start_server
+from minidist.lesson.submission import BrokenSubmissionError, read, source_of
 
 RIGHT, WITHIN_PAR = 6.0, 2.0  # points of a right answer, and for each metric within par
 LABELS = {"bytes": "bytes", "time": "virtual time", "memory": "peak memory"}
 MEMORY = 1 << 30  # bytes that an answer may take
+UNFINISHED = "the process that grades was ended before it was done"
 GRADED_LIMITS = Limits(memory=MEMORY)
 
 
@@ -110,23 +111,46 @@ def exercises_of(assignment: str) -> list[Exercise]:
     return chosen
 
 
-def grade(path: Path, assignment: str, seed: int, limits: Limits = GRADED_LIMITS) -> Grade:
-    """Grade a submission. The seed draws some of the cases; one seed for a class makes grades comparable."""
+def grade(
+    path: Path,
+    assignment: str,
+    seed: int,
+    limits: Limits = GRADED_LIMITS,
+    begin: Callable[[Grade], None] = lambda unfinished: None,
+) -> Grade:
+    """Grade a submission. The seed draws some of the cases; one seed for a class makes grades comparable.
+
+    begin: is given a grade of no points before an answer is run, in case this process does not live to return one.
+    """
     begun = time.perf_counter()
-    chosen, tree = exercises_of(assignment), read(path)
+    start_server()  # while it starts, this process loads the exercises
+    chosen = exercises_of(assignment)
+    try:
+        submission: ast.Module | BrokenSubmissionError = read(path)
+    except BrokenSubmissionError as error:
+        submission = error
     items: list[Item] = []
     totals = {"bytes": 0.0, "time": 0.0}
     for exercise in chosen:
-        verdict = _verdict(exercise, path, tree, seed, limits)
+        items += _items(exercise, Verdict(exercise.name, False, f"{exercise.name}: not graded\n  {UNFINISHED}"))
+    begin(Grade(path.name, assignment, seed, items, totals, 0.0))
+
+    items = []
+    for exercise in chosen:
+        verdict = _verdict(exercise, path, submission, seed, limits)
         items += _items(exercise, verdict)
         for metric in totals:
             totals[metric] += verdict.yours.get(metric, 0.0)
     return Grade(path.name, assignment, seed, items, totals, time.perf_counter() - begun)
 
 
-def _verdict(exercise: Exercise, path: Path, tree: ast.Module, seed: int, limits: Limits) -> Verdict:
+def _verdict(
+    exercise: Exercise, path: Path, submission: ast.Module | BrokenSubmissionError, seed: int, limits: Limits
+) -> Verdict:
     try:
-        source = source_of(exercise, path, tree)
+        if isinstance(submission, BrokenSubmissionError):
+            raise submission
+        source = source_of(exercise, path, submission)
     except UsageError as error:
         return Verdict(exercise.name, False, f"{exercise.name}: not graded\n  {error}")
     places = (str(path.resolve().parent), *(place or os.getcwd() for place in sys.path))

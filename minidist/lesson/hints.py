@@ -12,10 +12,11 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
+from minidist.lesson.answer_process import EndlessError
 from minidist.lesson.exercise import Exercise, Failure, Hint
 from minidist.lesson.library_calls import LibraryCallError
 from minidist.lesson.one_rank import ForbiddenCallError, ProgramExitError
-from minidist.lesson.runner import EndlessError, ProcessEndedError
+from minidist.lesson.runner import ProcessEndedError
 
 # What these say is sure, whatever the exercise.
 FIRST = (
@@ -26,15 +27,18 @@ FIRST = (
     ),
     Hint(lambda f: f.raised(ProgramExitError), "return from the function instead of ending the program"),
     Hint(
-        lambda f: f.raised(ProcessEndedError) and "exit code" in f.message,
-        "os._exit, or a crash in compiled code, ends the process; return from the function instead",
+        lambda f: f.raised(ProcessEndedError) and "function ended" in f.message,
+        "os._exit, os.kill, or a crash in compiled code, ends the process; return from the function instead",
     ),
 )
 
 # What these say fits when the exercise has nothing better.
 LAST = (
     Hint(lambda f: "returned None" in f.message, "does every path of your function end in a return?"),
-    Hint(lambda f: f.raised(RankTimeoutError, ProcessEndedError), "a loop does not end: does its condition change?"),
+    Hint(
+        lambda f: f.raised(RankTimeoutError) or (f.raised(ProcessEndedError) and "still going on" in f.message),
+        "a loop does not end: does its condition change?",
+    ),
     Hint(
         lambda f: f.raised(MemoryError),
         "the answer needs more memory than it may take (`--memory` of minidist grade): does a list grow without end?",
@@ -58,7 +62,7 @@ LAST = (
         "follow the circle in the report: which of these ranks could receive first, or do both at once?",
     ),
     Hint(
-        lambda f: f.kind in ("mpi", "shared"),
+        lambda f: f.kind in ("mpi", "shared", "few"),
         "ranks share nothing but messages; a list, a global or a default argument that every rank sees exists only "
         "where all ranks live in one process",
     ),

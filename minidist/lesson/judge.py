@@ -10,16 +10,17 @@ Proved by: tests/lesson/test_judge.py, tests/lesson/test_checker.py, tests/lesso
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 
 from minidist.base.trace import Trace
-from minidist.comm import call_site
-from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, exercises, find
+from minidist.lesson.answer_process import Answer
+from minidist.lesson.exercise import METRICS, Case, Exercise, Failure, Least, exercises, find
 from minidist.lesson.hints import hint_for
 from minidist.lesson.mpi_leg import run_under_mpi
 from minidist.lesson.par import Par, par_of
-from minidist.lesson.runner import Answer, Limits, Outcome, Runner
+from minidist.lesson.runner import OWNERS, Limits, Outcome, Runner, start_server
 
 
 @dataclass(frozen=True)
@@ -71,31 +72,17 @@ def judge(request: Request) -> Verdict:
     exercise = find(request.name)
     fixed, drawn = exercise.cases(), exercise.drawn(request.seed)
     above: dict[str, str] = {}
-    call_site.cells.update(request.cells)  # the runner, a fork of this process, names them
-    with Runner(exercise, request.function, request.path, request.limits) as runner:
-        for case in (*fixed, *drawn):
-            ours = par_of(request.name, case)
-            for buffered in (False, True) if exercise.communicates else (False,):
-                outcome = runner.run(case, buffered, ours.messages)
-                failure = find_failure(exercise, case, outcome, buffered, ours, request.needs_par)
-                if not buffered and outcome.error is None:
-                    for metric in (*METRICS, "memory"):
-                        if outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
-                            text = f"{exercise.describe(case)}: {compare(ours.metrics, outcome.metrics, metric)}"
-                            above.setdefault(metric, text)
-                if failure is not None:
-                    failure.traces = runner.traces()
-                    seed = request.seed if case in drawn and case not in fixed else None
-                    return failed(exercise, failure, outcome.printed, seed)
+    with Runner(exercise, request.function, request.path, request.limits, request.cells) as runner:
+        verdict = judge_cases(request, runner, fixed, drawn, above)
+        if verdict is not None:
+            return verdict
 
         # What works because simulated ranks share memory is not distributed.
         if request.share_nothing and exercise.communicates:
             case = max((case for case in fixed if case.ranks <= 3), key=lambda case: (case.ranks, case.size))
-            ours = par_of(request.name, case)
-            outcome = runner.run_apart(case, ours.messages)
-            failure = find_failure(exercise, case, outcome, False, ours, False)
+            failure = without_shared_globals(runner, case)
             if failure is not None:
-                return failed(exercise, shared_memory(failure, outcome), outcome.printed)
+                return failed(exercise, failure, "")
 
         # Right. How it compares with par, on one case.
         par = par_of(request.name, exercise.par)
@@ -129,8 +116,42 @@ def judge(request: Request) -> Verdict:
     )
 
 
-def shared_memory(failure: Failure, outcome: Outcome) -> Failure:
-    """Return the failure of an answer whose ranks communicate through what they share in one process."""
+def judge_cases(
+    request: Request, runner: Runner, fixed: list[Case], drawn: list[Case], above: dict[str, str]
+) -> Verdict | None:
+    """Return the verdict of the first case that fails, else None. above: gets a sentence for each metric above par."""
+    exercise = runner.exercise
+    few: tuple[Failure, str, int | None] | None = None
+    for case in (*fixed, *drawn):
+        ours = par_of(request.name, case)
+        for buffered in (False, True) if exercise.communicates else (False,):
+            outcome = runner.run(case, buffered, ours.messages)
+            failure = find_failure(exercise, case, outcome, buffered, ours, request.needs_par)
+            if not buffered and outcome.error is None:
+                for metric in (*METRICS, "memory"):
+                    if outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
+                        text = f"{exercise.describe(case)}: {compare(ours.metrics, outcome.metrics, metric)}"
+                        above.setdefault(metric, text)
+            if failure is None or (failure.kind == "few" and few is not None):
+                continue
+            failure.traces = runner.traces()
+            seed = request.seed if case in drawn and case not in fixed else None
+            if failure.kind != "few":
+                return failed(exercise, failure, outcome.printed, seed)
+            few = failure, outcome.printed, seed  # unless it is wrong on another case, which says more
+    if few is None:
+        return None
+    failure, printed, seed = few
+    return failed(exercise, without_shared_globals(runner, failure.case) or failure, printed, seed)
+
+
+def without_shared_globals(runner: Runner, case: Case) -> Failure | None:
+    """Run a case with globals of its own for each rank; return the failure of ranks that communicate through them."""
+    ours = par_of(runner.exercise.name, case)
+    outcome = runner.run_apart(case, ours.messages)
+    failure = find_failure(runner.exercise, case, outcome, False, ours, False)
+    if failure is None or (failure.kind == "few" and not outcome.changed):
+        return failure
     names = " and ".join(repr(name) for name in outcome.changed) or "state of the function"
     message = (
         f"ranks communicate through {names}, which they share in one process only: with globals of its own for each"
@@ -141,7 +162,9 @@ def shared_memory(failure: Failure, outcome: Outcome) -> Failure:
 def find_failure(
     exercise: Exercise, case: Case, outcome: Outcome, buffered: bool, ours: Par, needs_par: bool = True
 ) -> Failure | None:
-    """Return what is wrong with a run: an error, a wrong answer, or (with needs_par) a metric above par; else None."""
+    """Return what is wrong with a run: an error, a wrong answer, (with needs_par) a metric above par, or fewer messages
+    or bytes than ranks need to know their answers; else None.
+    """
     if outcome.error is not None:
         return Failure("raised", outcome.message, case, buffered, outcome.error)
     message = exercise.problem(case, outcome.answers, ours.forms)
@@ -152,6 +175,14 @@ def find_failure(
         if not buffered and outcome.metrics[metric] > ours.metrics[metric] * (1 + 1e-9):
             message = f"correct, but above par in {_label(metric)}: {compare(ours.metrics, outcome.metrics, metric)}"
             return Failure("limit", message, case, buffered, answers=outcome.answers, metric=metric)
+    if exercise.least is not None and case.ranks > 1:
+        least = exercise.least(case)
+        if outcome.sent.messages < least.messages or outcome.sent.nbytes < least.nbytes:
+            message = (
+                f"these ranks did not get the others' numbers by messages: together they sent {said(outcome.sent)},"
+                f" and what they return takes at least {said(least)}"
+            )
+            return Failure("few", message, case, buffered, answers=outcome.answers)
     return None
 
 
@@ -172,6 +203,11 @@ def failed(exercise: Exercise, failure: Failure, printed: str, seed: int | None 
     if hint:
         lines.append(f"  hint: {hint}")
     return Verdict(exercise.name, False, "\n".join(lines), hint, failure, traces=list(failure.traces), printed=printed)
+
+
+def said(sent: Least) -> str:
+    """Return text such as "1 message with 8 B"."""
+    return f"{sent.messages:,} message{'s' * (sent.messages != 1)} with {sent.nbytes:,} B"
 
 
 def compare(par: dict[str, float], yours: dict[str, float], *metrics: str) -> str:
@@ -202,11 +238,10 @@ def _range(exercise: Exercise, cases: list[Case]) -> str:
 def main(descriptor: int) -> None:
     """Judge requests from the socket until the notebook closes it."""
     connection = Connection(descriptor)
+    start_server()  # while it starts, this process loads the exercises
     exercises()
+    OWNERS.append(connection)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
-    while True:
-        try:
-            request = connection.recv()
-        except EOFError:
-            return
-        connection.send(judge(request))
+    with suppress(EOFError, OSError):
+        while True:
+            connection.send(judge(connection.recv()))

@@ -18,11 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from minidist.base.plain_pickle import BadPickleError
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, find
+from minidist.lesson.answer_process import Answer, Job, refuse_exercises
+from minidist.lesson.exercise import Case, Exercise
 from minidist.lesson.one_rank import one_rank
 from minidist.lesson.plain import plain
-from minidist.lesson.runner import Answer
+from minidist.lesson.transport import dumps_of_exercise
+from minidist.lesson.wire import pack, unpack
 
 RANKS = 3
 TIMEOUT = 5.0  # seconds until the watchdog reports ranks that wait
@@ -46,7 +49,9 @@ def run_under_mpi(
     # Job and answers are files, so that the parent needs no MPI itself.
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        (directory / "job").write_bytes(pickle.dumps((exercise.name, answer, cases, tuple(places))))
+        job = Job(exercise.task, answer, tuple(places), (), TIMEOUT, None)
+        inputs = [[dumps_of_exercise(exercise.arguments(case, rank)) for rank in range(case.ranks)] for case in cases]
+        (directory / "job").write_bytes(dumps_of_exercise((job, inputs)))
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {
@@ -77,10 +82,13 @@ def run_under_mpi(
             return f"still running after {KILL:g} s", ""
         if process.returncode != 0 or not (directory / "answers").exists():
             return _shortened(output), ""
-        by_rank = pickle.loads((directory / "answers").read_bytes())
+        try:
+            by_rank = unpack((directory / "answers").read_bytes())
+            by_case = [[by_rank[rank][index] for rank in range(RANKS)] for index in range(len(cases))]
+        except (BadPickleError, TypeError, LookupError) as error:
+            return f"what the ranks wrote are no answers: {error}", ""
 
-    for index, case in enumerate(cases):
-        answers = [of_rank[index] for of_rank in by_rank]
+    for case, answers in zip(cases, by_case, strict=True):
         problem = exercise.problem(case, answers, [])
         if problem:
             return f"{exercise.describe(case)}: {problem}", ""
@@ -97,17 +105,18 @@ def main(directory: str) -> None:
     """Run all cases of the job in `directory` as one rank."""
     from minidist.comm.launch import execute
 
-    name, answer, cases, places = pickle.loads((Path(directory) / "job").read_bytes())
-    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
-    exercise, function = find(name), answer.load()
+    refuse_exercises()
+    job, inputs = pickle.loads((Path(directory) / "job").read_bytes())
+    sys.path[:] = [*job.path, *(place for place in sys.path if place not in job.path)]
+    function = job.answer.load()
 
     def program(comm: Comm) -> list[Any]:
         answers = []
-        for case in cases:
-            answers.append(plain(one_rank(exercise, function, case, comm)))
+        for of_ranks in inputs:
+            answers.append(plain(one_rank(job.task, function, of_ranks[comm.rank], comm)))
             comm.barrier()
         return answers
 
     outcome = execute(program, timeout=TIMEOUT)
     if outcome.is_root:
-        (Path(directory) / "answers").write_bytes(pickle.dumps(outcome.results))
+        (Path(directory) / "answers").write_bytes(pack(outcome.results))

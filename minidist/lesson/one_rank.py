@@ -3,12 +3,24 @@
 Proved by: tests/lesson/test_checker.py
 """
 
+import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise
+
+
+@dataclass(frozen=True)
+class Task:
+    """What of an exercise the process of an answer gets. The fields are those of `Exercise`."""
+
+    setup: Callable[..., tuple[Any, ...]] | None
+    answer: Callable[[tuple[Any, ...], Any], Any]
+    communicates: bool
+    forbidden: tuple[str, ...]
+    written_by_hand: tuple[str, ...]
 
 
 class ForbiddenCallError(UsageError):
@@ -19,15 +31,17 @@ class ProgramExitError(MinidistError):
     """The answer ended the program."""
 
 
-def one_rank(exercise: Exercise, function: Callable[..., Any], case: Case, comm: Comm) -> Any:
-    """Call the function with this rank's arguments of a case and return its answer."""
-    arguments = exercise.arguments(case, comm)
-    given = (restricted(comm, exercise.forbidden), *arguments) if exercise.communicates else arguments
+def one_rank(task: Task, function: Callable[..., Any], data: bytes, comm: Comm) -> Any:
+    """Call the function with what this rank's pickled data makes its arguments, and return its answer."""
+    arguments = pickle.loads(data)
+    if task.setup is not None:
+        arguments = task.setup(comm, *arguments)
+    given = (restricted(comm, task.forbidden), *arguments) if task.communicates else arguments
     try:
         returned = function(*given)
     except SystemExit as end:
         raise ProgramExitError(f"the function ended the program: SystemExit({end.code!r})") from None
-    return exercise.answer(arguments, returned)
+    return task.answer(arguments, returned)
 
 
 def restricted(comm: Comm, forbidden: tuple[str, ...]) -> Any:

@@ -1,39 +1,45 @@
-"""Runs an answer on the cases of an exercise, in a process of its own.
+"""Runs an answer on the cases of an exercise, in a process of its own, and keeps the account of what it sent.
 
-The judge forks such a process for each answer. It has the inputs of a case and not the expected values, and what an
-answer does to its process (exit, patch a library, fill the memory) ends with it.
+The process has the inputs of a case and not the expected values, and what an answer does to its process (exit, patch a
+library, fill the memory) ends with it; see answer_process.py. What it says it has returned is read as plain values, and
+what it has sent is counted here, from the record of each message.
 
-    judge ── (case, buffered, messages) ──▶ runner: SimWorld, one greenlet per rank ── Outcome ──▶ judge
-
-Proved by: tests/lesson/test_judge.py
+Proved by: tests/lesson/test_judge.py, tests/lesson/test_cheats.py
 """
 
-import contextlib
-import io
+import atexit
+import builtins
+import math
+import os
 import pickle
-import resource
+import socket
+import struct
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from types import CodeType, FunctionType
-from typing import Any, Protocol
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
+from minidist.base import errors
+from minidist.base.errors import MinidistError
+from minidist.base.plain_pickle import BadPickleError
+from minidist.base.trace import MessageEvent, SpanEvent, Trace
+from minidist.comm.sim.clock import LinkModel
+from minidist.lesson.answer_process import RECORD, RECORDED, Answer, EndlessError, Job, Question
+from minidist.lesson.exercise import Case, Exercise, Least
+from minidist.lesson.library_calls import LibraryCallError
+from minidist.lesson.one_rank import ForbiddenCallError, ProgramExitError
+from minidist.lesson.transport import dumps_of_exercise
+from minidist.lesson.wire import Channel, unpack
 
-from minidist.base.errors import DeadlockError, MinidistError, UsageError, reason, text_of
-from minidist.base.trace import Trace
-from minidist.comm import Comm, SimWorld, call_site
-from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.state import SimRequest
-from minidist.lesson.exercise import Case, Exercise
-from minidist.lesson.library_calls import refuse_library_calls
-from minidist.lesson.one_rank import one_rank
-from minidist.lesson.plain import plain
-
-BUFFERED = 1 << 40  # bytes up to which a send is buffered: all of them
-MAX_PRINTED = 10_000  # characters of what an answer prints in a run
+SEED = "MINIDIST_LESSON_SEED"  # the environment variable that replaces today's date; not for the process of an answer
+LINKS = LinkModel()
+SERVER_S = 10.0  # seconds in which the server of processes ends one
+OWNERS: list[Any] = []  # connections to the process that waits for the verdict: when one closes, nobody does
 
 
 @dataclass(frozen=True)
@@ -51,252 +57,253 @@ class Limits:
     messages: int = 100
 
 
-class Answer(Protocol):
-    """Loads the function that is judged, in the process that runs it: `transport.Packed`, `submission.Source`."""
-
-    def load(self) -> Callable[..., Any]:
-        """Return the function, with globals of its own."""
-
-
-class EndlessError(MinidistError):
-    """A program sends messages without end."""
-
-
 class ProcessEndedError(MinidistError):
     """The process that ran the answer ended, or had to be ended."""
 
 
 @dataclass
 class Outcome:
-    """What one run returned, raised, recorded, needed and printed.
+    """What one run returned, raised, sent, needed and printed.
 
-    message: what the error says. changed: the globals of the function that the run has changed.
+    message: what the error says. changed: the globals of the function that runs have changed. sent: by all ranks
+    together.
     """
 
     answers: list[Any]
     error: BaseException | None = None
     message: str = ""
-    traces: list[Trace] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    sent: Least = Least(0, 0)  # noqa: RUF009 - a named tuple
     printed: str = ""
     changed: list[str] = field(default_factory=list)
 
 
-def run(
-    exercise: Exercise,
-    function: Callable[..., Any] | Sequence[Callable[..., Any]],
-    case: Case,
-    *,
-    buffered: bool = False,
-    messages: int = 1000,
-    limits: Limits | None = None,
-) -> Outcome:
-    """Run the function on all ranks of a case, in this process. Of several functions each rank runs its own."""
-    limits = limits or Limits()
+class Account:
+    """The messages of one run, by the record of each that the process sends when it is posted."""
 
-    def main(comm: Comm) -> Any:
-        own = function[comm.rank] if isinstance(function, Sequence) else function
-        return one_rank(exercise, own, case, comm)
+    def __init__(self, ranks: int) -> None:
+        self.messages, self.nbytes, self.last = [0] * ranks, [0] * ranks, 0.0
 
-    world = LimitedWorld(
-        case.ranks, limits.messages * (messages + 10), eager_bytes=BUFFERED if buffered else 0, timeout=limits.compute_s
-    )
-    outcome, printed = Outcome([]), _Printed()
-
-    # Whatever the function raises becomes part of the outcome; sys.exit() and KeyboardInterrupt, too.
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    def add(self, frame: bytes) -> None:
         try:
-            outcome.answers = [plain(answer) for answer in world.run(main)]
-        except BaseException as error:
-            outcome.error = _portable(error)
-            text = text_of(error)
-            name = "" if isinstance(error, DeadlockError) else type(error).__name__
-            line = None if isinstance(error, MinidistError) else call_site.line_of_error(error)
-            where = f", at {line}" if line is not None else ""
-            outcome.message = ": ".join(part for part in (name, text) if part) + where
+            _, rank, nbytes, when = RECORD.unpack(frame)
+        except struct.error:
+            raise BadPickleError("a record of a message that has another length") from None
+        if not (0 <= rank < len(self.messages) and nbytes >= 0 and 0 <= when < math.inf):
+            raise BadPickleError(f"a record of a message of {nbytes} B that rank {rank} sent at {when} s")
+        self.messages[rank] += 1
+        self.nbytes[rank] += nbytes
+        self.last = max(self.last, when)
 
-    outcome.printed, outcome.traces = printed.getvalue(), world.traces
-    outcome.metrics = {
-        "bytes": max(sum(message.nbytes for message in trace.sent()) for trace in world.traces),
-        "messages": max(len(trace.sent()) for trace in world.traces),
-        "time": world.end_time,
-        # Only exercises about memory keep an account.
-        "memory": max((sum(live.values()) for trace in world.traces for _, live in trace.memory), default=0),
-    }
-    return outcome
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return the error, or one of its nearest base class that the judge knows and that can be sent to it."""
-    for kind in type(error).__mro__:
-        if kind.__module__.partition(".")[0] not in ("builtins", "minidist"):
-            continue
-        try:
-            candidate = error if kind is type(error) else kind(text_of(error))
-            pickle.loads(pickle.dumps(candidate))
-        except Exception:  # a class whose arguments cannot be sent, or are others
-            continue
-        return candidate
-    return RuntimeError(text_of(error))
+    def least_time(self) -> float:
+        """Return the seconds that these messages take at least: the bytes of a rank leave one after the other."""
+        busiest = LINKS.beta * max(self.nbytes) + LINKS.alpha * any(self.messages)
+        return max(self.last, busiest) * (1 - 1e-9)
 
 
 class Runner:
-    """The process that runs one answer, as the judge sees it. A context manager; it ends with the block."""
+    """The process that runs one answer, as the judge sees it. A context manager; it ends with the block.
 
-    def __init__(self, exercise: Exercise, answer: Answer, path: Sequence[str], limits: Limits) -> None:
-        self.limits = limits
-        context = get_context("fork")
-        self.connection, there = context.Pipe()
-        self.process = context.Process(target=_serve, args=(there, exercise, answer, path, limits), daemon=True)
-        self.process.start()
-        there.close()
+    cells: the files of a notebook's cells and their names.
+    """
+
+    def __init__(
+        self,
+        exercise: Exercise,
+        answer: Answer,
+        path: Sequence[str],
+        limits: Limits,
+        cells: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        self.exercise, self.limits = exercise, limits
+        self.inputs: tuple[Case | None, list[bytes]] = (None, [])
+        mine, theirs = socket.socketpair()
+        mine.settimeout(limits.run_s)
+        self.channel = Channel(mine)
+        self.server = start_server()
+        with theirs:
+            self.server.start_process(theirs)
+        job = Job(exercise.task, answer, tuple(path), cells, limits.compute_s, limits.memory)
+        with suppress(OSError):
+            self.channel.send(dumps_of_exercise(job))
 
     def __enter__(self) -> "Runner":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.connection.close()
-        self.process.kill()
-        self.process.join()
+        self._end()
 
     def run(self, case: Case, buffered: bool, messages: int) -> Outcome:
-        """Return the outcome of a run, without its traces."""
-        return self._ask((case, buffered, messages, False))
+        """Return the outcome of a run."""
+        return self._ask(case, Question(self._inputs_of(case), buffered, self._most(messages)))
 
     def run_apart(self, case: Case, messages: int) -> Outcome:
         """Return the outcome of a run in which each rank has the function's globals for itself, as a process would.
 
-        Its `changed` are the globals that the usual run of the case changes.
+        Its `changed` are the globals that the runs before it have changed.
         """
-        return self._ask((case, False, messages, True))
+        return self._ask(case, Question(self._inputs_of(case), False, self._most(messages), True))
 
     def traces(self) -> list[Trace]:
         """Return the traces of the last run; none when the process has ended."""
-        return self._ask(None).traces
-
-    def _ask(self, question: object) -> Outcome:
         try:
-            self.connection.send(question)
-            if self.connection.poll(self.limits.run_s):
-                outcome: Outcome = self.connection.recv()
-                return outcome
+            self.channel.send(pickle.dumps(None))
+            rows = unpack(self.channel.receive(time.monotonic() + self.limits.run_s, OWNERS))
+            return [
+                Trace(rank, len(rows), [MessageEvent(*m) for m in messages], [SpanEvent(*s) for s in spans], memory)
+                for rank, (messages, spans, memory) in enumerate(rows)
+            ]
+        except (EOFError, OSError, BadPickleError, TypeError, ValueError):
+            return []
+
+    def _inputs_of(self, case: Case) -> list[bytes]:
+        if self.inputs[0] != case:
+            self.inputs = case, [dumps_of_exercise(self.exercise.arguments(case, rank)) for rank in range(case.ranks)]
+        return self.inputs[1]
+
+    def _most(self, messages: int) -> int:
+        return self.limits.messages * (messages + 10)
+
+    def _ask(self, case: Case, question: Question) -> Outcome:
+        account, until = Account(case.ranks), time.monotonic() + self.limits.run_s
+        try:
+            self.channel.send(pickle.dumps(question))
+            while True:
+                frame = self.channel.receive(until, OWNERS)
+                if frame[:1] != RECORDED:
+                    return outcome_of(unpack(frame), account, case.ranks)
+                account.add(frame)
+        except BadPickleError as error:
+            why = f"what the process that ran the function sent is no outcome of a run: {error}"
+        except TimeoutError:
             why = f"the run was still going on after {self.limits.run_s:g} s"
         except (EOFError, OSError):
-            self.process.join()
-            why = f"the process that ran the function ended, with exit code {self.process.exitcode}"
+            code = self._end()
+            why = "the process that ran the function ended" + (f", with exit code {code}" if code is not None else "")
+        self._end()
         return Outcome([], ProcessEndedError(why), why)
 
-
-def _serve(connection: Connection, exercise: Exercise, answer: Answer, path: Sequence[str], limits: Limits) -> None:
-    """Answer the judge's questions until it closes the connection."""
-    problem, function = None, None
-    original = refuse_library_calls(exercise)
-    # What judges is not here: an answer that looks around finds the inputs only.
-    seen = replace(exercise, expected=_withheld, check_answers=_withheld, hints=())
-    if limits.memory is not None:
-        bound = _address_space() + limits.memory
-        resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
-    sys.path[:] = [*path, *(place for place in sys.path if place not in path)]
-    try:
-        function = original(answer.load())
-    except BaseException as error:
-        text = f"the function cannot be loaded in the process that runs it: {reason(error, named=True)}"
-        problem = Outcome([], UsageError(text), text)
-
-    traces: list[Trace] = []
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            question = connection.recv()
-            if question is None:
-                connection.send(Outcome([], traces=traces))
-            elif problem is not None or function is None:
-                connection.send(problem)
-            else:
-                case, buffered, messages, apart = question
-                before = global_values(function) if apart else {}
-                outcome = run(seen, function, case, buffered=buffered, messages=messages, limits=limits)
-                if apart:
-                    changed = [name for name, value in global_values(function).items() if value != before.get(name)]
-                    copies = [original(answer.load()) for _ in range(case.ranks)]
-                    outcome = run(seen, copies, case, messages=messages, limits=limits)
-                    outcome.changed = changed
-                traces = outcome.traces
-                connection.send(replace(outcome, traces=[]))
+    def _end(self) -> int | None:
+        """End the process and close the channel; return the process's exit code, None where nobody knows it."""
+        if self.channel.socket.fileno() < 0:
+            return None
+        self.channel.socket.close()
+        return self.server.end_process()
 
 
-def global_values(function: Callable[..., Any]) -> dict[str, bytes]:
-    """Return the values of what calls of a function could share: containers among its globals, defaults and closure."""
-    function = getattr(function, "__func__", getattr(function, "func", function))
-    if not isinstance(function, FunctionType):
-        return {}
-    values: dict[str, Any] = {}
-    todo, seen = [function], set()
-    while todo:
-        one = todo.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        named = {name: one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__}
-        closure = dict(
-            zip(one.__code__.co_freevars, (cell.cell_contents for cell in one.__closure__ or ()), strict=True)
-        )
-        for name, value in {**named, **closure}.items():
-            if isinstance(value, FunctionType) and not value.__module__.startswith("minidist"):
-                todo.append(value)
-            elif isinstance(value, list | dict | set | bytearray | np.ndarray | int | float):
-                values[name] = value
-        for number, value in enumerate(one.__defaults__ or ()):
-            values[f"default argument {number + 1} of {one.__name__}"] = value
-    return {name: repr(plain(value)).encode() for name, value in values.items()}
+def outcome_of(value: Any, account: Account, ranks: int) -> Outcome:
+    """Return the outcome that the process of an answer describes. Raises BadPickleError when it describes none."""
+    if not isinstance(value, dict):
+        raise BadPickleError("not a table")
+    kinds = {"answers": list, "error": list, "message": str, "printed": str, "changed": list, "waiting": list}
+    found = {name: value.get(name, kind()) for name, kind in kinds.items()}
+    for name, kind in kinds.items():
+        if not isinstance(found[name], kind):
+            raise BadPickleError(f"its {name} is a {type(found[name]).__name__}")
+    seconds, memory = value.get("time", 0.0), value.get("memory", 0)
+    if not isinstance(seconds, float | int) or not isinstance(memory, int) or not math.isfinite(seconds):
+        raise BadPickleError("its time or its memory is not a number")
+
+    metrics = {
+        "bytes": max(account.nbytes),
+        "messages": max(account.messages),
+        "time": float(seconds),
+        "memory": memory,
+    }
+    error = error_of(found["error"], found["message"], found["waiting"]) if found["error"] else None
+    if error is None and len(found["answers"]) != ranks:
+        raise BadPickleError(f"{len(found['answers'])} answers of {ranks} ranks")
+    if error is None and seconds < account.least_time():
+        raise BadPickleError(f"it took {seconds:g} s, and its messages take at least {account.least_time():g} s")
+    sent = Least(sum(account.messages), sum(account.nbytes))
+    changed = [str(name) for name in found["changed"]]
+    return Outcome(found["answers"], error, found["message"], metrics, sent, found["printed"], changed)
 
 
-def _names(code: CodeType) -> set[str]:
-    """Return the names that the code, or code inside it, may look up as globals."""
-    inner = (_names(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return set(code.co_names).union(*inner)
+def error_of(names: list[Any], message: str, waiting: list[Any]) -> BaseException:
+    """Return an exception of the first of these classes that the judge knows, with this text."""
+    kind = next((KNOWN[name] for name in names if isinstance(name, str) and name in KNOWN), RuntimeError)
+    error: BaseException = kind.__new__(kind, message)
+    error.args = (message,)
+    with suppress(TypeError, ValueError):
+        error.waiting = [SimpleNamespace(rank=rank, what=str(what)) for rank, what in waiting]  # type: ignore[attr-defined]
+    return error
 
 
-def _withheld(*arguments: Any) -> Any:
-    raise UsageError("the judge knows this, and this process does not")
+KNOWN: dict[str, type[BaseException]] = {
+    f"{kind.__module__}.{kind.__qualname__}": kind
+    for kind in (
+        *vars(builtins).values(),
+        *vars(errors).values(),
+        *(LibraryCallError, ForbiddenCallError),
+        *(ProgramExitError, EndlessError),
+    )
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
 
 
-def _address_space() -> int:
-    """Return the bytes of this process's address space, as Linux counts them; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * resource.getpagesize()
-    except OSError:
-        return 0
+class Server:
+    """The process that forks one process for each answer. It has never had an exercise in its memory."""
+
+    def __init__(self) -> None:
+        self.control, there = socket.socketpair()
+        self.control.settimeout(SERVER_S)
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+        environment.pop(SEED, None)
+        with there:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", f"from minidist.lesson.answer_process import main; main({there.fileno()})"],
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment,
+            )
+        self.owner, self.is_busy = os.getpid(), False
+
+    def start_process(self, end: socket.socket) -> None:
+        """Start a process that serves the other end of a pair of sockets."""
+        self.is_busy = True
+        with suppress(OSError):
+            socket.send_fds(self.control, [b"s"], [end.fileno()])
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, and belongs to this process: one that was forked has none."""
+        return self.owner == os.getpid() and self.control.fileno() >= 0 and self.process.poll() is None
+
+    def end_process(self) -> int | None:
+        """End the process of the answer; return its exit code, or None when the server has ended, too."""
+        try:
+            self.control.sendall(b"e")
+            data = self.control.recv(4)
+            self.is_busy = False
+            return int(struct.unpack("<i", data)[0])
+        except (OSError, struct.error):
+            self.end()
+            return None
+
+    def end(self) -> None:
+        """End the server, and with it the process that it has started."""
+        if self.owner != os.getpid():
+            return
+        self.control.close()
+        try:
+            self.process.wait(SERVER_S if self.is_busy else 0)  # it ends what it has started
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.process.wait()
 
 
-class _Printed(io.StringIO):
-    """What an answer prints, up to MAX_PRINTED characters."""
-
-    def write(self, text: str) -> int:
-        room = MAX_PRINTED - self.tell()
-        super().write(text[: max(0, room)])
-        return len(text)
+_servers: list[Server] = []
 
 
-class LimitedWorld(SimWorld):
-    """A simulated world that stops a program which sends without end."""
-
-    def __init__(self, ranks: int, limit: int, **options: Any) -> None:
-        super().__init__(ranks, **options)
-        self.limit = limit
-
-    def _new_matching(self) -> Matching:
-        return _LimitedMatching(self.limit, self.state, self.failures, self._block)
-
-
-class _LimitedMatching(Matching):
-    """The messages of a run: at most `limit`."""
-
-    def __init__(self, limit: int, *parts: Any) -> None:
-        super().__init__(*parts)
-        self.limit = limit
-
-    def post(self, *arguments: Any, **keywords: Any) -> SimRequest:
-        if self.posts > self.limit:
-            raise EndlessError(f"stopped after {self.posts} messages, many times what the solution sends")
-        return super().post(*arguments, **keywords)
+def start_server() -> Server:
+    """Return the server of this process, started now if there is none: it takes half a second to be ready."""
+    if not _servers or not _servers[-1].alive:
+        _servers[:] = [Server()]
+        atexit.register(_servers[0].end)
+    return _servers[0]

@@ -12,9 +12,9 @@ from typing import Any
 
 from minidist.base.extras import extra
 from minidist.lesson.build import tidy
-from minidist.lesson.checker import SEED
 from minidist.lesson.exercise import exercises
 from minidist.lesson.handout import without_solutions
+from minidist.lesson.runner import SEED
 from minidist.lesson.solutions import solution
 
 

@@ -7,15 +7,18 @@ Proved by: tests/lesson/test_grade.py
 """
 
 import ast
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minidist.base.errors import UsageError, nearest, quoted_path
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
 from minidist.lesson.exercise import Exercise
+
+
+class BrokenSubmissionError(UsageError):
+    """A submission that is no Python, or no notebook."""
 
 
 @dataclass(frozen=True)
@@ -25,23 +28,21 @@ class Source:
     text: str
     filename: str
     functions: tuple[str, ...]
-    adapter: str = ""
+    adapter: Callable[[dict[str, Any]], Callable[..., Any]] | None = None
 
     def load(self) -> Callable[..., Any]:
         """Run the source in a namespace of its own and return the function that is judged."""
         namespace: dict[str, Any] = {"__name__": "submission"}
         exec(compile(self.text, self.filename, "exec"), namespace)
-        if self.adapter:
-            module, _, name = self.adapter.partition(":")
-            function = getattr(importlib.import_module(module), name)(namespace)
-        else:
-            function = namespace[self.functions[0]]
-        result: Callable[..., Any] = function
-        return result
+        function: Callable[..., Any] = namespace[self.functions[0]] if self.adapter is None else self.adapter(namespace)
+        return function
 
 
 def read(path: Path) -> ast.Module:
-    """Return the code of a .py or .ipynb file. Raises UsageError when it is neither, or cannot be parsed."""
+    """Return the code of a .py or .ipynb file.
+
+    Raises UsageError when it is neither, and BrokenSubmissionError when it cannot be parsed.
+    """
     if path.suffix not in (".py", ".ipynb"):
         raise UsageError(f"{quoted_path(path)} is not a submission: it must be a .py or .ipynb file")
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -50,15 +51,16 @@ def read(path: Path) -> ast.Module:
             cells = [cell for cell in parse_json(text, any_number=True)["cells"] if cell["cell_type"] == "code"]
             lines = [line for cell in cells for line in "".join(cell["source"]).splitlines()]
         except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{quoted_path(path)} is not a notebook; save it again as .ipynb") from None
+            raise BrokenSubmissionError(f"{quoted(path.name)} is not a notebook; save it again as .ipynb") from None
         # Magics are Jupyter's and not Python's.
         text = "\n".join("" if line.lstrip().startswith(("%", "!")) else line for line in lines)
     try:
         return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         where = f", line {line} of its code" if line else ""
-        raise UsageError(f"{path.name}{where}: {getattr(error, 'msg', error)}; it must be Python") from None
+        text = str(getattr(error, "msg", error)) or type(error).__name__
+        raise BrokenSubmissionError(f"{path.name}{where}: {text}; it must be Python") from None
 
 
 def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
@@ -69,7 +71,10 @@ def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
         if name not in defined:
             how = "" if exercise.functions else f' and no check("{exercise.name}", your_function)'
             raise UsageError(f"{path.name} defines no {name}(){nearest(name, defined)}{how}")
-    return Source(_needed(tree, wanted), path.name, wanted, exercise.adapter)
+    try:
+        return Source(_needed(tree, wanted), path.name, wanted, exercise.adapter)
+    except RecursionError:
+        raise BrokenSubmissionError(f"{path.name} has an expression that is nested too deeply; write it flat") from None
 
 
 def _checked(name: str, tree: ast.Module) -> str:

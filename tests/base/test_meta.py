@@ -204,3 +204,22 @@ def test_a_mask_behind_an_ellipsis_copies_nothing():
     wide = MetaArray((2**20, 2**10, 32, 32), np.float32)
     assert wide[..., np.tri(32, dtype=bool)].shape == (2**20, 2**10, 528)
     wide[..., np.tri(32, dtype=bool)] = 0.0
+
+
+def test_all_experts_are_chosen_equally_often_in_a_dry_run():
+    """Bytes of an expert follow from how many tokens choose it."""
+    chosen = MetaArray((12, 4), np.float32).argmax(axis=-1)
+    assert np.bincount(chosen, minlength=4).tolist() == [3, 3, 3, 3]
+
+
+def test_a_sum_of_bools_counts():
+    meta, real = both((3, 4), bool)
+    for axis in (None, 0):
+        same(meta.sum(axis=axis), real.sum(axis=axis))
+
+
+def test_an_array_that_is_made_read_only_is_the_only_one():
+    first, second = MetaArray((3,), np.float32), MetaArray((3,), np.float32)
+    first.flags.writeable = False
+    assert second.flags.writeable
+    assert MetaArray((3,), np.float32).flags.writeable

@@ -6,10 +6,12 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.initial_weights import load_initial_weights
+from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs
+from minidist.train.trainer import train as train_job
 
 MODEL = """
 from minidist.autograd import relu
@@ -67,3 +69,23 @@ def test_a_checkpoint_without_them_is_one_sentence(train, tmp_path, monkeypatch)
         train(2, save=str(tmp_path / "ck"))
     with pytest.raises(UsageError, match=r"has no tensor 'buffers/norm.running_mean'"):
         train(4, save=str(tmp_path / "ck"), resume=True)
+
+
+def test_the_statistics_of_a_stage_on_two_ranks_are_written_once(tmp_path):
+    """DualPipe holds each stage on two ranks; each of them, times the pipelines, is another replica."""
+    found = []
+
+    def main(comm):
+        config = TrainConfig.make(
+            model="cnn", data="glyphs", layers=2, pp=2, dp=2, schedule="dualpipe", microbatches=4, heads=4, context=64
+        )
+        train_job(comm, config.model_copy(update={"steps": 1}), [lambda state: found.append(state.strategy.buffers())])
+
+    SimWorld(4).run(main)
+    replicas = {}
+    for buffers in found:
+        for name, _, replica in buffers:
+            replicas.setdefault(name, []).append(replica.number)
+    assert replicas
+    for name, numbers in replicas.items():
+        assert sorted(numbers) == [0, 1, 2, 3], name

@@ -109,3 +109,18 @@ def test_a_ring_for_all_ranks_at_once_equals_its_messages(operation, data, begin
     assert list(outcome.messages) == list(expected.messages)
     assert list(outcome.nbytes) == list(expected.nbytes)
     assert [{kind: n for kind, n in one.items() if n} for one in workspaces] == list(memory)
+
+
+@pytest.mark.parametrize("name", ["binomial", "ring"])
+def test_a_group_of_later_ranks_has_its_own_links(name):
+    """Ranks 1 to 3 are on two nodes; numbered from 0, as in their group, they would be on one."""
+    groups = [[0], [1, 2, 3]]
+
+    def main(comm):
+        part = comm.group(next(group for group in groups if comm.rank in group), "part")
+        collectives.all_reduce(part, np.zeros(24), algorithm=name)
+        return comm.time()
+
+    whole = SimWorld(4, links=LINKS["nodes"], record="totals").run(main)
+    folded = FoldedWorld(4, [range(1), range(1, 4)], links=LINKS["nodes"]).run(main)
+    assert [folded[0], folded[1]] == [whole[0], max(whole[1:])]

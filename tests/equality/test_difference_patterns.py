@@ -26,7 +26,11 @@ CASES = [
     (OURS.reshape(3, 4, 8)[[1, 2, 0]].reshape(12, 8), "ours with the heads in the order 1, 2, 0"),
     (OURS.reshape(3, 2, 2, 8)[:, ::-1].reshape(12, 8), "ours with the halves of each head swapped"),
     (np.zeros((12, 8)), "all zeros"),
-    (np.where(OURS > 2, np.nan, OURS), f"{int((OURS > 2).sum())} of 96 elements are not finite"),
+    (
+        np.where(OURS > 2, np.nan, OURS),
+        f"the element at {np.argwhere(OURS > 2)[0].tolist()} is nan, ours is {OURS[OURS > 2][0]};"
+        f" {int((OURS > 2).sum())} of 96 elements are not finite",
+    ),
     (OURS[:5], "of shape (5, 8), and ours is (12, 8)"),
 ]
 
@@ -41,3 +45,10 @@ def test_noise_has_no_pattern():
     for _ in range(20):
         (sentence,) = explain(OURS + 0.01 * DRAW.standard_normal(OURS.shape), OURS, CONTEXT)
         assert sentence.startswith("no known pattern: relative distance 0.0")
+
+
+def test_rows_that_are_alike_are_not_told_apart():
+    """Of equal rows no fit can say which one counts how often."""
+    rows = [ROWS[0], ROWS[0], ROWS[1]]
+    sentences = explain(3 * ROWS[0] + ROWS[1], 2 * ROWS[0] + ROWS[1], Context(1e-5, {}, rows))
+    assert all("rows" not in sentence for sentence in sentences)

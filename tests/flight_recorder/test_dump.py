@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
+from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
 from minidist.flight_recorder.diagnosis import diagnose
-from minidist.flight_recorder.dump import BadDumpError, dump_of, read_dumps, unpickled
+from minidist.flight_recorder.dump import BadDumpError, dump_of, read_dumps
 
 
 def entry(number=0, name="nccl:all_reduce", **values):
@@ -158,7 +159,7 @@ def test_a_folder_without_dumps_and_one_with_two_of_a_rank(tmp_path):
 
 @given(st.data())
 def test_a_damaged_pickle_is_a_dump_or_a_sentence(data):
-    """Bytes are changed, left out and doubled: nothing else than BadDumpError is raised, and nothing is imported."""
+    """Bytes are changed, left out and doubled: nothing but these two errors is raised, and nothing is imported."""
     content = bytearray(pickle.dumps(dump(entry(), message("send", 0, 1, 1)), protocol=2))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(content) - 1))
@@ -170,8 +171,8 @@ def test_a_damaged_pickle_is_a_dump_or_a_sentence(data):
         else:
             content[place:place] = content[place : place + 9]
     try:
-        found = dump_of(0, unpickled(bytes(content)))
-    except BadDumpError:
+        found = dump_of(0, read_plain_pickle(bytes(content)))
+    except (BadDumpError, BadPickleError):
         return
     diagnose([found]).lines()
 
@@ -197,4 +198,15 @@ def test_a_wrong_value_is_a_dump_or_a_sentence(key, value, field, other):
 def test_a_pickle_of_protocol_5_is_read():
     content = io.BytesIO()
     pickle.dump(dump(entry()), content, protocol=5)
-    assert len(dump_of(0, unpickled(content.getvalue())).operations) == 1
+    assert len(dump_of(0, read_plain_pickle(content.getvalue())).operations) == 1
+
+
+def test_a_coalesced_entry_says_nothing_of_another_group_with_its_number():
+    config = {
+        "0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"},
+        "1": {"name": "1", "desc": "pp", "ranks": "[0]"},
+    }
+    last = entry(2, "nccl:coalesced", is_p2p=True, p2p_seq_id=1, state="completed")
+    other = message("send", 0, 0, 0, process_group=("1", "pp"))
+    found = dump_of(0, dump(message("send", 0, 1, 0), other, last, pg_config=config)).operations
+    assert [(o.group, o.is_done) for o in found] == [("0", True), ("1", False)]

@@ -52,3 +52,16 @@ def test_wrong_form_and_folder(world, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another folder"):
         write_dumps(world, tmp_path / "file")
+
+
+def test_the_ranks_of_a_message_are_those_of_its_group():
+    def main(comm):
+        group = comm.split(comm.rank // 2)
+        if comm.rank >= 2:
+            value = np.ones(5)
+            group.send(value, 1) if group.rank == 0 else group.recv(value, 0)
+
+    world = SimWorld(4)
+    world.run(main)
+    assert [e["profiling_name"] for e in entries_of(world, 2)] == ["nccl:send 0->1"]
+    assert [e["profiling_name"] for e in entries_of(world, 3)] == ["nccl:recv 1<-0"]

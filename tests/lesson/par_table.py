@@ -4,13 +4,16 @@ python -m tests.lesson.par_table      writes minidist/lesson/par.json
 """
 
 import json
+import sys
+from dataclasses import replace
 
 from minidist.base.errors import UsageError
 from minidist.lesson.exercise import exercises
 from minidist.lesson.par import COLUMNS, TABLE, Par, all_cases, is_measured, key_of
 from minidist.lesson.plain import form
-from minidist.lesson.runner import run
+from minidist.lesson.runner import Limits, Runner
 from minidist.lesson.solutions import solution
+from minidist.lesson.transport import Packed, dumps
 
 DIGITS = 12  # of a virtual time, which is a sum in floating point
 
@@ -21,14 +24,20 @@ def measured_exercises():
     return [exercise for exercise in every if is_measured(exercise)]
 
 
+def run(exercise, function, case, *, buffered=False):
+    """Return the outcome of a run, and its traces. An answer may call all of the library, as our solutions do."""
+    with Runner(replace(exercise, written_by_hand=()), Packed(dumps(function)), sys.path, Limits()) as runner:
+        return runner.run(case, buffered, 1000), runner.traces()
+
+
 def measure(exercise, function, case):
     """Return par as a run of this function on a case shows it."""
-    outcome = run(exercise, function, case)
+    outcome, traces = run(exercise, function, case)
     if outcome.error is not None:
         raise UsageError(f"our solution of {exercise.name} fails on {case}: {outcome.message}")
     metrics = {name: float(f"{outcome.metrics[name]:.{DIGITS}g}") for name in COLUMNS}
     forms = [] if exercise.check_answers is None else [form(answer) for answer in outcome.answers]
-    return Par(metrics, sum(len(trace.messages) for trace in outcome.traces), forms)
+    return Par(metrics, sum(len(trace.messages) for trace in traces), forms)
 
 
 def row(par):

@@ -4,8 +4,9 @@ import pytest
 
 from minidist.lesson import examine, names, solution
 from minidist.lesson.exercise import find
+from minidist.lesson.exercises import e26_checkpoints
 from tests.lesson.attempts import ATTEMPTS
-from tests.lesson.wrong_answers import WRONG
+from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 
 
 @pytest.mark.sampled(3)
@@ -31,6 +32,33 @@ def test_our_solution_passes_at_par(name):
     result = examine(name, solution(name), mpi=False)
     assert result.passed, result.text
     assert result.par == pytest.approx(result.yours, rel=1e-9)
+
+
+def test_a_save_meets_what_a_dead_one_has_left():
+    (case,) = (case for case in find("26.save").cases() if case.size == 1 and case.seed == 2)
+    disk, name, parts = e26_checkpoints.disk_arguments(case, 0)
+    solution("26.save")(disk, name, parts)
+    assert e26_checkpoints.check_disk(case, [disk.states]) == ""
+    assert disk.files["latest"] == b"step-2"
+    assert set(disk.files) == {"step-1/part-0", "step-2/part-0", "latest"}
+    disk, *_ = e26_checkpoints.disk_arguments(case, 0)
+    onto_what_a_dead_save_left(disk, name, parts)
+    assert "'part-1' of 'step-2' was left by a save" in e26_checkpoints.check_disk(case, [disk.states])
+
+
+def test_a_disk_renames_and_removes_as_posix_does():
+    disk = e26_checkpoints.Disk({"a/x": b"1", "b/y": b"2", "c": b"3", "d": b"4"})
+    for old, new, error in (("a", "b", "Directory not empty"), ("a", "c", "Not a directory"), ("c", "b", "not empty")):
+        with pytest.raises(OSError, match=error):
+            disk.rename(old, new)
+    disk.rename("c", "d")
+    disk.rename("a", "e")
+    assert disk.files == {"b/y": b"2", "d": b"3", "e/x": b"1"}
+    disk.remove("b")
+    disk.remove("d")
+    assert list(disk.files) == ["e/x"]
+    with pytest.raises(FileNotFoundError):
+        disk.remove("b")
 
 
 @pytest.mark.parametrize("name", names())

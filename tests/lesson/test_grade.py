@@ -2,8 +2,10 @@
 
 import inspect
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,7 +40,7 @@ def ring_all_reduce(comm, array):
         comm.send(array, other)
 """
 
-# Communicates through a list.
+# Sends what a sum needs, and communicates through a list.
 CHEAT = """
 board = []
 calls = 0
@@ -46,7 +48,8 @@ calls = 0
 def ring_all_reduce(comm, array):
     global calls
     calls += 0
-    comm.barrier()
+    for _ in range(2 * (comm.size > 1)):
+        comm.sendrecv(array, (comm.rank + 1) % comm.size, np.empty_like(array), (comm.rank - 1) % comm.size)
     board.append(array.copy())
     comm.barrier()
     parts = board[-comm.size :]
@@ -141,17 +144,31 @@ def ring_all_reduce(comm, array):
     assert "EndlessError: stopped after" in result.text()
 
 
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"must be a \.py or \.ipynb file"):
+        grade(written(tmp_path, "", "a.txt"), "16.gpipe", 5)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.txt", "", "must be a .py or .ipynb file"),
-        ("a.ipynb", "{}", "is not a notebook"),
-        ("a.py", "def f(:", "a.py, line 1 of its code"),
+        ("a.ipynb", "{}", "'a.ipynb' is not a notebook; save it again"),
+        ("a.ipynb", '{"cells": [', "'a.ipynb' is not a notebook; save it again"),
+        ("a.py", "x = 1\ndef f(:", "a.py, line 2 of its code: invalid syntax; it must be Python"),
+        ("a.py", "def gpipe(p, m):\nreturn 1", "a.py, line 2 of its code: expected an indented block"),
+        ("a.py", "x = " + "(" * 500, "a.py, line 1 of its code: too many nested parentheses"),
+        ("a.py", "def gpipe(p, m):\n    return " + "-" * 20_000 + "1", "a.py"),
+        ("a.py", "\0", "a.py"),
     ],
 )
-def test_what_is_no_submission_is_refused(tmp_path, name, text, message):
-    with pytest.raises(UsageError, match=message):
-        grade(written(tmp_path, text, name), "16.gpipe", 5)
+def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, name, text, message):
+    done = program(tmp_path, written(tmp_path, text, name), "--assignment", "16", "--json", "r.json")
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["score"] == 0
+    assert [test["max_score"] for test in results["tests"]] == [10]
+    assert message in results["tests"][0]["output"]
 
 
 def test_an_unknown_assignment_names_those_there_are():
@@ -193,6 +210,65 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
         assert failed.returncode == 2, arguments
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_grade_that_is_ended_leaves_no_process_and_zero_points(tmp_path, end):
+    # The answer ignores what it can, and starts a process; each has its number in a file of the test's folder.
+    answer = written(
+        tmp_path,
+        f"""
+import os, signal, time
+def gpipe(p, m):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.fork()
+    open(os.path.join({str(tmp_path)!r}, f"{{os.getpid()}}.pid"), "w").close()
+    time.sleep(60)
+""",
+    )
+    command = [sys.executable, "-m", "minidist", "grade", str(answer), "--assignment", "16.gpipe", "--json", "r.json"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    until = time.monotonic() + 30
+    while len(list(tmp_path.glob("*.pid"))) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(end)
+    process.communicate(timeout=10)  # whose pipe no process of the answer holds
+    pids = [int(path.stem) for path in tmp_path.glob("*.pid")]
+    assert len(pids) == 2
+    until = time.monotonic() + 10
+    while any(Path("/proc", str(pid)).exists() for pid in pids) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if Path("/proc", str(pid)).exists()]
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["score"] == 0
+    assert "the process that grades was ended before it was done" in results["tests"][0]["output"]
+
+
+def test_an_answer_that_ends_the_process_that_started_it_gets_a_file_and_the_next_exercise_its_points(tmp_path):
+    text = """
+import numpy as np
+
+def save(disk, name, parts):
+    import os
+    open("here", "w").close()
+    os.kill(os.getppid(), 9)
+
+def load(comm, size, pieces, read):
+    edges = [len(part) for part in np.array_split(np.arange(size), comm.size)]
+    start = sum(edges[: comm.rank])
+    mine = np.empty(edges[comm.rank])
+    for number, (first, last) in enumerate(pieces):
+        begin, end = max(first, start), min(last, start + mine.size)
+        if begin < end:
+            mine[begin - start : end - start] = read(number)[begin - first : end - first]
+    return mine
+"""
+    done = program(tmp_path, written(tmp_path, text), "--assignment", "26", "--json", "r.json")
+    results = json.loads((tmp_path / "r.json").read_text())
+    assert results["score"] == 10, done.stdout
+    assert "the process that ran the function ended" in results["tests"][0]["output"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answer.py", "r.json"]
 
 
 def test_of_a_lesson_the_readers_function_is_graded_and_not_the_mistake_that_it_shows():

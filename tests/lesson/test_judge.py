@@ -2,11 +2,13 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +19,7 @@ from minidist.lesson import checker, examine, names, solution
 from minidist.lesson.mpi_leg import mpiexec
 from minidist.lesson.runner import Limits
 from tests.lesson.test_plain import ODD, USUAL
-from tests.lesson.wrong_answers import our_gpipe
+from tests.lesson.wrong_answers import our_gpipe, our_ring_all_reduce
 
 needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
 
@@ -94,7 +96,7 @@ def test_what_is_expected_is_in_no_frame_of_a_caller():
 
     result = examine("03.by_sendrecv", looks_around, mpi=False)
     assert not result
-    assert "the judge knows this, and this process does not" in result.text
+    assert "no frame knows" in result.text
 
 
 @pytest.mark.parametrize("name", ["03.by_sendrecv", "16.gpipe", "28.first_difference"])
@@ -208,3 +210,51 @@ def test_an_interrupt_of_the_check_ends_the_judge_and_the_answer():
         examine("16.gpipe", lambda p, m: time.sleep(1.5), mpi=False)
     assert not session.alive
     assert examine("16.gpipe", our_gpipe, mpi=False).passed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_notebook_that_is_killed_leaves_neither_a_judge_nor_an_answer(tmp_path):
+    program = f"""
+import os, time
+from minidist.lesson import examine
+def forever(p, m):
+    open(os.path.join({str(tmp_path)!r}, f"{{os.getpid()}} {{os.getppid()}}"), "w").close()
+    time.sleep(60)
+examine("16.gpipe", forever, mpi=False)
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while not list(tmp_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    (found,) = tmp_path.iterdir()
+    until = time.monotonic() + 10
+    while any(Path("/proc", pid).exists() for pid in found.name.split()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in found.name.split() if Path("/proc", pid).exists()]
+
+
+def test_an_answer_that_ends_its_parent_ends_neither_the_check_nor_the_next_one():
+    def ends(p, m):
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    result = examine("16.gpipe", ends, mpi=False)
+    assert "the process that ran the function ended" in result.text
+    assert "os.kill" in result.hint
+    assert examine("16.gpipe", our_gpipe, mpi=False).passed
+
+
+@needs_mpi
+def test_under_mpiexec_an_answer_cannot_import_an_exercise_either():
+    def imports(comm, array):
+        our_ring_all_reduce(comm, array)
+        if "mpi4py" in sys.modules:
+            import minidist.lesson.exercises.e04_ring_all_reduce as exercise
+
+            array[...] = exercise.total(None)
+
+    result = examine("04.ring_all_reduce", imports)
+    assert not result
+    assert "belongs to the judge" in result.text

@@ -57,6 +57,12 @@ def test_there_is_a_solution_for_each_exercise_and_no_other():
     assert all(solutions.solution(name) is found[name] for name in found)
 
 
+def test_a_file_of_solutions_can_be_handed_in():
+    """The exercises' modules are not where an answer runs."""
+    texts = {path.name: path.read_text() for path in solutions.folder().glob("[0-9]*.py")}
+    assert [name for name, text in texts.items() if "minidist.lesson" in text] == []
+
+
 def test_without_the_repository_a_solution_is_refused_and_an_answer_is_graded(tmp_path, monkeypatch):
     monkeypatch.setattr(solutions, "__file__", "/nowhere/minidist/lesson/solutions.py")
     monkeypatch.chdir(tmp_path)

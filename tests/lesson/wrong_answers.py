@@ -1272,6 +1272,25 @@ def latest_in_place(disk, name, parts):
     disk.write("latest", name.encode())
 
 
+def onto_what_a_dead_save_left(disk, name, parts):
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    name = name if not disk.exists(name) else f"{name}.1"
+    disk.rename(".saving", name)
+    disk.write("latest.new", name.encode())
+    disk.rename("latest.new", "latest")
+
+
+def onto_the_old_folder(disk, name, parts):
+    if disk.exists(".saving"):
+        disk.remove(".saving")
+    for part, data in parts.items():
+        disk.write(f".saving/{part}", data)
+    disk.rename(".saving", name)
+    disk.write("latest.new", name.encode())
+    disk.rename("latest.new", "latest")
+
+
 def latest_never(disk, name, parts):
     for part, data in parts.items():
         disk.write(f".saving/{part}", data)
@@ -1914,6 +1933,8 @@ WRONG = [
     ("26.save", over_what_is_there, "a name that is free"),
     ("26.save", latest_in_place, "half of a name"),
     ("26.save", latest_never, "must name the new checkpoint"),
+    ("26.save", onto_what_a_dead_save_left, "remove them first"),
+    ("26.save", onto_the_old_folder, "does not replace a folder"),
     ("26.load", reads_everything, "compare the ranges first"),
     ("26.load", equal_chunks, "some ranks one more"),
     ("26.load", in_the_order_of_the_files, "in any order"),

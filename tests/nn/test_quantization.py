@@ -18,6 +18,7 @@ from minidist.nn.quantization import (
     QATLinear,
     convert,
     converted,
+    int8_bytes,
     int8_matmul,
     observers_of,
     prepare_qat,
@@ -346,3 +347,9 @@ def test_a_step_of_a_layer_is_that_of_torchs_qat_linear():
     y.backward(g)
     np.testing.assert_allclose(y.data, wanted.detach().numpy(), rtol=0, atol=1e-5)
     np.testing.assert_allclose(layer.weight.grad, twin.weight.grad.numpy(), rtol=0, atol=1e-5)
+
+
+def test_the_bytes_of_int8_weights_count_a_scale_for_each_channel():
+    model = prepare_qat(MLP([6, 5, 3]), per_channel=True)
+    # 30 + 15 weights of one byte, and 5 + 3 scales of a float32.
+    assert int8_bytes(model) == {"weight_bytes": 45 + 4 * 8, "float_bytes": 4 * 45}

@@ -1,12 +1,17 @@
 """LARS and LAMB as jobs: equal to one device on every axis that cuts a layer, with every byte in the closed form."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
+from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.optim import LAMB
+from minidist.optim.exact_sums import LIMBS
 from minidist.parallel import LayerSums, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
 from minidist.parallel.flat_shards import gather_tensors
 from minidist.parallel.layer_sums import layer_sums_volume
@@ -168,3 +173,15 @@ def test_a_loop_of_ones_own(stage):
     expected = one_device(lambda flat: LAMB(flat, **settings), 2, 1, False)
     for result in SimWorld(2).run(program):
         assert_same(result, expected)
+
+
+def test_key_value_heads_that_neighbours_share_count_once():
+    """Of four tensor-parallel ranks, two and two hold the same heads: the sum has two shards."""
+    parameter = Parameter(np.ones(2, np.float32), name="k_proj.weight")
+    parameter.layout = SimpleNamespace(axes=("tp",), copies=2)
+
+    def main(comm):
+        return LayerSums([parameter], tp=comm)({parameter.name: np.full((2, LIMBS), comm.rank + 1.0)})
+
+    for sums in SimWorld(4).run(main):
+        np.testing.assert_array_equal(sums[parameter.name], np.full((2, LIMBS), 1.0 + 3.0))

@@ -8,6 +8,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint
 from minidist.checkpoint.error_feedback import load_error_feedback
+from minidist.checkpoint.rank_state import read_rank_state
 from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
@@ -230,3 +231,15 @@ def test_what_no_bound_holds_for_is_not_compared():
         UsageError, match=r"--compression sign, --zero 2 and --pp 2 .* compare with --zero 1, or without"
     ):
         tier_of(made, resolve_batches(made, 4).dims)
+
+
+def test_ranks_of_a_smaller_job_take_over_the_residuals_of_every_nth_rank(tmp_path):
+    """Rank r of n gets those of r, r + n, r + 2n, ..., as the head of checkpoint/rank_state.py says."""
+    run(5, steps=2, compression="topk:0.05", save=str(tmp_path), precision="fp64", global_batch=10)
+    saved = Checkpoint(tmp_path)
+    before = [saved.tensor(f"local/residual/stage 0 tile 0/{rank:05d}") for rank in range(5)]
+    for rank, held in enumerate(SimWorld(2).run(lambda comm: read_rank_state(saved, NAME, comm.rank, 2))):
+        np.testing.assert_array_equal(held, sum(before[rank::2]))
+
+
+NAME = "residual/stage 0 tile 0"

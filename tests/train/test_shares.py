@@ -8,6 +8,7 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.data import cut_batch
 from minidist.equality.compare import compare_rank
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.train.trainer import train
@@ -104,3 +105,10 @@ def test_a_resumed_job_may_have_other_shares(tmp_path):
     resumed = SimWorld(3).run(train, config_of(**saved, resume=True, weights="2,1,1")[0])[0].losses
     assert np.abs(np.array(resumed) - expected).max() < 1e-12
     assert resumed[:2] == expected[:2]
+
+
+def test_large_micro_batches_come_first_and_neighbours_differ_by_one_row():
+    """The largest is the first, so that memory is known after the first of them."""
+    assert cut_batch(11, 2, 3).rows == ((2, 2, 2), (2, 2, 1))
+    assert cut_batch(10, 1, 4).rows == ((3, 3, 2, 2),)
+    assert cut_batch(7, 1, 2, (1.0,)).rows == ((4, 3),)

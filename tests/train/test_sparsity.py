@@ -224,3 +224,26 @@ def test_the_command_says_what_is_pruned(capsys, tmp_path):
     with pytest.raises(SystemExit, match="0"):
         main(["train", *flags, *files])
     assert "weights of linear layers (50.0%)" in capsys.readouterr().out
+
+
+def test_weights_that_were_pruned_are_noted_as_changed():
+    """What keeps a copy of the weights (a gathered unit, a cache) asks whether they have been updated since."""
+    seen = []
+
+    def main(comm):
+        config = TrainConfig.make(**{**JOB, "steps": 2, "sparsity": 0.5, "sparsity_schedule": "1,2"})
+        train(comm, config, [lambda state: seen.append(state.strategy)])
+        axis = seen[-1].data_axes[0]
+        noted = [flat.version for flat in axis.flats]
+        axis.prune(2)
+        return [flat.version - before for flat, before in zip(axis.flats, noted, strict=True)]
+
+    assert SimWorld(1).run(main) == [[1]]
+
+
+def test_a_checkpoint_of_before_the_first_masks_is_resumed(tmp_path):
+    values = {**JOB, "sparsity_schedule": "3,5", "save": str(tmp_path)}
+    SimWorld(1).run(train, TrainConfig.make(**{**values, "steps": 2}))
+    straight = SimWorld(1).run(train, TrainConfig.make(**{**values, "save": None, "steps": 6}))[0]
+    resumed = SimWorld(1).run(train, TrainConfig.make(**{**values, "steps": 6, "resume": True}))[0]
+    assert resumed.digest == straight.digest

@@ -18,7 +18,7 @@ import numpy as np
 
 from minidist.autograd import Parameter, mse_loss
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
 from minidist.nn import MLP
 from minidist.optim import SGD, AdamW
 
@@ -37,6 +37,21 @@ def batches(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def weights(model: MLP) -> tuple[np.ndarray, ...]:
     return tuple(np.array(parameter.data) for parameter in model.parameters())
+
+
+def numbers(case: Case) -> int:
+    return sum(array.size for array in weights(model_of(case, 0)))
+
+
+def summands(case: Case) -> int:
+    """Return the numbers that a rank's gradient has, or the rows that it is made of, if those are fewer."""
+    x, y = rows_of(case, 0)[0]
+    return min(numbers(case), x.size + y.size)
+
+
+def least(case: Case, numbers: int) -> Least:
+    """Return the least when so many numbers are sent to every rank but one, at least once a step."""
+    return Least(STEPS * (case.ranks - 1), 8 * (case.ranks - 1) * numbers)
 
 
 def trained(case: Case, optimizer_class: Any, **settings: Any) -> tuple[np.ndarray, ...]:
@@ -154,10 +169,11 @@ def _cases() -> list[Case]:
 EXERCISES = [
     Exercise(
         name="cs336.ddp",
-        arguments=lambda case, comm: (model_of(case, comm.rank), rows_of(case, comm.rank)),
+        arguments=lambda case, rank: (model_of(case, rank), rows_of(case, rank)),
         expected=lambda case: [trained(case, SGD, lr=RATE)] * case.ranks,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
+        least=lambda case: least(case, numbers(case) + 2 * STEPS * summands(case)),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
@@ -172,15 +188,16 @@ EXERCISES = [
         ),
         written_by_hand=("minidist.parallel",),
         functions=("get_ddp", "ddp_on_after_backward"),
-        adapter="minidist.lesson.assignments.cs336:use_ddp",
+        adapter=use_ddp,
     ),
     Exercise(
         name="cs336.sharded_optimizer",
-        arguments=lambda case, comm: (model_of(case, 0), batches(case)),
+        arguments=lambda case, rank: (model_of(case, 0), batches(case)),
         expected=lambda case: (),
         check_answers=check_sharded,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
+        least=lambda case: least(case, STEPS * numbers(case)),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
@@ -195,15 +212,16 @@ EXERCISES = [
         ),
         written_by_hand=("minidist.parallel",),
         functions=("get_sharded_optimizer",),
-        adapter="minidist.lesson.assignments.cs336:use_sharded_optimizer",
+        adapter=use_sharded_optimizer,
     ),
     Exercise(
         name="cs336.fsdp",
-        arguments=lambda case, comm: (model_of(case, comm.rank), rows_of(case, comm.rank)),
+        arguments=lambda case, rank: (model_of(case, rank), rows_of(case, rank)),
         expected=lambda case: (),
         check_answers=check_sharded,
         cases=_cases,
         draw=drawing((1, 6), (0, 8)),
+        least=lambda case: least(case, STEPS * (numbers(case) + summands(case))),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
@@ -218,6 +236,6 @@ EXERCISES = [
         ),
         written_by_hand=("minidist.parallel",),
         functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
-        adapter="minidist.lesson.assignments.cs336:use_fsdp",
+        adapter=use_fsdp,
     ),
 ]

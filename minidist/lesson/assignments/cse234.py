@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Hint, Least, drawing, reduced_to_all
 
 FOLD: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "min": np.min, "max": np.max}
 LAYERS = ("fc_q", "fc_k", "fc_v", "fc_o")
@@ -126,50 +126,57 @@ HINTS = (
 )
 
 
-def _tensor_parallel(name: str, use: str, arguments: Any, expected: Any) -> Exercise:
+def parts_travel(case: Case) -> Least:
+    return Least(2 * (case.ranks - 1), 8 * (case.ranks - 1) * whole(case).size)
+
+
+def _tensor_parallel(name: str, use: Any, arguments: Any, expected: Any, least: Any = parts_travel) -> Exercise:
     return Exercise(
         name=f"cse234.{name}",
         arguments=arguments,
         expected=expected,
+        least=least,
         cases=_cases,
         draw=drawing((1, 8), (0, 8)),
         par=Case(4, 3),
         unit="feature",
         hints=HINTS,
         functions=(name,),
-        adapter=f"minidist.lesson.assignments.cse234:{use}",
+        adapter=use,
     )
 
 
 EXERCISES = [
     Exercise(
         name="cse234.myAllreduce",
-        arguments=lambda case, comm: (data(case, comm.rank), operation(case)),
+        arguments=lambda case, rank: (data(case, rank), operation(case)),
         expected=lambda case: (
             [FOLD[operation(case)]([data(case, rank) for rank in range(case.ranks)], axis=0)] * case.ranks
         ),
+        least=reduced_to_all(lambda case: case.size),
         par=Case(4, 16),
         hints=(),
         written_by_hand=("minidist.collectives",),
         functions=("myAllreduce",),
-        adapter="minidist.lesson.assignments.cse234:use_all_reduce",
+        adapter=use_all_reduce,
     ),
     Exercise(
         name="cse234.myAlltoall",
-        arguments=lambda case, comm: (blocks(case, comm.rank),),
+        arguments=lambda case, rank: (blocks(case, rank),),
         expected=received,
         cases=_cases,
         draw=drawing((1, 8), (1, 9)),
+        least=lambda case: Least(2 * (case.ranks - 1) * (case.size > 0), 8 * case.ranks * (case.ranks - 1) * case.size),
         par=Case(4, 4),
         unit="element per pair",
         hints=(),
         written_by_hand=("minidist.collectives",),
         functions=("myAlltoall",),
-        adapter="minidist.lesson.assignments.cse234:use_all_to_all",
+        adapter=use_all_to_all,
     ),
     Exercise(
         name="cse234.get_info",
-        arguments=lambda case, comm: shape(case),
+        arguments=lambda case, rank: shape(case),
         expected=info,
         cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 6, 8) for size in range(4)],
         draw=drawing((1, 12), (0, 9)),
@@ -177,30 +184,31 @@ EXERCISES = [
         label=lambda case: "mp {}, dp {}, {}, {} to {} features".format(*shape(case)),
         hints=(),
         functions=("get_info",),
-        adapter="minidist.lesson.assignments.cse234:use_get_info",
+        adapter=use_get_info,
     ),
     _tensor_parallel(
         "naive_collect_forward_input",
-        "use_forward_input",
-        lambda case, comm: (part(whole(case), comm.rank, case.ranks),),
+        use_forward_input,
+        lambda case, rank: (part(whole(case), rank, case.ranks),),
         lambda case: [whole(case)] * case.ranks,
     ),
     _tensor_parallel(
         "naive_collect_forward_output",
-        "use_forward_output",
-        lambda case, comm: (part(whole(case), comm.rank, case.ranks),),
+        use_forward_output,
+        lambda case, rank: (part(whole(case), rank, case.ranks),),
         lambda case: [whole(case)] * case.ranks,
     ),
     _tensor_parallel(
         "naive_collect_backward_output",
-        "use_backward_output",
-        lambda case, comm: (whole(case),),
+        use_backward_output,
+        lambda case, rank: (whole(case),),
         lambda case: [part(whole(case), rank, case.ranks) for rank in range(case.ranks)],
+        None,
     ),
     _tensor_parallel(
         "naive_collect_backward_x",
-        "use_backward_x",
-        lambda case, comm: (gradients(case, comm.rank),),
+        use_backward_x,
+        lambda case, rank: (gradients(case, rank),),
         lambda case: [
             part(np.sum([gradients(case, r) for r in range(case.ranks)], axis=0), rank, case.ranks)
             for rank in range(case.ranks)

@@ -15,7 +15,7 @@ import numpy as np
 
 from minidist.autograd import mse_loss
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint, difference, drawing
+from minidist.lesson.exercise import Case, Exercise, Hint, difference, drawing, reduced_to_all
 from minidist.nn import MLP
 
 
@@ -40,11 +40,16 @@ def check_partition(case: Case, answers: Sequence[Any]) -> str:
     return ""
 
 
-def model_of(case: Case, rank: int) -> MLP:
-    """Return a model after its backward pass, with other gradients on each rank."""
-    model = MLP([3, 1 + case.size, 2], dtype=np.float64, seed=0)
+def data(case: Case, rank: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return the width of a model, and a batch of each rank's own."""
     draw = case.generator(rank)
-    mse_loss(model(draw.normal(size=(4, 3))), draw.normal(size=(4, 2))).backward()
+    return 1 + case.size, draw.normal(size=(4, 3)), draw.normal(size=(4, 2))
+
+
+def model_of(width: int, x: np.ndarray, y: np.ndarray) -> MLP:
+    """Return a model after its backward pass."""
+    model = MLP([3, width, 2], dtype=np.float64, seed=0)
+    mse_loss(model(x), y).backward()
     return model
 
 
@@ -61,7 +66,7 @@ def use_average(functions: Mapping[str, Any]) -> Callable[..., Any]:
 
 
 def mean_gradients(case: Case) -> tuple[np.ndarray, ...]:
-    of_rank = [gradients(model_of(case, rank)) for rank in range(case.ranks)]
+    of_rank = [gradients(model_of(*data(case, rank))) for rank in range(case.ranks)]
     return tuple(np.mean(parts, axis=0) for parts in zip(*of_rank, strict=True))
 
 
@@ -86,7 +91,7 @@ def check_clock_cycles(case: Case, answers: Sequence[Any]) -> str:
 EXERCISES = [
     Exercise(
         name="llmsys.partition_dataset",
-        arguments=lambda case, comm: (case.ranks, list(range(case.size)), 4 * case.ranks),
+        arguments=lambda case, rank: (case.ranks, list(range(case.size)), 4 * case.ranks),
         expected=lambda case: (),
         check_answers=check_partition,
         cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 8) for size in (8, 9, 17)],
@@ -99,14 +104,16 @@ EXERCISES = [
             Hint(lambda f: "differ by one" in f.message, "give the remainder to several ranks, one sample each"),
         ),
         functions=("partition_dataset",),
-        adapter="minidist.lesson.assignments.llmsys:use_partition",
+        adapter=use_partition,
     ),
     Exercise(
         name="llmsys.average_gradients",
-        arguments=lambda case, comm: (model_of(case, comm.rank),),
+        arguments=data,
+        setup=lambda comm, *values: (model_of(*values),),
         expected=lambda case: [mean_gradients(case)] * case.ranks,
         cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (1, 3)],
         draw=drawing((1, 8), (1, 9)),
+        least=reduced_to_all(lambda case: sum(array.size for array in gradients(model_of(*data(case, 0))))),
         par=Case(4, 3),
         unit="hidden feature",
         hints=(
@@ -115,16 +122,16 @@ EXERCISES = [
                 "this is the sum over the ranks: divide by their number",
             ),
             Hint(
-                lambda f: not difference(f.answers[0], gradients(model_of(f.case, 0)), 1e-9),
+                lambda f: not difference(f.answers[0], gradients(model_of(*data(f.case, 0))), 1e-9),
                 "the gradients are as they were: set parameter.grad to the mean",
             ),
         ),
         functions=("average_gradients",),
-        adapter="minidist.lesson.assignments.llmsys:use_average",
+        adapter=use_average,
     ),
     Exercise(
         name="llmsys.clock_cycles",
-        arguments=lambda case, comm: (case.size, case.seed),
+        arguments=lambda case, rank: (case.size, case.seed),
         expected=lambda case: (),
         check_answers=check_clock_cycles,
         cases=lambda: [Case(1, m, p) for m in (1, 2, 3, 5) for p in (1, 2, 3, 4)],
@@ -137,6 +144,6 @@ EXERCISES = [
             Hint(lambda f: "runs" in f.message, "at clock k partition j works on micro-batch k - j, if there is one"),
         ),
         functions=("_clock_cycles",),
-        adapter="minidist.lesson.assignments.llmsys:use_clock_cycles",
+        adapter=use_clock_cycles,
     ),
 ]

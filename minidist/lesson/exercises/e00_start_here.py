@@ -9,7 +9,7 @@ from typing import Any
 
 from minidist.base.errors import DeadlockError, UnmatchedMessageError, UsageError
 from minidist.comm import Comm, SimWorld
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
 
@@ -76,12 +76,14 @@ def no_rank_begins(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="00.in_rank_order",
-        arguments=lambda case, comm: (Say(comm),),
+        arguments=lambda case, rank: (),
+        setup=lambda comm: (Say(comm),),
         expected=lambda case: (),
         answer=lambda arguments, returned: arguments[0].spoken,
         check_answers=check_answers,
         cases=lambda: [Case(ranks, 1) for ranks in (1, 2, 3, 4, 5, 7, 8, 13)],
         draw=drawing((1, 16), (1, 1)),
+        least=lambda case: Least(case.ranks - 1, 0),
         par=Case(4, 1),
         unit="sentence",
         limits=("messages",),

@@ -3,6 +3,7 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -51,13 +52,11 @@ class Layer:
 class Run:
     """The arrays of one case and their account."""
 
-    def __init__(self, case: Case, comm: Comm | None = None) -> None:
+    def __init__(self, comm: Comm | None, x: np.ndarray, weights: Sequence[np.ndarray]) -> None:
         self.comm = comm
-        rows, widths = SHAPES[case.size]
-        draw = case.generator()
         self.account = MemoryAccount(timeline=True)
-        self.x = self.account.track(draw.integers(-3, 4, (rows, widths[0])) * 1.0, "input")
-        self.layers = [Layer(draw.integers(-3, 4, shape) * 1.0, self.account) for shape in pairwise(widths)]
+        self.x = self.account.track(x, "input")
+        self.layers = [Layer(weight, self.account) for weight in weights]
 
     def loss_gradient(self, y: np.ndarray) -> np.ndarray:
         """Return the gradient of half the sum of squares: a copy of y."""
@@ -67,8 +66,16 @@ class Run:
         return tuple(layer.weight for layer in self.layers)
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    run = Run(case, comm)
+def data(case: Case, rank: int = 0) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the input and the weights of all layers."""
+    rows, widths = SHAPES[case.size]
+    draw = case.generator()
+    x = draw.integers(-3, 4, (rows, widths[0])) * 1.0
+    return x, [draw.integers(-3, 4, shape) * 1.0 for shape in pairwise(widths)]
+
+
+def setup(comm: Comm, x: np.ndarray, weights: Sequence[np.ndarray]) -> tuple[Any, ...]:
+    run = Run(comm, x, weights)
     return run.layers, run.x, run.loss_gradient
 
 
@@ -82,7 +89,7 @@ def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
 
 def truth(case: Case, update_first: bool = False) -> list[tuple[np.ndarray, ...]]:
     """Return the weights after the step, computed without any account of memory."""
-    run = Run(case)
+    run = Run(None, *data(case))
     inputs = [run.x]
     for layer in run.layers:
         inputs.append(inputs[-1] @ layer.weight)
@@ -95,12 +102,12 @@ def truth(case: Case, update_first: bool = False) -> list[tuple[np.ndarray, ...]
 
 
 def untouched(failure: Failure) -> bool:
-    return failure.answers_are([Run(failure.case).weights()])
+    return failure.answers_are([tuple(data(failure.case)[1])])
 
 
 def some_untouched(failure: Failure) -> bool:
     """Return whether a layer, and not every one, has the weight that it began with."""
-    pairs = zip(failure.answers[0], Run(failure.case).weights(), strict=True)
+    pairs = zip(failure.answers[0], data(failure.case)[1], strict=True)
     same = [np.array_equal(got, before) for got, before in pairs]
     return failure.kind == "wrong" and any(same) and not all(same)
 
@@ -130,7 +137,8 @@ def updated_too_early(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="02.free_in_order",
-        arguments=arguments,
+        arguments=data,
+        setup=setup,
         expected=truth,
         answer=answer,
         cases=lambda: [Case(1, size) for size in range(len(SHAPES))],

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import BufferReuseError, DeadlockError, UnwaitedRequestError, UsageError
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -80,8 +80,9 @@ WAITS_TOO_EARLY = Hint(
 def exercise(name: str, forbidden: tuple[str, ...], hints: tuple[Hint, ...] = HINTS) -> Exercise:
     return Exercise(
         name=name,
-        arguments=lambda case, comm: (data(case, comm.rank),),
+        arguments=lambda case, rank: (data(case, rank),),
         expected=lambda case: from_distance(case, -1),
+        least=lambda case: Least(case.ranks * (case.size > 0), 8 * case.ranks * case.size),
         par=Case(4, 16),
         limits=("time",),
         forbidden=forbidden,

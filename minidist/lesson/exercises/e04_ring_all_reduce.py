@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, reduced_to_all
 
 
 def data(case: Case, rank: int) -> np.ndarray:
@@ -43,9 +43,10 @@ def nothing_is_added(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="04.ring_all_reduce",
-        arguments=lambda case, comm: (data(case, comm.rank),),
+        arguments=lambda case, rank: (data(case, rank),),
         expected=total,
         answer=lambda arguments, returned: arguments[0],
+        least=reduced_to_all(lambda case: case.size),
         par=Case(4, 16),
         limits=("bytes",),
         written_by_hand=("minidist.collectives",),

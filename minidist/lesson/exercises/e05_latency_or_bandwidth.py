@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
 from minidist.collectives import seconds
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing, reduced_to_all
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
 
@@ -65,9 +65,10 @@ def describe(case: Case) -> str:
 EXERCISES = [
     Exercise(
         name="05.halving_doubling",
-        arguments=lambda case, comm: (data(case, comm.rank),),
+        arguments=lambda case, rank: (data(case, rank),),
         expected=total,
         answer=lambda arguments, returned: arguments[0],
+        least=reduced_to_all(lambda case: case.size),
         par=Case(6, 16),
         limits=("messages", "bytes"),
         written_by_hand=("minidist.collectives",),
@@ -107,7 +108,7 @@ EXERCISES = [
     ),
     Exercise(
         name="05.choose",
-        arguments=lambda case, comm: setting(case),
+        arguments=lambda case, rank: setting(case),
         expected=lambda case: [min(costs_of(case), key=costs_of(case).__getitem__)],
         check_answers=check_answers,
         written_by_hand=("minidist.collectives.auto", "minidist.collectives.registry"),

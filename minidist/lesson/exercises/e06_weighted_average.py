@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, summed
 
 
 def counts(case: Case) -> list[int]:
@@ -24,6 +24,10 @@ def rows(case: Case) -> list[np.ndarray]:
 
 def means(case: Case) -> list[np.ndarray]:
     return [shard.mean(axis=0) if len(shard) else np.full(case.size, np.nan) for shard in rows(case)]
+
+
+def least(case: Case) -> Least:
+    return summed(sum(count > 0 for count in counts(case)), case.ranks, case.size)
 
 
 def truth(case: Case) -> list[np.ndarray]:
@@ -50,8 +54,9 @@ def differs(answers: Sequence[np.ndarray]) -> bool:
 EXERCISES = [
     Exercise(
         name="06.weighted_average",
-        arguments=lambda case, comm: (means(case)[comm.rank], counts(case)[comm.rank]),
+        arguments=lambda case, rank: (means(case)[rank], counts(case)[rank]),
         expected=truth,
+        least=least,
         par=Case(4, 16),
         unit="parameter",
         hints=(

@@ -11,7 +11,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError, MismatchError, UnmatchedMessageError, UnwaitedRequestError
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, summed
 
 SECONDS = 2e-6  # seconds that backward takes for one contribution
 
@@ -29,13 +29,12 @@ class Sum:
 class Step:
     """One rank's backward pass: the gradient that it fills, and what the exercise's function may call."""
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.comm = comm
-        self.sizes, self.buckets = parameters(case)
-        self.uses = use_counts(case, comm.rank)
+    def __init__(
+        self, comm: Comm, sizes: list[int], buckets: list[list[int]], contributions: list[tuple[int, np.ndarray]]
+    ) -> None:
+        self.comm, self.sizes, self.buckets, self.contributions = comm, sizes, buckets, contributions
         self.ends = np.cumsum(self.sizes)
         self.gradient = np.zeros(sum(self.sizes))
-        self.contributions = contributions(case, comm.rank)
 
     def slice(self, first: int, last: int) -> np.ndarray:
         return self.gradient[self.ends[first] - self.sizes[first] : self.ends[last]]
@@ -83,15 +82,30 @@ def contributions(case: Case, rank: int) -> list[tuple[int, np.ndarray]]:
     return [(parameter, draw.integers(1, 100, sizes[parameter]) * 1.0) for _, parameter in sorted(places)]
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    step = Step(case, comm)
-    return step.backward(), step.uses, step.buckets, step.launch
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    return *parameters(case), use_counts(case, rank), contributions(case, rank)
+
+
+def setup(comm: Comm, sizes: Any, buckets: Any, uses: Any, contributions: Any) -> tuple[Any, ...]:
+    step = Step(comm, sizes, buckets, contributions)
+    return step.backward(), uses, buckets, step.launch
 
 
 def answer(arguments: tuple[Any, ...], returned: Any) -> np.ndarray:
     """Return the gradient as the function left it."""
     gradient: np.ndarray = arguments[3].__self__.gradient
     return gradient
+
+
+def least(case: Case) -> Least:
+    """Return the sum over the parameters, each of which some ranks have used."""
+    uses = np.array([use_counts(case, rank) for rank in range(case.ranks)]).reshape(case.ranks, case.size)
+    each = [
+        summed(int(users), case.ranks, size)
+        for users, size in zip((uses > 0).sum(axis=0), parameters(case)[0], strict=True)
+        if users
+    ]
+    return Least(max((one.messages for one in each), default=0), sum(one.nbytes for one in each))
 
 
 def local(case: Case, rank: int, uses: int | None = None) -> np.ndarray:
@@ -127,8 +141,10 @@ EXERCISES = [
     Exercise(
         name="07.bucketed_reducer",
         arguments=arguments,
+        setup=setup,
         expected=total,
         answer=answer,
+        least=least,
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes", "time"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from minidist.base.errors import DeadlockError, UnmatchedMessageError
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing, short
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing, short
 
 SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
 
@@ -18,13 +18,13 @@ SLACK = 0.01  # seconds; a gradient takes whole seconds, a message microseconds
 class Compute:
     """`compute(clock, weights)`: the worker's next gradient, a 1 in its own place. It records what it saw, and when."""
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.case, self.comm = case, comm
+    def __init__(self, comm: Comm, seconds: int) -> None:
+        self.comm, self.seconds = comm, seconds
         self.seen: list[tuple[int, np.ndarray, float]] = []
 
     def __call__(self, clock: int, weights: np.ndarray) -> np.ndarray:
         self.seen.append((clock, np.array(weights), self.comm.time()))
-        self.comm.compute(seconds=pace(self.case)[self.comm.rank - 1], name=f"gradient {clock}")
+        self.comm.compute(seconds=self.seconds, name=f"gradient {clock}")
         return np.eye(self.comm.size - 1)[self.comm.rank - 1]
 
 
@@ -112,7 +112,8 @@ def one_reply_too_many(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="08.ssp",
-        arguments=lambda case, comm: (case.size, bound_of(case), Compute(case, comm)),
+        arguments=lambda case, rank: (case.size, bound_of(case), [0, *pace(case)][rank]),
+        setup=lambda comm, clocks, bound, seconds: (clocks, bound, Compute(comm, seconds)),
         expected=lambda case: (),
         answer=lambda arguments, returned: (
             (returned, arguments[2].comm.world.kind == "simulated")
@@ -120,6 +121,7 @@ EXERCISES = [
             else (None, arguments[2].seen)
         ),
         check_answers=check_answers,
+        least=lambda case: Least(case.ranks - 1, 0),
         par=Case(4, 6),
         unit="clock",
         draw=drawing((2, 8), (1, 7)),

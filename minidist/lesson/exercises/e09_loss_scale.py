@@ -11,7 +11,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError, MismatchError, UnmatchedMessageError
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 FIRST, GROWTH = 2.0**16, 3  # the first scale, and how many good steps in a row double it
 RATE = 2.0**-10
@@ -22,15 +22,15 @@ class Shard:
     values.
     """
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.comm, self.case, self.now = comm, case, 0
-        self.values = np.ones(case.size + 1, np.float32)
+    def __init__(self, comm: Comm, gradients: np.ndarray) -> None:
+        self.comm, self.gradients, self.now = comm, gradients, 0
+        self.values = np.ones(gradients.shape[1], np.float32)
         self.whole = np.tile(self.values, comm.size)
         self.scales: list[float] = []
 
     def backward(self, scale: float) -> np.ndarray:
         self.scales.append(float(scale))
-        gradient = gradients(self.case, self.comm.rank)[self.now] * scale
+        gradient = self.gradients[self.now] * scale
         self.now += 1
         with np.errstate(over="ignore"):
             return gradient.astype(np.float16)
@@ -86,9 +86,18 @@ def play(
     return [(values.reshape(-1), np.array([*scales, scale]))] * case.ranks
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    shard = Shard(case, comm)
-    return steps_of(case), shard.backward, shard.step
+def least(case: Case) -> Least:
+    """Return what it takes to agree on an overflow in each step, and to gather the values after each good one."""
+    gathers = (1 + int(np.sum(np.diff(play(case)[0][1]) >= 0))) * case.ranks
+    flags = 2 * (case.ranks - 1) * steps_of(case)
+    return Least(
+        flags + gathers * int(np.ceil(np.log2(case.ranks))), flags + 4 * gathers * (case.ranks - 1) * (case.size + 1)
+    )
+
+
+def setup(comm: Comm, gradients: np.ndarray) -> tuple[Any, ...]:
+    shard = Shard(comm, gradients)
+    return len(gradients), shard.backward, shard.step
 
 
 def answer(arguments: tuple[Any, ...], returned: Any) -> Any:
@@ -135,10 +144,12 @@ def disagree(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="09.scaled_training",
-        arguments=arguments,
+        arguments=lambda case, rank: (gradients(case, rank),),
+        setup=setup,
         expected=lambda case: (),
         answer=answer,
         check_answers=check_answers,
+        least=least,
         par=Case(4, 6),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {steps_of(case)} steps",
         limits=("bytes",),

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm import Comm
 from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 
 # Picking segments -----------------------------------------------------------------------------------------------------
@@ -81,7 +80,7 @@ class Segment:
         return 3 * g * rng.integers(0, 2, x.shape)
 
 
-def segments_of(case: Case, comm: Comm | None) -> tuple[Any, ...]:
+def segments_of(case: Case, rank: int) -> tuple[Any, ...]:
     draw = case.generator()
     return Segment(), draw.integers(1, 9, 8 * case.size) * 1.0, np.random.default_rng([case.seed, 7])
 
@@ -99,7 +98,7 @@ def run_two(arguments: tuple[Any, ...], returned: Any) -> Any:
 
 
 def without_recomputation(case: Case) -> list[Any]:
-    segment, x, rng = segments_of(case, None)
+    segment, x, rng = segments_of(case, 0)
     mask = copy.deepcopy(rng).integers(0, 2, x.shape)
     y = segment.forward(x, rng)
     other = segment.forward(y, rng)
@@ -113,7 +112,7 @@ def wrong_at(*numbers: int) -> Callable[[Failure], bool]:
 EXERCISES = [
     Exercise(
         name="10.pick_segments",
-        arguments=lambda case, comm: job(case),
+        arguments=lambda case, rank: job(case),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, size, seed) for seeds in (range(4), (4,)) for size in (1, 2, 3, 5, 8) for seed in seeds],

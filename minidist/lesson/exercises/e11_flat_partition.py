@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
-from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, difference, reduced_to_all
 
 RATE = 0.5
 
@@ -37,8 +36,8 @@ def data(case: Case, *more: int) -> list[np.ndarray]:
     return [draw.integers(-50, 50, shape) * 1.0 for shape in shapes(case)]
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    return data(case, 0), data(case, 1, comm.rank), Update()
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    return data(case, 0), data(case, 1, rank), Update()
 
 
 def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -77,6 +76,7 @@ EXERCISES = [
         expected=lambda case: (),
         answer=lambda arguments, returned: (flat(arguments[0]), arguments[2].elements),
         check_answers=check_answers,
+        least=reduced_to_all(lambda case: flat(data(case, 0)).size),
         par=Case(4, 16),
         unit="parameter",
         limits=("bytes",),

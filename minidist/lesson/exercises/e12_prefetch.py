@@ -11,7 +11,7 @@ from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import MemoryAccount
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Hint, Least, drawing
 
 SECONDS = 2e-6  # of computing, for each rank that takes part: longer than a gather takes
 
@@ -30,9 +30,8 @@ class Gather:
 class Run:
     """The shards of one rank, and the account of the layers that are whole."""
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.comm, self.layers = comm, case.size
-        self.shards = [np.array_split(layer, comm.size)[comm.rank].copy() for layer in whole_layers(case)]
+    def __init__(self, comm: Comm, shards: list[np.ndarray]) -> None:
+        self.comm, self.shards, self.layers = comm, shards, len(shards)
         self.account = MemoryAccount(timeline=True)
 
     def gather(self, layer: int) -> Gather:
@@ -58,8 +57,12 @@ def through(layer: int, weights: np.ndarray, x: float) -> float:
     return float((3 * x + layer + weights @ np.arange(1, weights.size + 1)) % 1009)
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    run = Run(case, comm)
+def shards_of(case: Case, rank: int) -> tuple[list[np.ndarray]]:
+    return ([np.array_split(layer, case.ranks)[rank].copy() for layer in whole_layers(case)],)
+
+
+def setup(comm: Comm, shards: list[np.ndarray]) -> tuple[Any, ...]:
+    run = Run(comm, shards)
     return run.layers, float(comm.rank), run.gather, run.compute
 
 
@@ -82,11 +85,13 @@ def truth(case: Case) -> list[float]:
 EXERCISES = [
     Exercise(
         name="12.prefetch",
-        arguments=arguments,
+        arguments=shards_of,
+        setup=setup,
         expected=truth,
         answer=answer,
         cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 5) for size in (0, 1, 2, 3, 6)],
         draw=drawing((1, 6), (0, 7)),
+        least=lambda case: Least(case.ranks * case.size, 8 * 4 * case.ranks * case.size * (case.ranks - 1)),
         par=Case(4, 6),
         unit="layer",
         limits=("bytes", "time", "memory"),

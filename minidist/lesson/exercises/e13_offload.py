@@ -31,10 +31,9 @@ class Transfer:
 class Run:
     """One rank's device and host, and the account of the gradients that are on the host."""
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.comm, self.pieces = comm, case.size
-        self.seconds = SECONDS * STEPS[case.seed % 3]
-        self.device, self.gradients = device_of(case, comm.rank)
+    def __init__(self, comm: Comm, seconds: float, device: list[np.ndarray], gradients: list[np.ndarray]) -> None:
+        self.comm, self.seconds, self.device, self.gradients = comm, seconds, device, gradients
+        self.pieces = len(device)
         self.host = [values.copy() for values in self.device]
         self.account = MemoryAccount(timeline=True)
         self.streams = {"to host": comm.dup(), "to device": comm.dup()}
@@ -74,8 +73,8 @@ def device_of(case: Case, rank: int) -> tuple[list[np.ndarray], list[np.ndarray]
     return list(values), list(gradients)
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    run = Run(case, comm)
+def setup(comm: Comm, seconds: float, device: list[np.ndarray], gradients: list[np.ndarray]) -> tuple[Any, ...]:
+    run = Run(comm, seconds, device, gradients)
     return run.pieces, run.down, run.step, run.up
 
 
@@ -96,7 +95,8 @@ def truth(case: Case) -> list[np.ndarray]:
 EXERCISES = [
     Exercise(
         name="13.offloaded_step",
-        arguments=arguments,
+        arguments=lambda case, rank: (SECONDS * STEPS[case.seed % 3], *device_of(case, rank)),
+        setup=setup,
         expected=truth,
         answer=answer,
         cases=lambda: [Case(ranks, size, seed) for ranks in (1, 2) for size in (0, 1, 2, 3, 6) for seed in range(3)],

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import UsageError
-from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, reduced_to_all
 
 ROWS, WIDTH, HEAD = 3, 4, 2
 
@@ -40,8 +39,8 @@ def mlp_parts(case: Case) -> dict[str, np.ndarray]:
     return {name: draw.integers(-4, 5, shape) * 1.0 for name, shape in shapes.items()}
 
 
-def mlp_arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    parts, mine = mlp_parts(case), slice(comm.rank * case.size, (comm.rank + 1) * case.size)
+def mlp_arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    parts, mine = mlp_parts(case), slice(rank * case.size, (rank + 1) * case.size)
     return parts["x"], parts["a"][:, mine].copy(), parts["b"][mine].copy(), parts["bias"], parts["gradient"]
 
 
@@ -77,7 +76,7 @@ def attention_parts(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, int
     )
 
 
-def attention_arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+def attention_arguments(case: Case, rank: int) -> tuple[Any, ...]:
     return (*attention_parts(case), attention)
 
 
@@ -108,6 +107,7 @@ EXERCISES = [
         name="14.parallel_mlp",
         arguments=mlp_arguments,
         expected=lambda case: [mlp_truth(case)] * case.ranks,
+        least=reduced_to_all(lambda case: 2 * WIDTH * min(ROWS, case.size)),
         par=Case(4, 8),
         unit="column",
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.size} columns of A on each",

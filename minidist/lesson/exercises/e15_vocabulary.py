@@ -10,8 +10,7 @@ import numpy as np
 
 from minidist.base.errors import MismatchError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 ROWS = 5
 
@@ -28,9 +27,9 @@ def starts(case: Case) -> list[int]:
     return offsets(chunk_sizes(8 * case.ranks + case.size, case.ranks))
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
     logits, targets = whole(case)
-    first, last = starts(case)[comm.rank : comm.rank + 2]
+    first, last = starts(case)[rank : rank + 2]
     return logits[:, first:last].copy(), targets, first
 
 
@@ -96,6 +95,7 @@ EXERCISES = [
         name="15.split_cross_entropy",
         arguments=arguments,
         expected=truth,
+        least=lambda case: Least(2 * (case.ranks - 1), 8 * 3 * ROWS * (case.ranks - 1)),
         par=Case(4, 0),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {8 * case.ranks + case.size} words",
         limits=("bytes",),

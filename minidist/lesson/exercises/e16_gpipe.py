@@ -74,7 +74,7 @@ def describe(case: Case) -> str:
 def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> Exercise:
     return Exercise(
         name=name,
-        arguments=lambda case, comm: (case.size, case.seed),
+        arguments=lambda case, rank: (case.size, case.seed),
         expected=lambda case: (),
         check_answers=as_good_as(schedule, lives),
         cases=cases,

@@ -92,7 +92,7 @@ def in_place(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="18.stashing",
-        arguments=lambda case, comm: arguments(case),
+        arguments=lambda case, rank: arguments(case),
         expected=lambda case: [tuple(replayed(case))],
         cases=lambda: [Case(1, ahead, seed) for ahead in (0, 1, 2, 3, 5) for seed in (0, 1, 3)] + [Case(1, 2, 5)],
         draw=drawing((1, 1), (0, 6), (0, 12)),

@@ -35,7 +35,7 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
 EXERCISES = [
     Exercise(
         name="19.zero_bubble",
-        arguments=lambda case, comm: (case.size, case.seed),
+        arguments=lambda case, rank: (case.size, case.seed),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=cases,

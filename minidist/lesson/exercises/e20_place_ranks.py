@@ -81,7 +81,7 @@ def has_the_fewest_bytes_inside(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="20.place_ranks",
-        arguments=lambda case, comm: problem(case),
+        arguments=lambda case, rank: problem(case),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, size) for size in range(40)],

@@ -4,15 +4,14 @@ Proved by: tests/lesson/test_exercises.py
 """
 
 from collections.abc import Callable, Sequence
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 import numpy as np
 
 from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import MismatchError
-from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 WIDTH = 3
 
@@ -106,8 +105,8 @@ def compute(expert: int, rows: np.ndarray) -> np.ndarray:
     return rows * (expert + 2) + expert
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    return slots_of(case, comm.rank), Experts(case, comm.rank)
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    return slots_of(case, rank), Experts(case, rank)
 
 
 def truth(case: Case) -> Sequence[np.ndarray]:
@@ -132,7 +131,7 @@ def swapped_back(case: Case) -> list[np.ndarray]:
 EXERCISES = [
     Exercise(
         name="21.slots_and_balance",
-        arguments=lambda case, comm: routing(case),
+        arguments=lambda case, rank: routing(case),
         expected=lambda case: [balanced(case)] * case.ranks,
         answer=lambda arguments, returned: returned,
         cases=routing_cases,
@@ -173,6 +172,7 @@ EXERCISES = [
         name="21.dispatch",
         arguments=arguments,
         expected=truth,
+        least=lambda case: Least(2 * (case.ranks - 1), 8 * 2 * (case.ranks - 1) * WIDTH * prod(shapes(case))),
         par=Case(4, 5),
         label=lambda case: (
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {shapes(case)[0]} experts, {shapes(case)[1]} slots each"

@@ -60,7 +60,7 @@ def draw_place(draw: np.random.Generator) -> Case:
 EXERCISES = [
     Exercise(
         name="22.visible",
-        arguments=lambda case, comm: (text(case), SEPARATOR, *_place(case)),
+        arguments=lambda case, rank: (text(case), SEPARATOR, *_place(case)),
         expected=lambda case: [seen(text(case), SEPARATOR, _rows(case))],
         cases=lambda: [
             Case(1, size, 8 * ranks + rank) for ranks in (1, 2, 3, 4) for rank in range(ranks) for size in (4, 5, 9)

@@ -10,8 +10,7 @@ import numpy as np
 
 from minidist.base.errors import MismatchError
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 SIZE = 2
 
@@ -28,9 +27,15 @@ def data(case: Case) -> tuple[np.ndarray, ...]:
     return q * 40, k * 40, v
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    first, last = offsets(counts(case))[comm.rank : comm.rank + 2]
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    first, last = offsets(counts(case))[rank : rank + 2]
     return (*(part[first:last].copy() for part in data(case)), counts(case))
+
+
+def least(case: Case) -> Least:
+    """Return what comes in for a rank's rows: a number for each of theirs, or the others' keys and values."""
+    own = np.array(counts(case))
+    return Least(2 * (case.ranks - 1), int(8 * SIZE * np.minimum(own, 2 * (own.sum() - own)).sum()))
 
 
 def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -82,6 +87,7 @@ EXERCISES = [
         name="22.ring_attention",
         arguments=arguments,
         expected=truth,
+        least=least,
         par=Case(4, 12),
         label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.ranks + case.size} tokens",
         limits=("bytes", "messages"),

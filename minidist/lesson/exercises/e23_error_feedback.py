@@ -81,7 +81,7 @@ def adds_up(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="23.load_residual",
-        arguments=lambda case, comm: (case.size, Reader(saved(case)), LENGTH),
+        arguments=lambda case, rank: (case.size, Reader(saved(case)), LENGTH),
         expected=lambda case: (),
         answer=lambda arguments, returned: (returned, arguments[1].taken),
         check_answers=check_answers,

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from minidist.base.errors import DeadlockError, MismatchError, UsageError
-from minidist.comm import Comm
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, reduced_to_all
 
 # --- 24.one_grid ------------------------------------------------------------------------------------------------------
 
@@ -38,8 +37,9 @@ def magnitude(x: np.ndarray) -> float:
 
 ONE_GRID = Exercise(
     name="24.one_grid",
-    arguments=lambda case, comm: (shards(case)[comm.rank],),
+    arguments=lambda case, rank: (shards(case)[rank],),
     expected=lambda case: [rounded(x, max(map(magnitude, shards(case)))) for x in shards(case)],
+    least=lambda case: Least(2 * (min(case.ranks, case.size) - 1), 8 * 2 * (min(case.ranks, case.size) - 1)),
     par=Case(4, 16),
     limits=("bytes",),
     unit="value",
@@ -84,8 +84,9 @@ def sums(case: Case) -> np.ndarray:
 
 KEPT = Exercise(
     name="24.kept_all_reduce",
-    arguments=lambda case, comm: (gradients(case)[comm.rank], mask_of(case)),
+    arguments=lambda case, rank: (gradients(case)[rank], mask_of(case)),
     expected=lambda case: [np.where(mask_of(case), sums(case), 0.0)] * case.ranks,
+    least=reduced_to_all(lambda case: int(mask_of(case).sum())),
     par=Case(4, 40),
     limits=("bytes",),
     unit="weight",
@@ -123,16 +124,16 @@ CLASSES = 4
 class Teacher:
     """`logits(j)` returns the teacher's logits, (rows, classes), for the rows of student j; on a student it raises."""
 
-    def __init__(self, case: Case, comm: Comm) -> None:
-        self.case, self.comm = case, comm
+    def __init__(self, rank: int, logits: list[np.ndarray] | None) -> None:
+        self.rank, self.logits = rank, logits
 
     def __call__(self, student: int) -> np.ndarray:
-        if self.comm.rank >= teachers_of(self.case):
+        if self.logits is None:
             raise UsageError(
-                f"rank {self.comm.rank} is a student and has no teacher's model; receive its soft targets from rank"
+                f"rank {self.rank} is a student and has no teacher's model; receive its soft targets from rank"
                 " student % teachers"
             )
-        return logits_of(self.case, student)
+        return self.logits[student].copy()
 
 
 def teachers_of(case: Case) -> int:
@@ -159,14 +160,20 @@ def targets_of(case: Case, of: Callable[[np.ndarray], np.ndarray]) -> list[np.nd
 TEMPERATURE = 2.0
 
 
-def arguments(case: Case, comm: Comm) -> tuple[Any, ...]:
-    return teachers_of(case), Teacher(case, comm), case.size, TEMPERATURE
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    teachers = teachers_of(case)
+    logits = [logits_of(case, student) for student in range(case.ranks - teachers)] if rank < teachers else None
+    return teachers, Teacher(rank, logits), case.size, TEMPERATURE
 
 
 DISTIL = Exercise(
     name="24.distil",
     arguments=arguments,
     expected=lambda case: targets_of(case, lambda logits: soft(logits, TEMPERATURE)),
+    least=lambda case: Least(
+        (case.ranks - teachers_of(case)) * (case.size > 0),
+        8 * (case.ranks - teachers_of(case)) * case.size * (CLASSES - 1),
+    ),
     par=Case(7, 3),
     limits=("bytes", "messages"),
     unit="row",

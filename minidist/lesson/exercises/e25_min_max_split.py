@@ -60,7 +60,7 @@ def draw_split(draw: np.random.Generator) -> Case:
 EXERCISES = [
     Exercise(
         name="25.min_max_split",
-        arguments=lambda case, comm: (times_of(case), case.seed),
+        arguments=lambda case, rank: (times_of(case), case.seed),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [

@@ -47,7 +47,7 @@ def swapped(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="27.fit_a_line",
-        arguments=lambda case, comm: measurements(case),
+        arguments=lambda case, rank: measurements(case),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, 20, seed) for seed in range(12)],

@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 
 def replicas(case: Case) -> list[np.ndarray]:
@@ -41,10 +41,11 @@ def compared_sums(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="28.first_difference",
-        arguments=lambda case, comm: (replicas(case)[comm.rank],),
+        arguments=lambda case, rank: (replicas(case)[rank],),
         expected=lambda case: [truth(case)] * case.ranks,
         cases=cases,
         draw=drawing((1, 9), (8, 100)),
+        least=lambda case: Least(2 * (case.ranks - 1), 2 * (case.ranks - 1)),
         par=Case(4, 100, 1),
         limits=("bytes",),
         unit="weight",

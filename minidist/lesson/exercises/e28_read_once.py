@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 # What is read in place of what, by the seed: the same numbers of samples with the same sum, and with the same sum of
 # squares too.
@@ -59,10 +59,11 @@ def missed(what: str) -> Hint:
 EXERCISES = [
     Exercise(
         name="28.read_once",
-        arguments=lambda case, comm: (numbers_read(case)[comm.rank].copy(), case.size),
+        arguments=lambda case, rank: (numbers_read(case)[rank].copy(), case.size),
         expected=lambda case: [int(kind(case) == "nothing")] * case.ranks,
         cases=cases,
         draw=drawing((1, 8), (8, 80)),
+        least=lambda case: Least(2 * (case.ranks - 1), 2 * (case.ranks - 1)),
         par=Case(4, 80, 5),
         limits=("bytes",),
         unit="sample",

@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.base.layout import chunk_sizes, cut
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 
 def layers(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -26,6 +26,12 @@ def sizes_of(case: Case) -> list[list[int]]:
     owner = np.repeat(np.arange(case.ranks), chunk_sizes(sum(lengths), case.ranks))
     pieces = np.split(owner, np.cumsum(lengths)[:-1])
     return [[int(np.sum(piece == rank)) for piece in pieces] for rank in range(case.ranks)]
+
+
+def least(case: Case) -> Least:
+    """Return what the ranks that share a layer need: two norms at one of them, and a ratio back."""
+    others = [sum(size > 0 for size in of_ranks) - 1 for of_ranks in zip(*sizes_of(case), strict=True)]
+    return Least(max(2 * n for n in others), sum(8 * 3 * n for n in others))
 
 
 def shards(case: Case, whole: list[np.ndarray]) -> list[np.ndarray]:
@@ -76,12 +82,13 @@ def not_a_number_or_stuck(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="29.trust_ratio_step",
-        arguments=lambda case, comm: (
-            sizes_of(case)[comm.rank],
-            shards(case, [w for w, _ in layers(case)])[comm.rank],
-            shards(case, [u for _, u in layers(case)])[comm.rank],
+        arguments=lambda case, rank: (
+            sizes_of(case)[rank],
+            shards(case, [w for w, _ in layers(case)])[rank],
+            shards(case, [u for _, u in layers(case)])[rank],
         ),
         expected=stepped,
+        least=least,
         par=Case(4, 7),
         label=lambda case: (
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {len(layers(case))} layer{'s' * (len(layers(case)) != 1)}"

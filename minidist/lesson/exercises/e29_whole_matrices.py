@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 import numpy as np
 
 from minidist.base.layout import chunk_sizes, cut
-from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercise import Case, Exercise, Hint, Least
 from minidist.optim.muon import newton_schulz
 
 COLUMNS = 3
@@ -28,6 +28,16 @@ def shards(case: Case, whole: list[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
     return [tuple(np.array(of_matrix[rank]) for of_matrix in split) for rank in range(case.ranks)]
 
 
+def least(case: Case) -> Least:
+    """Return what it takes to bring each matrix, or the products of its columns, to one rank, and the result back."""
+    messages, numbers = 0, 0
+    for rows in rows_of(case):
+        others = sum(n > 0 for n in rows) - 1
+        messages = max(messages, 2 * others)
+        numbers += 2 * min(COLUMNS * (sum(rows) - max(rows)), others * COLUMNS * (COLUMNS + 1) // 2)
+    return Least(messages, 8 * numbers)
+
+
 def of_own_rows(case: Case) -> list[tuple[np.ndarray, ...]]:
     """Return what comes out when each rank orthogonalises its shards."""
     return [
@@ -38,8 +48,9 @@ def of_own_rows(case: Case) -> list[tuple[np.ndarray, ...]]:
 EXERCISES = [
     Exercise(
         name="29.owners_compute",
-        arguments=lambda case, comm: (list(shards(case, matrices(case))[comm.rank]), rows_of(case), newton_schulz),
+        arguments=lambda case, rank: (list(shards(case, matrices(case))[rank]), rows_of(case), newton_schulz),
         expected=lambda case: shards(case, [newton_schulz(matrix) for matrix in matrices(case)]),
+        least=least,
         par=Case(4, 7),
         label=lambda case: (
             f"{case.ranks} rank{'s' * (case.ranks != 1)}, {len(matrices(case))} matri"

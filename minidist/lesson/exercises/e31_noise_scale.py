@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Hint, drawing, standard_cases
+from minidist.lesson.exercise import Case, Exercise, Hint, drawing, reduced_to_all, standard_cases
 
 WIDTH = 3  # numbers of a row's gradient
 
@@ -40,8 +40,9 @@ def answer(case: Case, mistake: str = "") -> list[np.ndarray]:
 EXERCISES = [
     Exercise(
         name="31.gradient_and_noise",
-        arguments=lambda case, comm: (shares_of(case), rows_of(case)[comm.rank]),
+        arguments=lambda case, rank: (shares_of(case), rows_of(case)[rank]),
         expected=answer,
+        least=reduced_to_all(lambda case: WIDTH),
         par=Case(4, 7),
         cases=lambda: [case for case in standard_cases() if case.ranks > 1],
         draw=drawing((2, 9), (0, 40)),

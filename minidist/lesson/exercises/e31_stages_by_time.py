@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint, drawing
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
 
 
 def sizes_of(case: Case) -> list[int]:
@@ -58,6 +58,12 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
     return ""
 
 
+def least(case: Case) -> Least:
+    """Return what it takes that every rank knows of every other one; as many layers as ranks are cut in one way."""
+    messages = 2 * (case.ranks - 1) * (case.size > case.ranks)
+    return Least(messages, messages)
+
+
 def says(word: str) -> Any:
     def when(failure: Failure) -> bool:
         return word in failure.message
@@ -68,13 +74,14 @@ def says(word: str) -> Any:
 EXERCISES = [
     Exercise(
         name="31.stages_by_time",
-        arguments=lambda case, comm: (sizes_of(case), *own(case, comm.rank)),
+        arguments=lambda case, rank: (sizes_of(case), *own(case, rank)),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [
             Case(ranks, layers, seed) for ranks in (1, 2, 3, 4) for layers in (ranks, 5, 8) for seed in (0, 1)
         ],
         draw=drawing((1, 4), (4, 9)),
+        least=least,
         par=Case(3, 8),
         label=lambda case: f"{case.size} layer{'s' * (case.size != 1)} on {case.ranks} rank{'s' * (case.ranks != 1)}",
         limits=("bytes",),

@@ -57,7 +57,7 @@ def accumulates(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="33.batch_sizes",
-        arguments=lambda case, comm: file_of(case),
+        arguments=lambda case, rank: file_of(case),
         expected=lambda case: [determined(*file_of(case))],
         check_answers=check_answers,
         cases=lambda: [Case(1, size) for size in range(60)],

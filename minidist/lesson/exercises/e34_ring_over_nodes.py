@@ -40,7 +40,7 @@ def check_answers(case: Case, answers: Sequence[Any]) -> str:
 EXERCISES = [
     Exercise(
         name="34.ring_order",
-        arguments=lambda case, comm: (nodes_of(case),),
+        arguments=lambda case, rank: (nodes_of(case),),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, size, seed) for size in range(12) for seed in range(3)],

@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercise import Case, Exercise, Hint, Least, summed
 
 
 def servers_of(case: Case) -> int:
@@ -30,6 +30,12 @@ def answers(case: Case, mean: bool = False) -> list[np.ndarray]:
     return [parts[rank] if rank < servers else total for rank in range(case.ranks)]
 
 
+def least(case: Case) -> Least:
+    """Return the least with which the workers, and of each element one server, know the sum of the workers'."""
+    workers = case.ranks - servers_of(case)
+    return summed(workers, workers + 1, case.size)
+
+
 def cases() -> list[Case]:
     draw = np.random.default_rng(0)
     small = [Case(ranks, size) for ranks in (2, 3, 4, 5) for size in (0, 1, 4, 7)]
@@ -39,12 +45,13 @@ def cases() -> list[Case]:
 EXERCISES = [
     Exercise(
         name="35.through_servers",
-        arguments=lambda case, comm: (servers_of(case), gradient_of(case, comm.rank)),
+        arguments=lambda case, rank: (servers_of(case), gradient_of(case, rank)),
         expected=answers,
         cases=cases,
         draw=lambda generator: Case(
             int(generator.integers(2, 9)), int(generator.integers(0, 40)), int(generator.integers(100, 1 << 30))
         ),
+        least=least,
         par=Case(5, 12),
         label=lambda case: f"{servers_of(case)} servers, {case.ranks - servers_of(case)} workers, {case.size} elements",
         limits=("bytes", "messages"),

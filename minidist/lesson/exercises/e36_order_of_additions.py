@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.lesson.exercise import Case, Exercise, Failure, Hint, Least
 
 
 def fractions(case: Case, rank: int) -> np.ndarray:
@@ -31,8 +31,9 @@ def nearly(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="36.ordered_reduce_scatter",
-        arguments=lambda case, comm: (fractions(case, comm.rank),),
+        arguments=lambda case, rank: (fractions(case, rank),),
         expected=in_rank_order,
+        least=lambda case: Least((case.ranks - 1) * (case.size > 0), 8 * case.size * (case.ranks - 1)),
         par=Case(4, 16),
         limits=("bytes",),
         written_by_hand=("minidist.collectives",),

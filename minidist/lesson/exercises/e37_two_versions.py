@@ -87,7 +87,7 @@ def all_alike(failure: Failure) -> bool:
 EXERCISES = [
     Exercise(
         name="37.two_versions",
-        arguments=lambda case, comm: two_arguments(case),
+        arguments=lambda case, rank: two_arguments(case),
         expected=lambda case: (),
         answer=collected,
         check_answers=check_two_versions,

@@ -69,7 +69,7 @@ def _says(text: str) -> Any:
 EXERCISES = [
     Exercise(
         name="38.building_block",
-        arguments=lambda case, comm: (case.size, _offsets_of(case)),
+        arguments=lambda case, rank: (case.size, _offsets_of(case)),
         expected=lambda case: (),
         check_answers=check_answers,
         cases=lambda: [Case(1, p, number) for p in range(2, 10) for number in range(len(OFFSETS))],

@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.lesson.exercise import Case, Exercise, Hint
+from minidist.lesson.exercise import Case, Exercise, Hint, reduced_to_all
 
 LR, MU = 0.5, 0.75
 
@@ -32,8 +32,9 @@ def stepped(case: Case, kind: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
 EXERCISES = [
     Exercise(
         name="39.outer_step",
-        arguments=lambda case, comm: (data(case)[0], data(case)[1][comm.rank], data(case)[2], LR, MU),
+        arguments=lambda case, rank: (data(case)[0], data(case)[1][rank], data(case)[2], LR, MU),
         expected=stepped,
+        least=reduced_to_all(lambda case: case.size),
         par=Case(4, 8),
         limits=("bytes",),
         hints=(

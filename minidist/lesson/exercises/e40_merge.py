@@ -30,7 +30,7 @@ def merged(case: Case, kind: str = "") -> list[tuple[np.ndarray, np.ndarray]]:
 EXERCISES = [
     Exercise(
         name="40.merge",
-        arguments=lambda case, comm: (data(case)[0], data(case)[1][comm.rank], data(case)[2], LR, ALPHA),
+        arguments=lambda case, rank: (data(case)[0], data(case)[1][rank], data(case)[2], LR, ALPHA),
         expected=merged,
         par=Case(3, 8),
         limits=("bytes",),
