@@ -82,3 +82,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 def interruption(place: str) -> str:
     """Return what is said of an interrupted run. place: what the run says of itself: see `World.place`."""
     return f"interrupted in {place}" if place else "interrupted"
+
+
+def interrupted(error: KeyboardInterrupt) -> str:
+    """Return the line that is printed when Ctrl-C has ended a run; notes of the error say where it was."""
+    return " ".join(["minidist: interrupted", *getattr(error, "__notes__", ())])

@@ -31,7 +31,7 @@ from minidist.base.errors import (
     quoted_path,
     reason,
 )
-from minidist.base.interrupts import EXIT_CODE, interruption
+from minidist.base.interrupts import EXIT_CODE, interrupted, interruption
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.base.trace import TRACE_BEGINS, Trace, write_traces
@@ -93,11 +93,6 @@ def launch(
         sys.exit(EXIT_CODE)
     except MinidistError as error:
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
-
-
-def interrupted(error: KeyboardInterrupt) -> str:
-    """Return the line that is printed when Ctrl-C has ended a run; `execute` has noted where it was."""
-    return " ".join(["minidist: interrupted", *getattr(error, "__notes__", ())])
 
 
 def parser() -> argparse.ArgumentParser:

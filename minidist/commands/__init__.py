@@ -1,1 +1,4 @@
-"""What a person types: one file per command, `options.py` with shared flags, `app.py` with the program."""
+"""What a person types: one file per command, and `app.py` with the program.
+
+`flags.py` has the flags that any command shares, `options.py` those of a training job.
+"""

@@ -1,5 +1,7 @@
 """The program `minidist`: all commands in one app, and what an error looks like to the person who typed one.
 
+Only the command that a command line names is imported: --help needs none of them, and no NumPy.
+
 Exit codes: 0 done, 1 a difference or a failed run, 2 wrong input.
 
 Proved by: tests/commands/test_cli.py
@@ -10,44 +12,17 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Annotated, Any
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from minidist import __version__
 from minidist.base.errors import MAX_QUOTED, MinidistError, quoted, quoted_path, reason
-from minidist.base.interrupts import EXIT_CODE, ignore_more
-from minidist.comm.call_site import lines_of
-from minidist.comm.launch import interrupted, tune
-from minidist.comm.mpi.start import refuse
-from minidist.commands.bench import bench
-from minidist.commands.check_collective import check_collective
-from minidist.commands.compare import compare
-from minidist.commands.data import data
-from minidist.commands.demo import demo
-from minidist.commands.doctor import doctor
-from minidist.commands.example import example
-from minidist.commands.explain import explain
-from minidist.commands.generate import generate
-from minidist.commands.grade import grade
-from minidist.commands.hang import hang
-from minidist.commands.lesson import lesson
-from minidist.commands.memory import memory
-from minidist.commands.museum import museum
-from minidist.commands.order import order
+from minidist.base.interrupts import EXIT_CODE, ignore_more, interrupted
 from minidist.commands.output import App, Commands, say
-from minidist.commands.partition import partition
-from minidist.commands.plan import plan
-from minidist.commands.profile import profile
-from minidist.commands.report import report
-from minidist.commands.run import run
-from minidist.commands.schedule import schedule
-from minidist.commands.staleness import staleness
-from minidist.commands.tiles import tiles
-from minidist.commands.torch import torch
-from minidist.commands.train import train
 
 
 class Program(Commands):
@@ -70,32 +45,57 @@ def root(version: Annotated[bool, typer.Option("--version", help="print the vers
         raise typer.Exit(0)
 
 
-# In the order of --help.
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "train": train,
-    "compare": compare,
-    "demo": demo,
-    "check-collective": check_collective,
-    "order": order,
-    "hang": hang,
-    "torch": torch,
-    "run": run,
-    "memory": memory,
-    "data": data,
-    "explain": explain,
-    "doctor": doctor,
-    "report": report,
-    "tiles": tiles,
-    "generate": generate,
-    "museum": museum,
-    "grade": grade,
-    "staleness": staleness,
-    "schedule": schedule,
-    "plan": plan,
-    "partition": partition,
-    "profile": profile,
+# Each command with the first line of its help, in the order of --help. Its module is imported when it is called.
+COMMANDS = {
+    "train": "Train a model on virtual ranks, or, under mpiexec, as one of its ranks.",
+    "compare": "Run the job in parallel and on one device, and compare every tensor of every step.",
+    "demo": "Train a byte-level GPT on four ranks, simulated and under mpiexec, and compare both with one device.",
+    "check-collective": (
+        "Check a collective of your own against NumPy: every number of ranks, size, root, reduction and way to send."
+    ),
+    "order": (
+        "Find in which order a sum adds its terms, by calling it; with several numbers of ranks, whether it is the"
+        " same."
+    ),
+    "hang": (
+        "Read the dumps of PyTorch's Flight Recorder: which rank waits for which, and where the ranks differ first."
+    ),
+    "torch": "Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.",
+    "run": "Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them).",
+    "memory": (
+        "Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."
+    ),
+    "data": "Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples.",
+    "explain": (
+        "Print what a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."
+    ),
+    "doctor": "Print what this machine has (Python, BLAS, MPI, its launcher, GPU), and what is missing for what.",
+    "report": "Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else.",
+    "tiles": "Print which tile of each matrix of a layer is on which rank, under tensor and expert parallelism.",
+    "generate": (
+        "Write text from the latest checkpoint of a language model, on one device; the same seed gives the same text."
+    ),
+    "museum": (
+        "Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it."
+    ),
+    "grade": "Grade a submission: right answers, bytes and virtual time within par.",
+    "staleness": (
+        "Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."
+    ),
+    "schedule": (
+        "Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."
+    ),
+    "plan": "Find the layouts of a training job that fit on a cluster of GPUs, the fastest first.",
+    "partition": "Decide which layers make a stage; by PipeDream's optimizer also how many machines share it.",
+    "profile": (
+        "Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition."
+    ),
 }
-GROUPS = {"bench": bench, "lesson": lesson, "example": example}
+GROUPS = {
+    "bench": "Measure ratios in one interleaved run.",
+    "lesson": "Notebooks, slides and quizzes for a course.",
+    "example": "Example programs: list them, or copy them.",
+}
 # The flags that `run` does not know belong to the script, and those after the script of `torch`.
 OF_THE_SCRIPT = {
     "run": {"allow_extra_args": True, "ignore_unknown_options": True},
@@ -103,8 +103,33 @@ OF_THE_SCRIPT = {
 }
 
 
-def program(names: Iterable[str]) -> typer.Typer:
-    """Return the program with these commands. Typer makes the flags of a command from its function's signature."""
+def loaded(name: str) -> Any:
+    """Return the function of a command, or the App of a group; its module has the same name, and is imported now."""
+    word = name.replace("-", "_")
+    return getattr(import_module(f"minidist.commands.{word}"), word)
+
+
+def first_word(words: Sequence[str]) -> str:
+    """Return the word of a command line that may name a command."""
+    return next((word for word in words if word != "--"), "")
+
+
+def listed(text: str) -> Callable[[], None]:
+    """Return what stands for a command whose help alone is printed, in the list of all."""
+
+    def command() -> None:
+        pass
+
+    command.__doc__ = text
+    return command
+
+
+def program(first: str) -> typer.Typer:
+    """Return the program with the command that `first` names, or, for other words, with what --help lists of all.
+
+    Typer makes the flags of a command from its function's signature. The flags of all take longer to make than a small
+    job takes to run.
+    """
     app = App(
         cls=Program,
         context_settings={"help_option_names": ["--help", "-h"]},
@@ -115,22 +140,20 @@ def program(names: Iterable[str]) -> typer.Typer:
         help=root.__doc__,
     )
     app.callback(invoke_without_command=True)(root)
-    for name in names:
-        if name in GROUPS:
-            app.add_typer(GROUPS[name], name=name)
-        else:
-            app.command(name, context_settings=OF_THE_SCRIPT.get(name))(COMMANDS[name])
+    if first in GROUPS:
+        app.add_typer(loaded(first), name=first)
+    elif first in COMMANDS:
+        app.command(first, context_settings=OF_THE_SCRIPT.get(first))(loaded(first))
+    else:
+        for name, text in {**COMMANDS, **GROUPS}.items():
+            app.command(name)(listed(text))
     return app
 
 
 @cache
 def command_line(first: str) -> Any:
-    """Return what parses a command line that begins with this word: of all commands only the one that it names.
-
-    The flags of all take longer to make than a small job takes to run.
-    """
-    every = [*COMMANDS, *GROUPS]
-    return typer.main.get_command(program([first] if first in every else every))
+    """Return what parses a command line that begins with this word."""
+    return typer.main.get_command(program(first))
 
 
 def leave_standard_output() -> None:
@@ -147,18 +170,28 @@ def shortened(text: str, words: Sequence[str]) -> str:
     return text
 
 
+def stop(sentence: str, code: int) -> NoReturn:
+    """Print why the program ends, once for all processes that say the same, and exit."""
+    from minidist.comm.mpi.start import refuse
+
+    refuse(sentence, code)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `minidist` with these arguments (default: those of the process)."""
     if arguments is not None:
         sys.argv[1:] = list(arguments)
 
-    # Before anything computes: bits depend on the number of BLAS threads.
-    tune()
-
     # Errors that a person can mend are one sentence without a traceback; all others are bugs and keep theirs. Under
     # mpiexec all processes find the same mistake, and one of them prints it.
     try:
-        parse = command_line(sys.argv[1] if len(sys.argv) > 1 else "")
+        first = first_word(sys.argv[1:])
+        parse = command_line(first)
+        # Before anything computes: bits depend on the number of BLAS threads.
+        if first in COMMANDS or first in GROUPS:
+            from minidist.comm.launch import tune
+
+            tune()
         code = parse(prog_name="minidist", standalone_mode=False)
         # What is buffered is written now, where a full disk is still a sentence.
         sys.stdout.flush()
@@ -167,18 +200,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(interrupted(error))
         sys.exit(EXIT_CODE)
     except MemoryError as error:
-        refuse(f"minidist: out of memory: {reason(error)}; make the model, the batch or the number of ranks smaller", 2)
+        stop(f"minidist: out of memory: {reason(error)}; make the model, the batch or the number of ranks smaller", 2)
     except BrokenPipeError:  # `minidist ... | head` has read enough
         leave_standard_output()
         sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1)
     except OSError as error:
         if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             leave_standard_output()
-            refuse(f"minidist: standard output cannot be written: {error.strerror}; make room where it goes", 2)
+            stop(f"minidist: standard output cannot be written: {error.strerror}; make room where it goes", 2)
         # Without a file name it is not a wrong path, but a bug.
         if error.filename is None:
             raise
-        refuse(
+        stop(
             f"minidist: cannot open {quoted_path(error.filename)} ({error.strerror}); give the path of a file, in a"
             " folder that exists",
             2,
@@ -187,12 +220,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Notes were attached where the error passed, by parts that know more than the part that raised it.
         if "--traceback" in sys.argv:  # of a script that `run` runs
             os.environ["MINIDIST_TRACEBACK"] = "1"
-        refuse("minidist: " + "\n".join(lines_of(error)), error.exit_code)
+        from minidist.comm.call_site import lines_of
+
+        stop("minidist: " + "\n".join(lines_of(error)), error.exit_code)
     except Exception as error:
         # A wrong flag: an exception of click's, or of the click that typer brings with it.
         if not hasattr(error, "show") or not hasattr(error, "exit_code"):
             raise
         text = io.StringIO()
         error.show(file=text)
-        refuse(shortened(text.getvalue().rstrip("\n"), sys.argv[1:]), error.exit_code)
+        stop(shortened(text.getvalue().rstrip("\n"), sys.argv[1:]), error.exit_code)
     sys.exit(code if isinstance(code, int) else 0)

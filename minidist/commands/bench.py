@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.commands.options import above_zero, command_line, picture_file, whole_numbers, within_limits
+from minidist.commands.flags import above_zero, command_line, picture_file, whole_numbers, within_limits
 from minidist.commands.output import App, Result, json_or_table, say
 
 bench = App(no_args_is_help=True, help="Measure ratios in one interleaved run.")

@@ -13,20 +13,18 @@ import typer
 
 from minidist.base.errors import UsageError
 from minidist.comm.launched import launched_rank
+from minidist.commands.flags import Timeout, command_line, within_limits
 from minidist.commands.options import (
     DeepSpeed,
     DeviceName,
     EagerBytes,
     Ranks,
-    Timeout,
     TraceFile,
-    command_line,
     given_flags,
     given_settings,
     on_device,
     takes_config,
     with_deepspeed,
-    within_limits,
 )
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig, flag

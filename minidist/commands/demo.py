@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import Timeout
+from minidist.commands.flags import Timeout
 from minidist.commands.output import Result, json_or_table, say
 
 

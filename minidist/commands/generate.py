@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import within_limits
+from minidist.commands.flags import within_limits
 from minidist.commands.output import Result, json_or_table
 
 

@@ -11,7 +11,7 @@ import typer
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.commands.options import above_zero
+from minidist.commands.flags import above_zero
 from minidist.commands.output import say
 
 

@@ -12,7 +12,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
-from minidist.commands.options import command_line
+from minidist.commands.flags import command_line
 from minidist.commands.output import Result, json_or_table, say
 
 

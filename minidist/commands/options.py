@@ -1,4 +1,4 @@
-"""The flags that several commands share, and the job that flags and files describe together.
+"""The flags of a training job that several commands share, and the job that flags and files describe together.
 
 `@takes_config` gives a command one flag per field of TrainConfig. A setting comes from the first of: its flag, `--set`,
 the file of `--config`, the default.
@@ -8,7 +8,6 @@ Proved by: tests/commands/test_cli.py, tests/config/test_config_file.py, tests/c
 
 import inspect
 import json
-import shlex
 import sys
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -19,43 +18,14 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from minidist.base.device import creating_on, device_of
-from minidist.base.errors import UsageError, quoted
-from minidist.base.file_format import format_of
-from minidist.base.limits import check_size
+from minidist.base.errors import UsageError
 from minidist.commands.output import say, with_parameters
 from minidist.config.train_config import TrainConfig, flag
 from minidist.techniques import installed
 
-
-def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
-    """Return the number of a flag; UsageError for one that is negative, not finite, or out of range of a size.
-
-    Every flag that takes a float has it, or `above_zero`, as its callback.
-    """
-    if value is not None:
-        check_size(value, param.opts[0])
-    return value
-
-
-def above_zero(param: typer.CallbackParam, value: float | None) -> float | None:
-    """Return the number of a flag, as `within_limits`; UsageError for 0, too."""
-    if value is not None:
-        check_size(value, param.opts[0], zero=False)
-    return value
-
-
-def picture_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
-    """Return the file of a picture; UsageError, before anything is computed, for an ending that is not a picture's."""
-    from minidist.report.frame import SUFFIXES
-
-    format_of(value, None, {"picture": SUFFIXES}, flags=(max(param.opts, key=len), ""))
-    return value
-
-
 Ranks = Annotated[
     int | None, typer.Option(help="virtual ranks (default: the product of the degrees); not under mpiexec")
 ]
-Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported", callback=within_limits)]
 TraceFile = Annotated[Path | None, typer.Option(help="where the trace goes")]
 DeepSpeed = Annotated[
     Path | None, typer.Option(help="a DeepSpeed configuration file; keys that do not apply are listed")
@@ -197,18 +167,3 @@ def given_flags() -> set[str]:
 def given_settings() -> set[str]:
     """Return the fields that a flag, --set or the file of --config gives."""
     return given_flags() | _written.get()
-
-
-def command_line() -> str:
-    """Return this command as a person would type it."""
-    return "minidist " + shlex.join(sys.argv[1:])
-
-
-def whole_numbers(text: str, name: str) -> list[int]:
-    """Return the numbers of a comma-separated list."""
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise UsageError(
-            f"{name} {quoted(text)}; it must be whole numbers with commas between them, such as 4096,1048576"
-        ) from None

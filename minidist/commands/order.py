@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import whole_numbers
+from minidist.commands.flags import whole_numbers
 from minidist.commands.output import Result, json_or_table
 
 

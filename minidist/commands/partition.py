@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.options import above_zero
+from minidist.commands.flags import above_zero
 from minidist.commands.output import Result, json_or_table
 
 

@@ -12,7 +12,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.options import above_zero, command_line, picture_file
+from minidist.commands.flags import above_zero, command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:

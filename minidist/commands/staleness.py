@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from minidist.commands.options import above_zero, command_line, picture_file
+from minidist.commands.flags import above_zero, command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.options import command_line, picture_file
+from minidist.commands.flags import command_line, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 

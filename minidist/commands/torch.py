@@ -14,7 +14,7 @@ from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace import write_traces
 from minidist.base.user_file import is_user_function, load_function
-from minidist.commands.options import Timeout, within_limits
+from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
 MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program

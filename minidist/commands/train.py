@@ -11,17 +11,8 @@ import typer
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import MAX_RANKS, check_count
 from minidist.comm.launched import launched_rank
-from minidist.commands.options import (
-    DeepSpeed,
-    DeviceName,
-    EagerBytes,
-    Ranks,
-    Timeout,
-    command_line,
-    on_device,
-    takes_config,
-    with_deepspeed,
-)
+from minidist.commands.flags import Timeout, command_line
+from minidist.commands.options import DeepSpeed, DeviceName, EagerBytes, Ranks, on_device, takes_config, with_deepspeed
 from minidist.commands.output import Result, json_or_table, say
 from minidist.config.train_config import TrainConfig, resolve_dims
 

@@ -290,7 +290,7 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
 
 
 def twin_of(config: TrainConfig, dims: ParallelDims) -> str:
-    """Return what a job is compared with: one device, and where that is not the plain job on one device, how it differs.
+    """Return what a job is compared with: one device, and how it differs from the plain job on one device.
 
     The capacity of experts is a number of tokens per routed group, and each context-parallel rank routes its own.
     """
@@ -346,9 +346,7 @@ def compare_rank(
 
     # The observer compares at the end of every step, while the gradients are still there.
     judge = Judge(
-        expected if expected is not None else expected_snapshots(config, comm.size, comm.rank, of_reference),
-        tier,
-        twin,
+        expected if expected is not None else expected_snapshots(config, comm.size, comm.rank, of_reference), tier, twin
     )
     train(comm, config, [judge, *observers])
     return _worst(comm, judge.verdict)

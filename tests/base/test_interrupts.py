@@ -98,6 +98,7 @@ def test_while_the_program_is_imported_it_ends_at_once_and_one_process_says_so(r
         f"        if name == '{module}':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.argv[1:] = ['train']\n"
         "runpy.run_module('minidist', run_name='__main__')\n"
     )
     environment = {**os.environ, "PMI_RANK": rank}

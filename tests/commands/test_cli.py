@@ -12,6 +12,7 @@ import pytest
 
 from minidist import cli
 from minidist.base.trace import read_traces
+from minidist.commands import app
 from minidist.train.progress import Progress
 
 SMALL = [
@@ -326,6 +327,29 @@ def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags,
     lines = {line.split("  loss")[0] for line in answer.stderr.splitlines()}
     both = {f"compare: {who}: {done}/2 steps" for who in ("one device", f"{ranks} ranks") for done in (1, 2)}
     assert lines == both
+
+
+def test_the_list_of_commands_says_what_each_of_them_says():
+    assert {name: app.loaded(name).__doc__.splitlines()[0] for name in app.COMMANDS} == app.COMMANDS
+    assert {name: app.loaded(name).info.help for name in app.GROUPS} == app.GROUPS
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"], [], ["trian"]])
+def test_what_needs_no_command_imports_none(words):
+    """Nor NumPy, which takes several times as long as the list of commands."""
+    code = (
+        "import sys\n"
+        f"sys.argv[1:] = {words}\n"
+        "from minidist import cli\n"
+        "try:\n"
+        "    cli.main()\n"
+        "except SystemExit:\n"
+        "    named = [name for name in sys.modules if name.startswith('minidist.commands.')]\n"
+        "    print(*sorted(named), 'numpy' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loads_numpy = words in ([], ["trian"])  # under mpiexec, the processes agree on who prints the error
+    assert done.stdout.splitlines()[-1] == f"minidist.commands.app minidist.commands.output {loads_numpy}"
 
 
 def test_the_progress_of_a_long_job_is_few_lines(monkeypatch, capsys):

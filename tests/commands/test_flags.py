@@ -12,7 +12,7 @@ import minidist.commands.app as program
 from minidist.base.errors import UsageError
 from minidist.base.limits import MAX_VALUE, MIN_VALUE
 from minidist.comm import LinkModel
-from minidist.commands.options import above_zero, within_limits
+from minidist.commands.flags import above_zero, within_limits
 from minidist.config.train_config import TrainConfig
 
 OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400")
@@ -20,10 +20,10 @@ OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400
 
 def commands():
     """(words, function) of every command."""
-    for name, function in program.COMMANDS.items():
-        yield [name], function
-    for name, group in program.GROUPS.items():
-        for command in group.registered_commands:
+    for name in program.COMMANDS:
+        yield [name], program.loaded(name)
+    for name in program.GROUPS:
+        for command in program.loaded(name).registered_commands:
             yield [name, command.name or command.callback.__name__.replace("_", "-")], command.callback
 
 

@@ -57,7 +57,7 @@ def test_a_rectangle_for_each_tile(case):
 
 
 def test_the_command(tmp_path):
-    answer = CliRunner().invoke(program(["tiles"]), ["tiles", "--tp", "2", "--json", "-o", str(tmp_path / "tiles.svg")])
+    answer = CliRunner().invoke(program("tiles"), ["tiles", "--tp", "2", "--json", "-o", str(tmp_path / "tiles.svg")])
     assert answer.exit_code == 0, answer.output
     boxes = json.loads(answer.stdout)["transformer.h.0.mlp.c_fc.weight"]["boxes"]
     assert boxes == [[[[0, 16], [0, 32]]], [[[0, 16], [32, 64]]]]

@@ -1,0 +1,58 @@
+"""Flags of any command, with their checks. Those of a training job, which take longer to import, are in options.py.
+
+Proved by: tests/commands/test_flags.py, tests/commands/test_endings.py
+"""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minidist.base.errors import UsageError, quoted
+from minidist.base.file_format import format_of
+from minidist.base.limits import check_size
+
+
+def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
+    """Return the number of a flag; UsageError for one that is negative, not finite, or out of range of a size.
+
+    Every flag that takes a float has it, or `above_zero`, as its callback.
+    """
+    if value is not None:
+        check_size(value, param.opts[0])
+    return value
+
+
+def above_zero(param: typer.CallbackParam, value: float | None) -> float | None:
+    """Return the number of a flag, as `within_limits`; UsageError for 0, too."""
+    if value is not None:
+        check_size(value, param.opts[0], zero=False)
+    return value
+
+
+def picture_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
+    """Return the file of a picture; UsageError, before anything is computed, for an ending that is not a picture's."""
+    from minidist.report.frame import SUFFIXES
+
+    format_of(value, None, {"picture": SUFFIXES}, flags=(max(param.opts, key=len), ""))
+    return value
+
+
+Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported", callback=within_limits)]
+
+
+def command_line() -> str:
+    """Return this command as a person would type it."""
+    return "minidist " + shlex.join(sys.argv[1:])
+
+
+def whole_numbers(text: str, name: str) -> list[int]:
+    """Return the numbers of a comma-separated list."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UsageError(
+            f"{name} {quoted(text)}; it must be whole numbers with commas between them, such as 4096,1048576"
+        ) from None
