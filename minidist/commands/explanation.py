@@ -1,24 +1,30 @@
 """What a configuration file asks for, in bytes, messages and memory, counted in one step of the simulated world.
 
-The messages are those of a real run, so the counts are what a rank will send; beside them is the closed form. Memory is
-that of a second step, when the optimizer has its state. For models that do not fit on a laptop, the ZeRO paper's bytes
-of the model states are given for any number of parameters.
+The messages are those of a dry run, which are those of a real run, so the counts are what a rank will send; beside them
+is the closed form. Of a step that accumulates over many micro-batches, two and three of them run: what each further one
+sends is the difference. Memory is that of a second step, when the optimizer has its state. For models that do not fit
+on a laptop, the ZeRO paper's bytes of the model states are given for any number of parameters.
 
 Proved by: tests/config/test_deepspeed.py
 """
 
 from collections import Counter
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 from minidist.base.memory import MEMORY_PURPOSES
-from minidist.comm import SimWorld
+from minidist.base.meta import creating_meta
+from minidist.comm import Comm, SimWorld
+from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.runner import number_of_ranks
 from minidist.config.deepspeed import Translation
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.config.train_config import Batches, TrainConfig, resolve_batches
 from minidist.planning.memory_estimator import model_states, whole_number
 from minidist.planning.volumes import closed_form_bytes
 from minidist.train.state import TrainResult
 from minidist.train.trainer import train
+
+MAX_MICROBATCHES = 4  # of a step, that all run
 
 
 def explain_job(
@@ -30,24 +36,21 @@ def explain_job(
     each rank, peak_by_purpose of rank 0, model_states: bytes of a rank for `parameters` parameters at the file's ZeRO
     stage}.
     """
-    # Every step sends the same bytes, so one step without checkpoints is enough.
+    # Every step sends the same bytes, so one step without checkpoints is enough; two steps show the memory.
     once = trial(config, 1)
     size = number_of_ranks(once, ranks)
-
-    # The first step is recorded, for the messages; the closed form is computed from the sizes that ranks report.
-    world = SimWorld(size)
-    results: list[TrainResult] = world.run(train, once)
-    measured: Counter[str] = Counter()
-    messages: Counter[str] = Counter()
-    for trace in world.traces:
-        for message in trace.sent():
-            measured[message.purpose] += message.nbytes
-            messages[message.purpose] += 1
     batches = resolve_batches(once, size)
-    closed = closed_form_bytes(once, batches, [result.sizes for result in results])
-
-    # Two steps without a record, for the memory.
-    warm: list[TrainResult] = SimWorld(size, record=False).run(train, once.model_copy(update={"steps": 2}))
+    shorter = [once]
+    if batches.accumulation > MAX_MICROBATCHES and _adds_micro_batches(once, batches):
+        part = {"global_batch": None, "micro_batch": batches.micro_batch}
+        shorter = [once.model_copy(update={**part, "accumulation": n}) for n in (2, 3)]
+    counted = [_counted(job, size) for job in shorter]
+    further = batches.accumulation - 2 if len(counted) > 1 else 0
+    measured = _with_further(counted[0].nbytes, counted[-1].nbytes, further)
+    messages = _with_further(counted[0].messages, counted[-1].messages, further)
+    # The closed form is computed from the sizes that ranks report.
+    closed = closed_form_bytes(once, batches, [result.sizes for result in counted[0].results])
+    warm = _counted(shorter[-1].model_copy(update={"steps": 2}), size).results
     replaced = translation.in_place(config)
     figures: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],
@@ -74,6 +77,42 @@ def explain_job(
     if parameters is not None:
         figures["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
     return figures
+
+
+class _Counted(NamedTuple):
+    """What all ranks sent in a job, by purpose, and each rank's result."""
+
+    nbytes: Counter[str]
+    messages: Counter[str]
+    results: list[TrainResult]
+
+
+def _adds_micro_batches(config: TrainConfig, batches: Batches) -> bool:
+    """Return whether each further micro-batch of a step sends what the third one does, and needs no more memory."""
+    even = batches.global_batch == batches.micro_batch * batches.accumulation * batches.dp
+    return even and config.pp == 1 and config.strategy == "auto" and not settings_that_need_values(config)
+
+
+def _counted(config: TrainConfig, size: int) -> _Counted:
+    """Run a job without values, or with values where it depends on them."""
+    valued = bool(settings_that_need_values(config))
+
+    def program(comm: Comm) -> TrainResult:
+        with nullcontext() if valued else creating_meta():
+            return train(comm, config)
+
+    world = SimWorld(size, checks=valued, record="totals")
+    results: list[TrainResult] = world.run(program)
+    nbytes, messages = Counter[str](), Counter[str]()
+    for trace in world.traces:
+        nbytes.update(trace.bytes_by_purpose())
+        messages.update(trace.messages_by_purpose())
+    return _Counted(nbytes, messages, results)
+
+
+def _with_further(two: Counter[str], three: Counter[str], further: int) -> Counter[str]:
+    """Return what a step of two micro-batches and so many further ones sends. three: what one of three sends."""
+    return Counter({name: count + further * (three[name] - count) for name, count in two.items()})
 
 
 def trial(config: TrainConfig, steps: int) -> TrainConfig:

@@ -14,6 +14,7 @@ from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.commands import explanation
 from minidist.commands.runner import number_of_ranks
 from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
 from minidist.config.deepspeed_keys import APPLIED, NOTED, REFUSED, as_markdown
@@ -692,6 +693,30 @@ def test_the_commands(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main(["train", "--deepspeed", str(tmp_path / "none.json")])
     assert end.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}}]
+)
+@pytest.mark.parametrize("stage", range(4))
+def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeypatch):
+    """Bytes, messages and memory are those of the real run of all."""
+    content = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 7, **more}
+    said = translate({**content, "zero_optimization": {"stage": stage}})
+    job = {"width": 16, "heads": 2, "context": 8, "layers": 2, "data": "markov", "synchronize_each": stage == 0}
+    config = apply_deepspeed(TrainConfig.make(**job), said, set())
+    figures = explanation.explain_job(config, said, 2)
+    monkeypatch.setattr(explanation, "MAX_MICROBATCHES", 100)
+    assert figures == explanation.explain_job(config, said, 2)
+
+    world = SimWorld(2)
+    world.run(train, explanation.trial(config, 1))
+    for name, row in figures["purposes"].items():
+        assert row["bytes"] == row["closed_form"] == sum(t.bytes_by_purpose().get(name, 0) for t in world.traces)
+        assert row["messages"] == sum(t.messages_by_purpose().get(name, 0) for t in world.traces)
+    warm = SimWorld(2).run(train, explanation.trial(config, 2))
+    assert figures["peak_bytes"] == [result.peak_bytes for result in warm]
+    assert figures["batch"]["accumulation"] == 7
 
 
 def test_a_value_of_any_kind_in_any_place_is_taken_or_one_sentence():
