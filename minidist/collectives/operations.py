@@ -61,9 +61,9 @@ def _checked(op: str, first: np.ndarray, second: np.ndarray, out: np.ndarray) ->
         return
     wide = _UFUNCS[op](first.astype(xp.int64), second.astype(xp.int64))
     range_of = np.iinfo(out.dtype)
-    wrong = (wide < range_of.min) | (wide > range_of.max)
-    if wrong.any():
-        value = int(wide.reshape(-1)[int(wrong.reshape(-1).argmax())])
+    right = (wide >= range_of.min) & (wide <= range_of.max)
+    if not right.all():
+        value = int(wide.reshape(-1)[int((~right).reshape(-1).argmax())])
         raise UsageError(
             f"{quoted(op)} of {out.dtype} values gives {value}, and {out.dtype} ends at"
             f" {range_of.max if value > 0 else range_of.min}; reduce in int64: array.astype(numpy.int64)"

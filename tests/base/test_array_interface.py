@@ -250,6 +250,8 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("comm/communicator.py", "roll"),
     ("comm/communicator.py", "flatnonzero"),
     ("comm/mesh.py", "unravel_index"),
+    ("comm/sim/process_state.py", "random"),  # the generators of the process
+    ("comm/sim/process_state.py", "ctypes"),
     ("comm/mpi/staging.py", "cupy"),  # pinned memory of messages
     ("parallel/replica_check.py", "argwhere"),
     ("parallel/replica_check.py", "repeat"),
