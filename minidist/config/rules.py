@@ -143,13 +143,14 @@ MODEL_AND_DATA = (
         Rule(
             f"own-model-with-{name}",
             both("is_own_model", name, unless=1),
-            f"--{name} {{{name}}} {does}, which minidist does to models of its own only, not to --model {{model}}",
-            "use --dp, with or without --zero, or --model gpt",
+            f"not built: --{name} {{{name}}} {does}, and this command knows where only in the models that minidist has,"
+            " not in --model {model}",
+            f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
         )
-        for name, does in (
-            ("pp", "cuts the model into stages"),
-            ("cp", "splits the sequences of its attention"),
-            ("tp", "splits its matrices"),
+        for name, does, instead in (
+            ("pp", "cuts the model into stages", "minidist.pipeline.runtime.split_model"),
+            ("cp", "splits the sequences of its attention", "minidist.parallel.context"),
+            ("tp", "splits its matrices", "minidist.parallel.tensor.parallelize_module"),
         )
     ),
     Rule(
@@ -323,9 +324,9 @@ COMPRESSION = (
     Rule(
         "reduction-with-local-steps",
         lambda j: j.local_steps and j.reduction not in ("ring", "ordered"),
-        "--reduction {reduction} is an algorithm for gradients, and with --local-steps {local_steps} weights are"
-        " averaged",
-        "use --reduction ring or ordered, which say in which order weights are added",
+        "not built: --local-steps {local_steps} averages weights, and of --reduction {reduction} the closed form of the"
+        " bytes and the replay on one device are for gradients",
+        "use --reduction ring or ordered",
     ),
     Rule(
         "compression-with-loss-scaling",
@@ -349,22 +350,22 @@ QUANTIZATION = (
     Rule(
         "quantization-with-tp",
         lambda j: j.quantize != "none" and j.tp > 1,
-        "--tp {tp} cuts weights, and --quantize {quantize} needs the largest element of each row, and a rank then has"
-        " only a part of each",
+        "not built: --tp {tp} puts split layers in the place of linear ones, and --quantize {quantize} quantised ones,"
+        " and no layer is both",
         "use --dp, with or without --zero 1 or 2",
     ),
     Rule(
         "quantization-with-pp",
         lambda j: j.quantize != "none" and j.pp > 1,
-        "--pp {pp} leaves the ranges of a stage on its ranks, and --quantize {quantize} needs those of all layers for a"
-        " checkpoint and for the INT8 model",
+        "not built: --pp {pp} leaves the ranges of a stage's layers on its ranks, and with --quantize {quantize} one"
+        " rank writes those of all layers into a checkpoint",
         "use --dp, with or without --zero 1 or 2",
     ),
     Rule(
         "quantization-with-zero-3",
         lambda j: j.quantize != "none" and j.zero == 3,
-        "--zero 3 releases a weight after its product, and with --quantize {quantize} backward needs the rounded copy,"
-        " so that every rank would hold the whole model",
+        "not built: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end of the"
+        " step for its range, and keeps the rounded copy for backward",
         "use --zero 2",
     ),
     Rule(
@@ -384,8 +385,8 @@ QUANTIZATION = (
     Rule(
         "quantization-with-server",
         lambda j: j.quantize != "none" and j.server,
-        "--quantize {quantize} agrees on ranges at the end of every step, and the workers of --strategy ps have no step"
-        " in common",
+        "--quantize {quantize} agrees on ranges at the end of every step, and the workers of --strategy ps exchange"
+        " nothing with each other",
         "use --strategy auto",
     ),
 )
@@ -428,14 +429,15 @@ SPARSITY = (
     Rule(
         "sparsity-with-tp",
         lambda j: j.prunes and j.tp > 1,
-        "--tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole matrices or of"
-        " ZeRO's shards",
+        "not built: --tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole"
+        " matrices or of ZeRO's shards",
         "use --dp, with or without --zero",
     ),
     Rule(
         "sparsity-scope-in-a-pipeline",
         lambda j: j.prunes and j.pp > 1 and j.sparsity_scope == "global",
-        "--sparsity-scope global compares the weights of all layers, and with --pp {pp} they lie on several stages",
+        "not built: --sparsity-scope global compares the weights of all layers, and with --pp {pp} stages do not tell"
+        " each other about theirs",
         "use --sparsity-scope layer",
     ),
     Rule(
@@ -459,9 +461,9 @@ SPARSITY = (
     ),
     Rule(
         "sparsity-with-offload",
-        lambda j: j.prunes and j.offload in ("optimizer", "parameters"),
-        "--offload {offload} keeps weights on the host, where {pruning_flag} does not set them to zero",
-        "use --offload activations, or leave it out",
+        lambda j: j.prunes and j.offload == "optimizer",
+        "--offload {offload} steps copies of the weights on the host, which {pruning_flag} does not set to zero",
+        "use --offload activations, --zero 3 with --offload parameters, or leave it out",
     ),
     Rule(
         "sparsity-with-local-steps",
@@ -472,7 +474,7 @@ SPARSITY = (
     Rule(
         "sparsity-with-server",
         lambda j: j.prunes and j.server,
-        "{pruning_flag} finds masks at the end of a step, and the workers of --strategy ps have no step in common",
+        "not built: {pruning_flag} finds masks where weights are stepped, which with --strategy ps is on the servers",
         "use --strategy auto",
     ),
 )
@@ -501,8 +503,8 @@ DISTILLATION = (
         Rule(
             f"{name.replace('_', '-')}-with-server",
             both(name, "server"),
-            f"{flag(name)} needs ranks that use logits at the same time, and the workers of --strategy ps have no step"
-            " in common",
+            f"{flag(name)} needs ranks that use logits at the same time, and the workers of --strategy ps exchange"
+            " nothing with each other",
             "leave it out, or use --strategy auto",
         )
         for name in ("shard_teacher", "teacher_ranks")
@@ -589,13 +591,14 @@ PARAMETER_SERVER = (
     Rule(
         "server-with-compression",
         lambda j: j.server and j.compressor != "none",
-        "--compression {compression} is a hook of data parallelism, and --strategy ps pushes whole gradients",
+        "not built: --compression {compression} compresses a reduction between ranks, and the workers of --strategy ps"
+        " push whole gradients to servers",
         "leave it out",
     ),
     Rule(
         "server-with-offload",
         lambda j: j.server and j.offload != "none",
-        "--offload {offload} does not combine with --strategy ps, whose optimizer is on the servers",
+        "not built: --offload {offload} on the workers and servers of --strategy ps",
         "leave it out",
     ),
 )
@@ -635,14 +638,15 @@ CHANGING_BATCHES = (
     Rule(
         "changing-batches-in-a-pipeline",
         lambda j: j.changes_batches and j.pp > 1,
-        "--pp {pp} makes its plan for micro-batches of known number and shape, and {changes_batches} changes them",
+        "not built: --pp {pp} makes one plan, for micro-batches of known number and shape, and {changes_batches}"
+        " changes them",
         "use --dp, with or without --zero",
     ),
     Rule(
         "changing-batches-with-server",
         lambda j: j.changes_batches and j.server,
-        "{changes_batches} chooses batches at the end of a step, and the workers of --strategy ps have no step in"
-        " common",
+        "{changes_batches} chooses batches with all ranks at the end of a step, and the workers of --strategy ps"
+        " exchange nothing with each other",
         "use --strategy auto",
     ),
     Rule(
@@ -698,15 +702,23 @@ REPLICAS = (
     Rule(
         "local-steps-need-replicas",
         lambda j: j.local_steps and not j.replicas_only,
-        "--local-steps {local_steps} lets whole replicas train alone, so it combines with --dp and no other axis, no"
-        " --zero and no --strategy ps",
+        "not built: --local-steps {local_steps} with replicas of several ranks each, so it combines with --dp and no"
+        " other axis, no --zero and no --strategy ps",
         "change the layout, or leave it out",
     ),
     Rule(
         "local-steps-precision",
         lambda j: j.local_steps and j.half,
-        "--local-steps {local_steps} averages weights in fp32 or fp64, not {precision}",
+        "not built: with --precision {precision} the optimizer steps float32 copies of the weights, and --local-steps"
+        " {local_steps} averages the weights and not these",
         "use --precision fp32",
+    ),
+    Rule(
+        "local-steps-with-clip",
+        both("local_steps", "clip"),
+        "not built: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
+        " summed over the replicas",
+        "leave it out",
     ),
     # Settings that compare or combine replicas step by step.
     *(
@@ -717,7 +729,7 @@ REPLICAS = (
             " different weights and gradients",
             "leave it out",
         )
-        for name in ("clip", "noise_scale", "synchronize_each")
+        for name in ("noise_scale", "synchronize_each")
     ),
     Rule(
         "local-steps-with-sync-batch-norm",
@@ -770,13 +782,14 @@ REPLICAS = (
     Rule(
         "sync-batch-norm-with-server",
         lambda j: j.server and j.batch_norm == "sync",
-        "--batch-norm sync needs ranks that step together, which the workers of --strategy ps do not",
+        "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing with"
+        " each other",
         "use --batch-norm local",
     ),
     Rule(
         "evaluation-with-server",
         lambda j: j.evaluate_every and j.server,
-        "--evaluate-every needs ranks that step together, which the workers of --strategy ps do not",
+        "not built: --evaluate-every with --strategy ps, where the weights of a step are on the servers",
         "leave out one of the two",
     ),
 )
@@ -827,7 +840,8 @@ TENSOR_PARALLEL = (
     Rule(
         "tensor-parallel-cnn",
         lambda j: j.tp > 1 and j.model == "cnn",
-        "--tp {tp} splits the matrices of linear layers and attention, and a CNN is made of convolutions",
+        "not built: --tp {tp} splits the matrices of linear layers and attention, and no convolutions, of which a CNN"
+        " is made",
         "use --dp {tp}",
     ),
     Rule(
@@ -898,15 +912,15 @@ CONTEXT_PARALLEL = (
     Rule(
         "documents-on-a-ring",
         lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
-        "--attention {attention} skips blocks of keys that no query of a chunk sees, and with --document-separator"
-        " {document_separator} these differ from row to row",
+        "not built: --attention {attention} has no masks but the causal one, and --document-separator"
+        " {document_separator} needs one for each row",
         "use --attention all-gather or ulysses",
     ),
     Rule(
         "documents-in-an-asynchronous-pipeline",
         lambda j: j.document_separator is not None and j.asynchronous,
-        "--document-separator {document_separator} is masked per micro-batch of a step, and --schedule {schedule} has"
-        " no steps",
+        "not built: --schedule {schedule} computes a stream of micro-batches without the masks of"
+        " --document-separator {document_separator}",
         "use a synchronous one, such as 1f1b",
     ),
     Rule(
@@ -967,7 +981,7 @@ MEMORY = (
     Rule(
         "segments-in-a-pipeline",
         lambda j: j.pp > 1 and j.recomputes_blocks and j.recompute != "full",
-        "--recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
+        "not built: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
         "use full or selective",
     ),
     Rule(
@@ -1024,10 +1038,11 @@ MEMORY = (
     ),
     Rule(
         "reshard-with-recomputation",
-        lambda j: j.reshard is not True and j.recomputes_blocks,
+        # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
+        lambda j: j.reshard is not True and j.recompute == "sqrt",
         "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
-        " {recompute} the forward is not recorded",
-        "leave out one of the two",
+        " {recompute} the forward of a segment is not recorded",
+        "use --recompute full, or leave out one of the two",
     ),
 )
 
@@ -1074,7 +1089,7 @@ PIPELINE = (
         Rule(
             f"asynchronous-with-{name}",
             both("asynchronous", name, unless=1),
-            f"--schedule {{schedule}} runs on one pipeline, without --{name} {{{name}}}",
+            f"not built: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name} {{{name}}}",
             f"use {instead}",
         )
         for name, instead in (
@@ -1089,14 +1104,21 @@ PIPELINE = (
         "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
         "leave it out",
     ),
+    Rule(
+        "asynchronous-with-offload",
+        both("asynchronous", "offload", unless="none"),
+        "not built: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
+        "use a synchronous schedule, such as 1f1b",
+    ),
     *(
         Rule(
             f"asynchronous-with-{name}",
             both("asynchronous", name, unless="none"),
-            f"--{name} {{{name}}} does not combine with --schedule {{schedule}}",
+            f"--{name} {{{name}}} is of the gradients that data-parallel ranks reduce, and --schedule {{schedule}} has"
+            " no such ranks",
             "use a synchronous schedule, such as 1f1b",
         )
-        for name in ("offload", "zero", "compression")
+        for name in ("zero", "compression")
     ),
     Rule(
         "asynchronous-with-bucket-cap-mb",

@@ -246,7 +246,8 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
         )
     if config.steps > FLOAT_STEPS:
         raise UsageError(
-            f"the float tier holds for at most {FLOAT_STEPS} steps (rounding grows from step to step); use --steps"
+            f"the {'rounding' if rounded else 'float'} tier holds for at most {FLOAT_STEPS} steps (rounding"
+            " grows from step to step); use --steps"
             f" {FLOAT_STEPS}"
         )
     if rounded:

@@ -55,6 +55,8 @@ FLAGS = [
     {"dp_replicate": 4},
     {"reshard_after_forward": "false"},
     {"reshard_after_forward": "2"},
+    {"reshard_after_forward": "false", "recompute": "full"},
+    {"reshard_after_forward": "2", "recompute": "budget:300000"},
     {"persistence_threshold": 100},
     {"dp_replicate": 2, "persistence_threshold": 300, "prefetch": 2},
     {"offload": "parameters"},

@@ -51,6 +51,7 @@ LAYOUTS = {
         3,
         {**SHARDS, "persistence_threshold": 300, "precision": "bf16", "sparsity_scope": "global"},
     ),
+    "zero 3, on the host": (2, {**SHARDS, "offload": "parameters", "optimizer": "adam", "weight_decay": 0.1}),
     "pp 2, dp 2": (4, {"pp": 2, "accumulation": 2, "micro_batch": 1}),
     "pp 2, zero 3": (4, {**SHARDS, "pp": 2, "accumulation": 2, "micro_batch": 1}),
     "llama, int8": (2, {"model": "llama", "quantize": "int8"}),
@@ -126,7 +127,9 @@ def test_saved_weights_are_zero_where_their_masks_are(layout, tmp_path):
     assert zeros / result.sparsity["of"] == pytest.approx(config.sparsity or 0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize("layout", ["dp 3", "dp 2, fp16", "zero 1", "zero 3, global", "pp 2, zero 3"])
+@pytest.mark.parametrize(
+    "layout", ["dp 3", "dp 2, fp16", "zero 1", "zero 3, global", "zero 3, on the host", "pp 2, zero 3"]
+)
 @pytest.mark.parametrize("saved", [2, 5])
 def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, saved, tmp_path):
     """In the middle of the schedule, and after it."""

@@ -31,7 +31,8 @@ class ReplicaCheck(Extension):
         Rule(
             "server-with-check-replicas",
             lambda j: j.server and j.check_replicas,
-            "--check-replicas does not combine with --strategy ps: workers have different weights on purpose",
+            "--check-replicas does not combine with --strategy ps: it compares ranks that step the same"
+            " weights, and only servers step",
             "leave it out",
         ),
         Rule(
