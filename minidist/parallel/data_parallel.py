@@ -40,7 +40,8 @@ class DistributedDataParallel(Module):
     """Wraps `module` so that a plain `loss.backward()` leaves the reduced gradient on every rank of `comm`.
 
     reduction: "mean" (PyTorch's) or "sum" (divide the loss by the global count yourself). bucket_cap_mb, algorithm: see
-    `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
+    `GradientReducer`. find_unused_parameters: parameters without a gradient take part as zeros instead of raising; one
+    that no rank has used has no gradient afterwards.
     flat: the model's FlatParameters, when it has one already. ignored_params: neither broadcast nor summed: you do it
     yourself. Of other parameters of the loss that no wrapper has, the first backward pass raises UsageError.
 

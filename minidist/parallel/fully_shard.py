@@ -69,7 +69,7 @@ def fully_shard(
     device before its unit is gathered, its reduced gradient moves back, and both are hidden as the gather is.
     reduction, algorithm, alignment: as for `ZeroOptimizer`; all units of a model have one reduction.
     find_unused_parameters: parameters without a gradient take part as zeros instead of raising, also all of a unit that
-    no rank has used. Every rank must run the same units.
+    no rank has used. A parameter that no rank has used is not stepped. Every rank must run the same units.
     ignored_params: neither sharded nor summed, here and in every `fully_shard` around this one: you do it yourself. Of
     other parameters that no `fully_shard` and no other wrapper has, the first backward pass raises UsageError.
     expert_mesh: as `mesh`, for parameters that are cut over an axis ep (`ExpertParallel`): the ranks that hold the same

@@ -58,7 +58,8 @@ class ZeroOptimizer(OptimizerWrapper):
     reduce_bucket_size: the largest number of elements of a gradient bucket; a bucket that crosses a shard boundary is
     sent to each owner. reduction: "mean" or "sum" over the ranks, as for `DistributedDataParallel`. algorithm: of the
     reduce-scatter; "ordered" gives bits that do not depend on the buckets. alignment: shards begin at multiples of it;
-    clipping needs 1,024. find_unused_parameters: parameters without a gradient take part as zeros instead of raising.
+    clipping needs 1,024. find_unused_parameters: parameters without a gradient take part as zeros instead of raising;
+    one that no rank has used is not stepped.
     ignored_params: neither broadcast nor summed nor stepped: you do it yourself. Of other parameters of the loss that
     no wrapper has, the first backward pass raises UsageError.
 
