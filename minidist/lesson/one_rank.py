@@ -10,7 +10,6 @@ from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError
 from minidist.comm import Comm
-from minidist.comm.has_run import has_run
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def one_rank(task: Task, function: Callable[..., Any], data: bytes, comm: Comm) 
         returned = function(*given)
     except SystemExit as end:
         raise ProgramExitError(f"the function ended the program: SystemExit({end.code!r})") from None
-    return task.answer(arguments, has_run(returned, function, comm.rank))
+    return task.answer(arguments, returned)
 
 
 def restricted(comm: Comm, forbidden: tuple[str, ...]) -> Any:

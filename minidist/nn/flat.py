@@ -182,7 +182,10 @@ class FlatParameters:
         if not filled:
             both = ((p, p.gradient) for p in parameters)
             return [(g.local is not None or g.total is not None) and p.requires_grad for p, g in both]
-        return [(grad := p.grad) is not None and (p not in filled or not (grad == 0).all()) for p in parameters]
+        return [
+            (grad := p.grad) is not None and (p not in filled or not xp.has_values(grad) or not (grad == 0).all())
+            for p in parameters
+        ]
 
     @property
     def grad_buffer(self) -> xp.Array:

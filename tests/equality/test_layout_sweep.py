@@ -62,10 +62,10 @@ def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
     """Not left out in silence: the same words as for a user."""
     layout = {
         **sample()[0],
-        "pp": 2,
-        "dp": 2,
+        "pp": 8,
+        "dp": 1,
         "cp": 1,
-        "tp": 2,
+        "tp": 1,
         "schedule": "dualpipe",
         "recompute": "none",
         "precision": "fp32",
@@ -75,9 +75,11 @@ def test_what_is_refused_is_refused_with_the_sentence_of_the_job():
     why = layout_sweep.refusal(layout, RANKS)
     refused = layouts()[1]
     assert why in refused
-    assert why.startswith("schedule 'dualpipe' on 2 stages cannot take 2 micro-batches")
+    assert why.startswith("schedule 'dualpipe' on 8 stages cannot take 8 micro-batches")
     assert "dp 2 does not fit" not in "".join(refused)  # degrees multiply to the ranks
-    assert layout_sweep.refusal({**layout, "tp": 4}, RANKS).startswith("--pp 2 --dp 2 --tp 4 does not fit 8 ranks")
+    assert layout_sweep.refusal({**layout, "pp": 2, "dp": 2, "tp": 4}, RANKS).startswith(
+        "--pp 2 --dp 2 --tp 4 does not fit 8 ranks"
+    )
 
 
 def test_a_sample_holds_every_value_and_is_the_same_for_the_same_seed():

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from minidist.comm.call_log import Call, ranks_text, unlike_calls
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.point_to_point import tag_text
+from minidist.comm.waiting import to_itself
 
 Message = Mapping[str, Any]  # a line of a trace file
 Queue = tuple[str, bool, int]  # communicator, of a collective?, tag
@@ -78,12 +79,11 @@ def hints(
                         f" {source} is {name_of(queue, message['operation'])} ({message['nbytes']} B)"
                     )
 
-    # All are senders: the program relied on buffering.
-    if (
-        waiting
-        and len(waiting) == len(states)
-        and all(s.get("message", {}).get("kind") == "send" for s in waiting.values())
-    ):
+    # A rank that sends to itself, and all are senders: the program relied on buffering.
+    sending = [rank for rank, s in waiting.items() if s.get("message", {}).get("kind") == "send"]
+    own = [rank for rank in sending if list(waiting[rank]["peers"]) == [rank]]
+    found += [to_itself(rank) for rank in own]
+    if waiting and not own and len(sending) == len(states):
         found.append("every rank sends and none receives: let some ranks receive first, or use sendrecv or isend")
     return found[:6]
 

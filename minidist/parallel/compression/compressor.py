@@ -88,7 +88,7 @@ class Compressor:
                 f"({flat.numel},) {flat.dtype}; resume with the model and --compression that it was saved with"
             )
         for bucket in buckets:
-            self.keep(bucket, xp.on_device_of(bucket.buffer, residual[bucket.slice].copy()))
+            self.keep(bucket, xp.on_device_of(bucket.flat.data, residual[bucket.slice].copy()))
 
     def shared_state(self) -> dict[str, np.ndarray]:
         """Return what else the next step depends on: arrays by name, equal on all ranks."""
