@@ -3,7 +3,7 @@
 Standard output is for results. Progress, and tables that accompany a file, go to standard error, so that
 `minidist ... --json` can be piped.
 
-Proved by: tests/commands/test_cli.py
+Proved by: tests/commands/test_cli.py, tests/commands/test_flags.py
 """
 
 import inspect

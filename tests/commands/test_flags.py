@@ -35,6 +35,23 @@ def options(function):
             yield name, kind, rest[0]
 
 
+# --- help -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join
+)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_help_shows_no_type_beside_a_flag_that_takes_no_value(words, flag, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as end:
+        program.main([*words, flag])
+    said = capsys.readouterr().out
+    assert not end.value.code
+    assert "--help" in said
+    assert "bool" not in said.lower().replace("boolean", "")
+
+
 # --- floats -----------------------------------------------------------------------------------------------------------
 
 

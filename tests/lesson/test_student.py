@@ -1,5 +1,6 @@
 """Notebooks for students have the stubs and not the solutions, and their checks draw their own cases."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_build
 from minidist.lesson import solution
 from minidist.lesson.build import sources
+from minidist.lesson.handout import handout
 from minidist.lesson.student import solutions_of, student_notebook, without_solutions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +32,31 @@ check("16.gpipe", mine)"""
     )
     assert without_solutions("from minidist.lesson import solution") == ""
     assert without_solutions("solved = solution\nx = 1") == "solved = solution\nx = 1"
+
+
+def test_a_handed_out_notebook_has_neither_our_solution_nor_what_it_printed(tmp_path):
+    """What a cell without a solution printed stays, and so does the rest of a cell that has one."""
+    cell = {"cell_type": "code", "metadata": {}, "execution_count": None}
+    printed = {"output_type": "stream", "name": "stdout"}
+    cells = [
+        {
+            **cell,
+            "source": ["n = 3\n", 'print(solution("a"))'],
+            "outputs": [{**printed, "text": ["def secret(): ...\n"]}],
+        },
+        {**cell, "source": ['check("a", solution("a"))'], "outputs": [{**printed, "text": ["right\n"]}]},
+        {**cell, "source": ["print(n)"], "outputs": [{**printed, "text": ["3\n"]}]},
+        {"cell_type": "markdown", "metadata": {}, "source": ["See [ring.py](../minidist/ring.py), [04](04_a.ipynb)."]},
+    ]
+    path = tmp_path / "lessons" / "90_tiny.ipynb"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    first, second, words = json.loads(handout(path))["cells"]
+    assert (first["source"], first["outputs"]) == (["n = 3"], [])
+    assert (second["source"], second["outputs"]) == (["print(n)"], cells[2]["outputs"])
+    assert words["source"] == ["See `minidist/ring.py`, [04](04_a.ipynb)."]
+    path.write_bytes(handout(path))
+    assert handout(path) == path.read_bytes()
 
 
 @pytest.mark.parametrize("source", LESSONS[::4], ids=lambda source: source.stem)
