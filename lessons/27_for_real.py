@@ -265,11 +265,13 @@ print(
 # %% [markdown]
 # ## 6 Break it
 #
-# Fit the line the way a spreadsheet does, by least squares of the seconds: a microsecond is nothing beside the
-# millisecond of the largest message, and the latency comes out as whatever is left over.
+# Fit the line the way a spreadsheet does, by least squares of the seconds. Let another program slow the largest
+# message down to twice its time: a microsecond is nothing beside its error, and the latency comes out as whatever
+# is left over.
 
 # %%
-slope, intercept = np.polyfit([n for n, _ in rows], [s for _, s in rows], 1)
+disturbed = [*rows[:-1], (rows[-1][0], 2 * rows[-1][1])]
+slope, intercept = np.polyfit([n for n, _ in disturbed], [s for _, s in disturbed], 1)
 print(
     f"latency by plain least squares: {1e6 * intercept:.2f} µs; the smallest message took "
     f"{1e6 * rows[0][1]:.2f} µs"

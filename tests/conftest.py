@@ -6,6 +6,8 @@ import signal
 from collections import Counter
 from zlib import crc32
 
+import pytest
+
 pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
 # By the clock of a quiet machine; the first waits for timeouts most of the time, the second for lessons that changed.
@@ -80,6 +82,22 @@ def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(7000)
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def no_algorithm_stays():
+    """Take the collectives that a test registers out again: `bench collectives` runs all there are."""
+    from minidist.collectives.registry import ALGORITHMS
+
+    before = {operation: (len(entries), dict(entries), dict(entries.aliases)) for operation, entries in ALGORITHMS.items()}
+    yield
+    for operation, (count, entries, aliases) in before.items():
+        there = ALGORITHMS[operation]
+        if len(there) != count:
+            for name in set(there) - set(entries):
+                del there[name]
+            there.aliases.clear()
+            there.aliases.update(aliases)
 
 
 # A shell starts a background job with Ctrl-C ignored, and every program that a test starts would inherit that.

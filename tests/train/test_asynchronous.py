@@ -250,7 +250,7 @@ def test_a_step_is_one_mini_batch_but_for_2bw():
         ({"dp": 2}, "without --dp 2; use --replicas"),
         ({"tp": 2}, "without --tp 2; use a synchronous schedule"),
         ({"recompute": "sqrt"}, "--recompute sqrt cuts a model into segments"),
-        ({"zero": 1}, "--zero 1 does not combine"),
+        ({"zero": 1}, "--zero 1 is of the gradients that data-parallel ranks reduce"),
         ({"model": "mlp", "data": "glyphs", "replicas": "2,1"}, "replicas=.2, 1. make 3 ranks and there are 2"),
         ({"model": "mlp", "data": "glyphs", "replicas": "a"}, "--replicas 'a'; write the ranks of each stage"),
         ({"schedule": "1f1b", "replicas": "1,1"}, "not of 1f1b; use --dp"),

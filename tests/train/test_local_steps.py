@@ -184,9 +184,9 @@ def test_a_resumed_job_counts_its_bytes_and_needs_its_replicas(tmp_path):
         ({"zero": 1}, "no --zero"),
         ({"tp": 2}, "no other axis"),
         ({"strategy": "ps", "reduction": "ring"}, "no --strategy ps"),
-        ({"clip": 1.0}, "--clip does not combine"),
+        ({"clip": 1.0}, "--clip 1.0 of each replica's own gradient"),
         ({"compression": "sign", "reduction": "ring"}, "sends no gradients"),
-        ({"precision": "bf16"}, "averages weights in fp32"),
+        ({"precision": "bf16"}, "steps float32 copies of the weights"),
         ({"noise_scale": True}, "--noise-scale does not combine"),
     ],
 )

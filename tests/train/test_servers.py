@@ -262,8 +262,8 @@ BAD = {
     "clip": ({"clip": 1.0, "consistency": "asp"}, 3, "--clip 1.0 needs the norm"),
     "every": ({"save": "x", "every": 1, "consistency": "ssp:1"}, 3, "--every 1 needs a moment between two steps"),
     "each": ({"synchronize_each": True}, 3, "--synchronize-each does not combine with"),
-    "compression": ({"compression": "sign"}, 3, "pushes whole gradients"),
-    "offload": ({"offload": "optimizer"}, 3, "is on the servers"),
+    "compression": ({"compression": "sign"}, 3, "push whole gradients to servers"),
+    "offload": ({"offload": "optimizer"}, 3, "not built: --offload optimizer on the workers and servers"),
     "rates": (
         {"staleness_aware": True},
         3,
