@@ -29,8 +29,8 @@ from minidist.config.train_config import TrainConfig
 from minidist.data import weighted_shards
 from minidist.equality.compare import compare_rank
 from minidist.lesson import check, predict, solution
-from minidist.parallel.noise_scale import estimate, estimate_of_shares
 from minidist.report import draw, show
+from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
 from minidist.train.repartition import choose_sizes
 from minidist.train.trainer import train
 

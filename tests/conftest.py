@@ -89,7 +89,9 @@ def no_algorithm_stays():
     """Take the collectives that a test registers out again: `bench collectives` runs all there are."""
     from minidist.collectives.registry import ALGORITHMS
 
-    before = {operation: (len(entries), dict(entries), dict(entries.aliases)) for operation, entries in ALGORITHMS.items()}
+    before = {
+        operation: (len(entries), dict(entries), dict(entries.aliases)) for operation, entries in ALGORITHMS.items()
+    }
     yield
     for operation, (count, entries, aliases) in before.items():
         there = ALGORITHMS[operation]

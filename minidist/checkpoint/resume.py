@@ -48,7 +48,7 @@ from minidist.config.models import llama_inner
 from minidist.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
-from minidist.techniques import Extension
+from minidist.techniques import Extension, installed
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
@@ -96,16 +96,20 @@ FIXED = (
     "temperature",
     "distill_weight",
     "teacher_precision",
-    "adaptive_batch",
-    "lr_scaling",
 )
+
+
+def fixed_settings() -> tuple[str, ...]:
+    """Return the settings, also of techniques, that a resumed job shares with the job that saved its checkpoint."""
+    return (*FIXED, *(name for kind in installed() for name in kind.fixed))
 
 
 class SavedPlan(Protocol):
     """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
 
     def state(self) -> dict[str, Any]: ...
-    def load(self, state: dict[str, Any]) -> None: ...
+    def samples_of(self, steps: int) -> int: ...
+    def load(self, state: dict[str, Any], steps: int) -> None: ...
 
 
 class SavedJob(Protocol):
@@ -239,7 +243,7 @@ def job_state(
     """Return the part of a checkpoint that is not tensors."""
     return {
         # The micro-batch is for people: it may change, and --micro-batch auto has become a number here.
-        "config": {name: getattr(job.config, name) for name in (*FIXED, "micro_batch")},
+        "config": {name: getattr(job.config, name) for name in (*fixed_settings(), "micro_batch")},
         "data_digest": job.data_digest,
         **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
         **{extension.key: state for extension in job.extensions if (state := extension.state())},
@@ -249,16 +253,6 @@ def job_state(
         "losses": losses,
         "scalars": scalars,
     }
-
-
-class PlanState(BaseModel):
-    """What `BatchPlan.state` returns."""
-
-    model_config = ConfigDict(strict=True)
-    weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
-    samples: list[Annotated[int, Field(ge=1)]]
-    next: int | None = Field(ge=1)
-    noise: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=3, max_length=3)
 
 
 class JobState(BaseModel):
@@ -273,7 +267,7 @@ class JobState(BaseModel):
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
     teacher_digest: str | None = None  # with --distill-from
-    batch_plan: PlanState | None = None  # where batches change while the job trains
+    batch_plan: dict[str, Any] = {}  # where batches change while the job trains
     partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
 
 
@@ -289,8 +283,6 @@ def read_job_state(checkpoint: Checkpoint) -> JobState:
         state = JobState.model_validate(checkpoint.state)
         if len(state.losses) != checkpoint.step:
             raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
-        if state.batch_plan is not None and len(state.batch_plan.samples) not in (0, checkpoint.step):
-            raise ValueError(f"it has {len(state.batch_plan.samples)} batches of {checkpoint.step} steps")
     return state
 
 
@@ -372,13 +364,14 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         for axis in strategy.data_axes
     ]
 
+    with _describing_a_job(checkpoint, "batch_plan"):
+        job.plan.load(saved.batch_plan, checkpoint.step)
+    load_extensions(job, saved, checkpoint)
+
     # [2] Change the job, when nothing can be missing any more.
     for array, values in writes:
         xp.store(array, values)
     strategy.load_scalars(saved.scalars)
-    if saved.batch_plan is not None:
-        job.plan.load(saved.batch_plan.model_dump())
-    load_extensions(job, saved, checkpoint)
     for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
         axis.load_masks(mask)
         # A parameter without state (plain SGD) has no entry.
@@ -395,8 +388,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
 
 def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> None:
     """Let the job's extensions continue where those of the checkpoint ended."""
-    varying = None if saved.batch_plan is None else saved.batch_plan.samples
-    samples = sum(varying) if varying else checkpoint.step * saved.global_batch
+    samples = job.plan.samples_of(checkpoint.step)
     for extension in job.extensions:
         with _describing_a_job(checkpoint, extension.key):
             extension.load((saved.model_extra or {}).get(extension.key), samples)
@@ -458,7 +450,7 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
     The content of the data is read and compared by rank 0 alone.
     """
     state, config, path = read_job_state(checkpoint), job.config, str(checkpoint.path)
-    for name in FIXED:
+    for name in fixed_settings():
         # Data are the same when their content is, whatever their path.
         if name == "data" and state.data_digest is not None:
             continue

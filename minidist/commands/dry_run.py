@@ -29,7 +29,7 @@ from minidist.config.models import llama_inner
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.data import load_dataset
 from minidist.planning.architecture import Architecture
-from minidist.techniques import of_job
+from minidist.techniques import installed, of_job
 from minidist.train.state import TrainResult
 from minidist.train.trainer import train
 
@@ -111,12 +111,13 @@ class DryRun:
 
 def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that meta arrays cannot run, by flag: what they store, read or decide by has values."""
-    needs = {
+    needs: dict[str, Any] = {
         "--resume": config.resume or None,
         "--init-from": config.init_from,
         "--teacher-cache": config.teacher_cache,
-        "--adaptive-batch": config.adaptive_batch,
     }
+    for kind in installed():
+        needs |= kind.needs_values(config)
     # The number of kept weights of a whole matrix is known. Of a shard it depends on values.
     if config.prunes and config.sparsity_scope == "global":
         needs["--sparsity-scope"] = "global"

@@ -31,8 +31,7 @@ from minidist.equality.expected import expected_snapshots
 from minidist.equality.served import compare_served, serve_and_keep
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
-from minidist.techniques import of_job
-from minidist.train.batch_plan import changes_batches
+from minidist.techniques import changes_batches, of_job
 from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.train.progress import Progress
 from minidist.train.state import Observer, TrainResult
@@ -57,7 +56,6 @@ class Summary:
     loss_scale: dict[str, float] | None = (
         None  # float16: the scale after the last step, and how many steps were skipped
     )
-    noise_scale: dict[str, Any] | None = None  # of the gradient, with --noise-scale
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
@@ -80,7 +78,6 @@ class Summary:
             # Measurements that were not asked for have no key.
             *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
-            *(("noise_scale",) if self.noise_scale else ()),
             *(("held_out",) if self.held_out else ()),
             *(("int8",) if self.int8 else ()),
             *(("teacher",) if self.teacher else ()),
@@ -121,14 +118,6 @@ class Summary:
             lines.append(
                 "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(
                     **self.loss_scale
-                )
-            )
-        if self.noise_scale:
-            samples = self.noise_scale["samples"]
-            worth = "not known: the gradient is lost in its noise" if samples is None else f"{samples:,.1f} samples"
-            lines.append(
-                "gradient noise scale {}; tr(Sigma) {noise:.4g}, |G|^2 {gradient_square:.4g}".format(
-                    worth, **self.noise_scale
                 )
             )
         if self.partitions:
@@ -335,7 +324,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.digest,
         first.host,
         first.loss_scale,
-        first.noise_scale,
         first.held_out or None,
         first.sparsity,
         first.int8,

@@ -11,7 +11,7 @@ from minidist.base.errors import UsageError, quoted
 from minidist.config.models import make_model, parameter_count
 from minidist.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
-from minidist.data import load_dataset, measured_every
+from minidist.data import load_dataset
 from minidist.nn.recompute import budget_of
 from minidist.optim.sparsity import SparsitySchedule
 from minidist.parallel.compression import check_compression
@@ -28,6 +28,10 @@ class ResolvedJob:
     def __getattr__(self, name: str) -> Any:
         # Python calls this only for names that the class does not define: the fields of the config.
         return getattr(self.config, name)
+
+    def optional(self, name: str) -> Any:
+        """Return a setting or a property of a technique that may not be installed; None without it."""
+        return getattr(self, name, None)
 
     @property
     def dp(self) -> int:
@@ -147,25 +151,6 @@ class ResolvedJob:
     def replicas_only(self) -> bool:
         """Whether the ranks are nothing but replicas of the whole model."""
         return not (self.server or self.zero or self.experts) and self.dims.dp == self.dims.ranks
-
-    @property
-    def noise_flag(self) -> str:
-        """The setting for which the noise of the gradient is measured; empty without one."""
-        if self.config.adaptive_batch is not None:
-            return f"--adaptive-batch {self.config.adaptive_batch}"
-        return "--noise-scale" if self.config.noise_scale else ""
-
-    @property
-    def changes_batches(self) -> str:
-        """The setting with which batches change while the job trains; empty without one."""
-        if measured_every(self.config.weights):
-            return f"--weights {self.config.weights}"
-        return "" if self.config.adaptive_batch is None else f"--adaptive-batch {self.config.adaptive_batch}"
-
-    @property
-    def batch_unit(self) -> int:
-        """Samples of one micro-batch of every rank, by which the batch grows."""
-        return max(1, self.batches.global_batch // self.batches.accumulation)
 
     @cached_property
     def updates(self) -> str:

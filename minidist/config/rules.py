@@ -21,16 +21,9 @@ from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag, pruning_of
 from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
-from minidist.optim.schedule import lr_scaling
 from minidist.parallel.sparsity import check_prunable
-from minidist.techniques import installed, of_users
-from minidist.techniques.rule import Rule, Value, setting
-
-
-def multiples(number: int, unit: int) -> str:
-    """Return the multiples of `unit` next to `number`, as text."""
-    below, above = number // unit * unit, (number // unit + 1) * unit
-    return f"{below} or {above}" if below else f"{above}"
+from minidist.techniques import installed, of_job, of_users
+from minidist.techniques.rule import Rule, Value, multiples, setting
 
 
 def divisors(number: int) -> str:
@@ -626,79 +619,8 @@ UNEVEN_ROWS = (
     ),
 )
 
-# What is chosen anew while the job trains cannot be known before.
-CHANGING_BATCHES = (
-    Rule(
-        "changing-batches-with-prefetch",
-        lambda j: j.changes_batches and (j.prefetch_batches or j.loader_workers),
-        "--prefetch-batches and --loader-workers read the rows of later steps, which {changes_batches} has not chosen"
-        " yet",
-        "leave it out",
-    ),
-    Rule(
-        "changing-batches-in-a-pipeline",
-        lambda j: j.changes_batches and j.pp > 1,
-        "not built: --pp {pp} makes one plan, for micro-batches of known number and shape, and {changes_batches}"
-        " changes them",
-        "use --dp, with or without --zero",
-    ),
-    Rule(
-        "changing-batches-with-server",
-        lambda j: j.changes_batches and j.server,
-        "{changes_batches} chooses batches with all ranks at the end of a step, and the workers of --strategy ps"
-        " exchange nothing with each other",
-        "use --strategy auto",
-    ),
-    Rule(
-        "changing-batches-with-local-steps",
-        lambda j: j.changes_batches and j.local_steps,
-        "--local-steps {local_steps} lets replicas train alone, and {changes_batches} chooses batches with all ranks at"
-        " the end of a step",
-        "leave one of them out",
-    ),
-    Rule(
-        "changing-batches-with-teacher-ranks",
-        lambda j: j.changes_batches and j.teacher_ranks,
-        "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose rows {changes_batches} has not"
-        " chosen yet",
-        "leave it out",
-    ),
-    Rule(
-        "adaptive-batch-in-micro-batches",
-        lambda j: (
-            j.adaptive_batch is not None
-            and (
-                j.batches.global_batch % j.batches.accumulation
-                or j.adaptive_batch % j.batch_unit
-                or j.adaptive_batch < j.batches.global_batch
-            )
-        ),
-        "--adaptive-batch {adaptive_batch} is reached from {first} samples by adding micro-batches, {unit} samples on"
-        " all ranks together",
-        "use --adaptive-batch {near}",
-        {
-            "first": lambda j: j.batches.global_batch,
-            "unit": lambda j: j.batch_unit,
-            "near": lambda j: multiples(max(j.adaptive_batch, 2 * j.batches.global_batch), j.batch_unit),
-        },
-    ),
-)
-
 # Measurements and averages need whole replicas, or a moment at which all ranks have finished a step.
 REPLICAS = (
-    Rule(
-        "noise-scale-needs-replicas",
-        lambda j: j.noise_flag and (j.server or j.zero >= 2 or j.dp == 1 or j.cp > 1 or j.ep > 1),
-        "{noise_flag} compares each replica's own gradient with the sum of all, so it needs --dp 2 or more, and no"
-        " --cp, --ep, --zero 2 or 3, or --strategy ps, with which no rank has both of them",
-        "change the layout, or leave it out",
-    ),
-    Rule(
-        "noise-scale-needs-whole-gradients",
-        lambda j: j.noise_flag and (j.synchronize_each or j.compressor != "none" or j.half or j.prunes),
-        "{noise_flag} compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
-        "leave out --synchronize-each, --compression, --sparsity and --precision fp16 or bf16",
-    ),
     Rule(
         "local-steps-need-replicas",
         lambda j: j.local_steps and not j.replicas_only,
@@ -729,7 +651,7 @@ REPLICAS = (
             " different weights and gradients",
             "leave it out",
         )
-        for name in ("noise_scale", "synchronize_each")
+        for name in ("synchronize_each",)
     ),
     Rule(
         "local-steps-with-sync-batch-norm",
@@ -1259,7 +1181,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("loss_scale_floor_limit", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
     ("static_loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
-    ("lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
     ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
     ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
@@ -1352,7 +1273,6 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Knowledge distillation": DISTILLATION,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
-    "Batches that change while a job trains": CHANGING_BATCHES,
     "Replicas, local steps and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
     "Tensor parallelism": TENSOR_PARALLEL,
@@ -1378,7 +1298,6 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
     job.dataset.samples(config.context)
-    lr_scaling(config.lr_scaling)
     if config.decay != "constant" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
@@ -1389,6 +1308,8 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
         # Blocks of the package's own models are equal, so one tells which shapes there are.
         smallest = config if config.is_own_model else config.model_copy(update={"layers": 1})
         check_prunable(make_model(smallest, job.dataset), pruning_of(config)[1])
+    for extension in of_job(config):
+        extension.check(job)
     if config.pp > 1:
         check_stages(config, job.dataset, job.plan.stages)
 

@@ -178,20 +178,6 @@ class JobSettings(BaseModel):
         ),
     )
 
-    adaptive_batch: int | None = Field(
-        None,
-        ge=1,
-        le=MAX_BATCH,
-        description="let the global batch grow with the gradient noise scale, by more micro-batches, to at most this",
-    )
-    lr_scaling: str = Field(
-        "none",
-        description=(
-            "learning rate of a batch that has grown: none, linear, sqrt, or linear:STEPS with a warm-up of so many"
-            " steps after each growth"
-        ),
-    )
-
     # axes: ranks = pp x dp x cp x tp
     dp: int | None = Field(
         None, ge=1, le=MAX_RANKS, description="data-parallel ranks (default: the ranks that the other axes leave)"
@@ -377,9 +363,6 @@ class JobSettings(BaseModel):
         None,
         description="a technique of your own: FILE.py:CLASS, with its settings, such as FILE.py:CLASS,every=2; several"
         " are joined by commas",
-    )
-    noise_scale: bool = Field(
-        False, description="measure the gradient noise scale: up to which batch size more samples pay"
     )
     evaluate_every: int | None = Field(
         None, ge=1, le=MAX_COUNT, description="steps between losses on held-out data, the last tenth"

@@ -27,7 +27,8 @@ from minidist.equality.expected import expected_snapshots
 from minidist.equality.rounding import MARGIN, TOLERANCES, distance_of, group_of, is_rounded
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
-from minidist.train.batch_plan import StepBatch, changes_batches
+from minidist.techniques import changes_batches
+from minidist.train.batch_plan import StepBatch
 from minidist.train.state import Observer, StepState
 from minidist.train.trainer import train
 

@@ -28,13 +28,12 @@ from minidist import collectives
 from minidist.config.models import ITEMSIZE
 from minidist.config.pipeline_plan import make_plan, period_of, streams
 from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
-from minidist.data import Shares, measured_every
+from minidist.data import Shares
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.local_sgd import local_sgd_volume
-from minidist.parallel.noise_scale import sharded_estimate_volume
 from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
@@ -45,8 +44,6 @@ from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import Run, of_job
-from minidist.train.batch_plan import load_balance_volume
-from minidist.train.noise import shards_gradients
 from minidist.train.repartition import CutRun, repartition_bytes
 from minidist.train.strategies.data_axis import AxisSizes
 from minidist.train.teacher import teacher_bytes
@@ -89,18 +86,12 @@ def closed_form_bytes(
         total.update(_losses(part, same))
         total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(part, same).items()})
 
-    # Compute seconds, exchanged after the multiples of K.
-    every = measured_every(config.weights)
-    if every:
-        times = (first_step + config.steps) // every - first_step // every
-        total["load_balance"] = times * load_balance_volume(dims.ranks) * NUMBER
-
     # What techniques add. Where a pipeline does not drain after every step, it does after every stream of batches.
     moments = config.steps
     if dims.pp > 1 and updates_of(config.schedule) != "flush":
         moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
     for extension in of_job(config):
-        total.update(extension.bytes_sent(Run(dims.ranks, config.steps, first_step, moments, sizes)))
+        total.update(extension.bytes_sent(Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes)))
     if dims.pp > 1:
         total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}
@@ -277,16 +268,12 @@ def _orthogonalized(
 
 
 def _losses(config: TrainConfig, batches: Batches) -> Counter[str]:
-    """Return the bytes of losses, and of the gradient noise scale."""
-    # The noise scale is an all-reduce of one number, or of two over all ranks.
-    noise, dims = 0, batches.dims
-    if config.noise_scale or config.adaptive_batch is not None:
-        sharded = shards_gradients(config.zero, dims)
-        noise = sharded_estimate_volume(dims.ranks) if sharded else 2 * (dims.dp - 1)
+    """Return the bytes of losses."""
+    dims = batches.dims
     # In an asynchronous pipeline the last stage sends them to every other rank.
     asynchronous = dims.pp > 1 and updates_of(config.schedule) != "flush"
     losses = (dims.pp - 1) * batches.accumulation * NUMBER if asynchronous else losses_bytes(batches)
-    return Counter(metrics=config.steps * (losses + noise * NUMBER))
+    return Counter(metrics=config.steps * losses)
 
 
 def losses_bytes(batches: Batches) -> int:

@@ -1,5 +1,6 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
+adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 data_ledger      --check-data: every sample is read once per epoch
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
@@ -21,7 +22,7 @@ from minidist.base.user_file import load_function
 from minidist.techniques.extension import Extension, Moment, Run, Settings
 from minidist.techniques.rule import Rule
 
-__all__ = ["Extension", "Moment", "Rule", "Run", "Settings", "installed", "of_job", "of_users"]
+__all__ = ["Extension", "Moment", "Rule", "Run", "Settings", "changes_batches", "installed", "of_job", "of_users"]
 
 
 @cache
@@ -43,10 +44,14 @@ def _of(module: Any) -> type[Extension]:
 def of_job(config: Any) -> Iterator[Extension]:
     """Yield the extensions of the techniques that a job uses, with their settings; those of `--extension` come last."""
     for kind in installed():
-        fields = kind.Settings.model_fields
-        if any(getattr(config, name) != field.default for name, field in fields.items()):
-            yield kind(kind.Settings(**{name: getattr(config, name) for name in fields}))
+        if kind.used_by(config):
+            yield kind(kind.Settings(**{name: getattr(config, name) for name in kind.Settings.model_fields}))
     yield from of_users(config)
+
+
+def changes_batches(config: Any) -> bool:
+    """Return whether a job's ranks choose their batches, or the shares of them, while they train."""
+    return any(kind.changes_batches(config) for kind in installed())
 
 
 def of_users(config: Any) -> Iterator[Extension]:

@@ -4,11 +4,12 @@ The training loop, the rules, the checkpoints and the volumes know no technique 
 the job at the same places. In the order of a job:
 
     build(job, comm)             the model and the data are made, nothing is parallel yet
-    attached(strategy)           the layout is made; a context that lasts until the job ends
+    attached(strategy)           the layout is made; a context that lasts until the job ends, or has another layout
     load(state, samples)         a checkpoint is read
     for each step
         before_step(samples)     all ranks together will read so many samples
         read(numbers, sides)     this rank has read the samples with these numbers
+        after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
     state()                      a checkpoint is written
@@ -58,6 +59,8 @@ class Run:
     no batch is on its way. sizes: the `AxisSizes` of every rank's data axes, in rank order.
     """
 
+    config: Any
+    batches: Any
     ranks: int
     steps: int
     done: int
@@ -78,7 +81,8 @@ class Extension:
     `--help`. rules: what is refused. alone: flags that one data-parallel rank ignores, with a function that says when
     they have an effect all the same. observes: whether the numbers of the training do not depend on the technique, so
     that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
-    key: the name of `state` in a checkpoint (default: the name of the class).
+    key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
+    must have in common with the job that saved its checkpoint.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -88,12 +92,33 @@ class Extension:
     observes: ClassVar[bool] = False
     unlike: ClassVar[str] = ""
     key: ClassVar[str] = ""
+    fixed: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         cls.key = cls.key or cls.__name__
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
+
+    @classmethod
+    def used_by(cls, config: Any) -> bool:
+        """Return whether a job with these settings uses the technique: unless overridden, when a flag is given."""
+        fields = cls.Settings.model_fields.items()
+        return any(getattr(config, name) != field.default for name, field in fields)
+
+    @classmethod
+    def check(cls, job: Any) -> None:
+        """Raise UsageError for what no rule can refuse, in a job that uses the technique. job: as the rules see it."""
+
+    @classmethod
+    def changes_batches(cls, config: Any) -> bool:
+        """Return whether the ranks choose their batches, or the shares of them, while they train."""
+        return False
+
+    @classmethod
+    def needs_values(cls, config: Any) -> dict[str, Any]:
+        """Return {flag: value} of the settings that a dry run cannot make, because its arrays have no values."""
+        return {}
 
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
@@ -107,6 +132,9 @@ class Extension:
 
     def read(self, numbers: np.ndarray[Any, Any], sides: Iterable[str]) -> None:
         """Note that this rank has read the samples with these numbers. sides: their inputs, their targets, or both."""
+
+    def after_forward_backward(self, strategy: Any, step: int) -> None:
+        """Note that this rank has made its micro-batches of a step. Every rank calls it, before it sends losses."""
 
     def after_backward(self, strategy: Any, step: int) -> None:
         """Look at the gradients of a step, or change them: they are summed over all ranks, and not yet clipped.

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import BaseModel
+
 from minidist.base.errors import quoted
 
 Value = Callable[[Any], Any]  # of a job as the rules see it, a `config.resolved_job.ResolvedJob`
@@ -41,6 +43,24 @@ class Rule:
         return template.format(
             **{name: self.values[name](job) if name in self.values else setting(job, name) for name in names}
         )
+
+
+def without_effect(settings: type[BaseModel], name: str, effective: Value, other: str) -> Rule:
+    """Return the rule that refuses a flag of `settings` where it has no effect. other: what it belongs to."""
+    info, flag = settings.model_fields[name], "--" + name.replace("_", "-")
+    given = flag if info.annotation is bool else f"{flag} {{{name}}}"
+    return Rule(
+        f"{name.replace('_', '-')}-without-effect",
+        lambda job: getattr(job, name) != info.default and not effective(job),
+        f"{given} has no effect here, because it belongs to {other}",
+        "add that, or leave it out",
+    )
+
+
+def multiples(number: int, unit: int) -> str:
+    """Return the multiples of `unit` next to `number`, as text."""
+    below, above = number // unit * unit, (number // unit + 1) * unit
+    return f"{below} or {above}" if below else f"{above}"
 
 
 def setting(job: Any, name: str) -> Any:

@@ -31,7 +31,6 @@ from minidist.techniques import Moment
 from minidist.train.evaluate import evaluate, evaluate_int8
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import NonFiniteError, global_loss
-from minidist.train.noise import NoiseMeter
 from minidist.train.parameter_server_trainer import run_parameter_server
 from minidist.train.recipe import parallelize
 from minidist.train.repartition import Repartition, resumed_config, sizes_of
@@ -85,15 +84,14 @@ def train(
             place_teacher(job.teacher, world, strategy.axes, config, done)
         if config.prefetch_batches or config.loader_workers:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
-        noise = NoiseMeter(strategy) if config.noise_scale or config.adaptive_batch is not None else None
         held_out: dict[int, float] = {}
         held_out_int8: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         saved = done  # the steps of the last checkpoint, 0 without one
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
 
-        for extension in job.extensions:
-            stack.enter_context(extension.attached(strategy))
+        attached = stack.enter_context(ExitStack())
+        attach(job, strategy, attached)
 
         for step in range(done, config.steps):
             # The scale of this step's gradients: an overflow changes the scaler's.
@@ -103,21 +101,15 @@ def train(
             # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
             job.next_batch()
             strategy.zero_grad()
-            comm.trace.take_computed()
             parts = strategy.forward_backward(step)
-            seconds = comm.trace.take_computed()
+            for extension in job.extensions:
+                extension.after_forward_backward(strategy, step)
             losses.append(global_loss(strategy.axes.data, parts))
-            if noise is not None:
-                noise.measure()
 
             # 3: the update.
             finish_step(job, strategy, step, losses[-1])
             for extension in job.extensions:
                 extension.after_update(Moment(comm, range(step, step + 1), strategy))
-
-            # The next batch: its size from the noise of the gradients, its shares from the speeds of the ranks.
-            job.plan.grow()
-            job.plan.measured(strategy.axes, seconds, sum(job.batch.shares.rows[strategy.axes.dp.rank]), step + 1)
 
             # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")
@@ -144,7 +136,7 @@ def train(
                     # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
                     job, strategy = next_job, next_strategy
                     gc.collect()
-                    noise = None if noise is None else NoiseMeter(strategy)
+                    attach(job, strategy, attached)
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
                 cut = None if recut is None else sizes_of(job)
                 save_job(comm, config.save, job, strategy, step + 1, losses, storage, cut)
@@ -168,7 +160,6 @@ def train(
             host=None
             if pool is None
             else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
-            noise_scale=None if noise is None else noise.result(),
             held_out=held_out,
             runs=job.plan.runs,
             cuts=[] if recut is None else recut.runs,
@@ -177,6 +168,13 @@ def train(
             int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
+
+
+def attach(job: Job, strategy: Strategy, attached: ExitStack) -> None:
+    """Attach the extensions of a job to its layout, in place of an earlier layout."""
+    attached.close()
+    for extension in job.extensions:
+        attached.enter_context(extension.attached(strategy))
 
 
 def place_of(config: TrainConfig, step: int, saved: int) -> str:

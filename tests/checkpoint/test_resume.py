@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.checkpoint import Checkpoint, save
-from minidist.checkpoint.resume import job_state, read_job_state, same_job
+from minidist.checkpoint.resume import job_state, same_job
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.config.models import llama_inner
@@ -270,13 +270,12 @@ def test_the_width_of_a_llama_is_compared_as_a_number(tmp_path):
         run(1, steps=4, save=str(tmp_path / "a"), resume=True, ffn=width + 1, **llama)
 
 
-def test_a_batch_plan_has_a_batch_for_every_step(tmp_path):
+def test_a_batch_plan_has_a_batch_for_every_step(tmp_path, monkeypatch):
     """Damage that a checksum does not see: written by another program."""
-    config = TrainConfig.make(**{**GPT, "dp": 2, "adaptive_batch": 16, "steps": 3, "save": str(tmp_path)})
-    SimWorld(2).run(train, config)
+    values = {**GPT, "dp": 2, "adaptive_batch": 16, "save": str(tmp_path)}
+    SimWorld(2).run(train, TrainConfig.make(**values, steps=3))
     checkpoint = Checkpoint(tmp_path)
-    plan = checkpoint.state["batch_plan"]
-    for samples in (plan["samples"][:-1], [*plan["samples"], 8]):
-        checkpoint.state["batch_plan"] = {**plan, "samples": samples}
-        with pytest.raises(UsageError, match=f"it has {len(samples)} batches of 3 steps"):
-            read_job_state(checkpoint)
+    checkpoint.state["batch_plan"]["samples"].append(8)
+    monkeypatch.setattr("minidist.checkpoint.resume.Checkpoint", lambda *_, **__: checkpoint)
+    with pytest.raises(UsageError, match=r"does not describe a job \(it has 4 batches of 3 steps\)"):
+        SimWorld(2).run(train, TrainConfig.make(**values, steps=4, resume=True))

@@ -15,7 +15,7 @@ Where a replica is cut by tensor parallelism or a pipeline, or the sum by ZeRO 1
 and these are added over the ranks (`sharded_estimate`).
 
 Source: McCandlish et al., An empirical model of large-batch training, 2018, section 2.2 and appendix A.1.
-Proved by: tests/parallel/test_noise_scale.py
+Proved by: tests/techniques/test_noise_estimate.py
 """
 
 from collections.abc import Collection, Sequence

@@ -11,7 +11,7 @@ from minidist.base.errors import UsageError
 from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.noise_scale import (
+from minidist.techniques.adaptive_batch.noise_scale import (
     AdaptiveBatch,
     Estimate,
     LocalGradient,

@@ -10,12 +10,13 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.commands.runner import Summary, run_training
+from minidist.commands.runner import run_training
 from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.nn import FlatParameters
-from minidist.parallel.noise_scale import NoiseScale, estimate
 from minidist.planning.volumes import closed_form_bytes
+from minidist.techniques import of_job
+from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, estimate
 from minidist.train.job import build
 from minidist.train.trainer import train
 
@@ -76,8 +77,8 @@ def test_it_is_what_one_device_computes(ranks, layout):
     whole = np.mean(shares, axis=0)
     expected = estimate(4, np.mean([share @ share for share in shares]), 4 * ranks, whole @ whole)
     for result in results:
-        assert result.noise_scale["gradient_square"] == pytest.approx(expected.gradient, rel=1e-9)
-        assert result.noise_scale["noise"] == pytest.approx(expected.noise, rel=1e-9)
+        assert result.measured["noise_scale"]["gradient_square"] == pytest.approx(expected.gradient, rel=1e-9)
+        assert result.measured["noise_scale"]["noise"] == pytest.approx(expected.noise, rel=1e-9)
 
 
 def test_it_costs_one_number_and_changes_nothing(tmp_path):
@@ -94,18 +95,9 @@ def test_it_costs_one_number_and_changes_nothing(tmp_path):
 
 
 def test_a_gradient_that_is_lost_in_its_noise():
-    summary = Summary(
-        "simulated",
-        [1.0],
-        2,
-        {},
-        [0],
-        "t",
-        0.0,
-        "d",
-        noise_scale={"samples": None, "gradient_square": -1.0, "noise": 4.0},
-    )
-    assert "lost in its noise" in summary.table()
+    (extension,) = of_job(config(dp=2, noise_scale=True))
+    (line,) = extension.lines({"noise_scale": {"samples": None, "gradient_square": -1.0, "noise": 4.0}})
+    assert "lost in its noise" in line
     assert NoiseScale().simple == float("inf")
 
 

@@ -12,7 +12,8 @@ from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import cut_batch
 from minidist.equality.compare import compare_rank
 from minidist.optim.schedule import lr_scaling
-from minidist.train.batch_plan import BatchPlan
+from minidist.techniques.adaptive_batch.noise_scale import NoiseScale
+from minidist.techniques.adaptive_batch.plan import VaryingPlan
 from minidist.train.metrics import MetricsFile, read_metrics
 from minidist.train.trainer import train
 from tests.train.test_shares import check_bytes, config_of
@@ -74,7 +75,7 @@ def test_a_resumed_job_has_the_same_batches_and_bits(values, tmp_path):
     rest = world(ranks).run(train, config_of(**values, **resumed, resume=True)[0])[0]
     assert (rest.losses, rest.digest, rest.first_step) == (whole.losses, whole.digest, 3)
     # Saving begins a new measurement.
-    plan = BatchPlan(*config_of(**values)[:2])
+    plan = VaryingPlan(*config_of(**values)[:2], NoiseScale())
     plan.seconds = [1.0]
     plan.state()
     assert plan.seconds == []
@@ -82,17 +83,17 @@ def test_a_resumed_job_has_the_same_batches_and_bits(values, tmp_path):
 
 
 def test_a_checkpoint_with_other_batches_than_steps_is_refused(tmp_path):
+    config, batches, _ = config_of(**GROWS)
     SimWorld(2).run(train, config_of(**GROWS, save=str(tmp_path))[0])
-    checkpoint = Checkpoint(tmp_path)
-    assert read_job_state(checkpoint).batch_plan is not None
-    checkpoint.state["batch_plan"]["samples"].append(2)
-    with pytest.raises(UsageError, match="it has 6 batches of 5 steps"):
-        read_job_state(checkpoint)
+    plan = read_job_state(Checkpoint(tmp_path)).batch_plan
+    for samples in (plan["samples"][:-1], [*plan["samples"], 2]):
+        with pytest.raises(ValueError, match=f"it has {len(samples)} batches of 5 steps"):
+            VaryingPlan(config, batches, NoiseScale()).load({**plan, "samples": samples}, 5)
 
 
 def test_the_learning_rate_follows_the_batch(tmp_path):
     config, batches, _ = config_of(**{**GROWS, "lr_scaling": "linear:4"})
-    plan = BatchPlan(config, batches)
+    plan = VaryingPlan(config, batches, NoiseScale())
     factors = []
     for samples in (2, 2, 4, 4, 4, 4, 16):
         plan.adaptive.samples = samples

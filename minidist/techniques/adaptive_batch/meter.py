@@ -1,25 +1,34 @@
-"""`--noise-scale`: how large a batch would be worth its samples, measured beside training (parallel/noise_scale.py).
+"""`--noise-scale`: how large a batch would be worth its samples, measured in addition to training (noise_scale.py).
 
 The squares of a replica's own gradient are summed before it is reduced, those of the whole gradient afterwards; per
 step one number of 8 B is all-reduced, or two over all ranks where gradients are sharded. The weights do not change.
 
-Proved by: tests/train/test_noise_scale.py
+Proved by: tests/techniques/test_noise_scale.py
 """
 
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from minidist.autograd import Parameter
 from minidist.parallel.dims import ParallelDims
-from minidist.parallel.noise_scale import LocalGradient, sharded_estimate, square, step_estimate
-from minidist.train.strategies.data_axis import DataAxis
-from minidist.train.strategies.mesh import MeshStrategy
+from minidist.techniques.adaptive_batch.noise_scale import (
+    LocalGradient,
+    NoiseScale,
+    sharded_estimate,
+    square,
+    step_estimate,
+)
+
+if TYPE_CHECKING:
+    from minidist.train.strategies.data_axis import DataAxis
+    from minidist.train.strategies.mesh import MeshStrategy
 
 
 class NoiseMeter:
     """Measures every step of data parallelism, also of replicas that are cut over ranks."""
 
-    def __init__(self, strategy: MeshStrategy) -> None:
-        job, self.strategy, self.scale = strategy.job, strategy, strategy.job.plan.noise
+    def __init__(self, strategy: "MeshStrategy", scale: NoiseScale) -> None:
+        job, self.strategy, self.scale = strategy.job, strategy, scale
         self.sharded = shards_gradients(job.config.zero, strategy.axes.dims)
         # What tensor-parallel ranks or stages both have is counted once.
         self.locals = [
@@ -28,7 +37,7 @@ class NoiseMeter:
             for reducer in axis.reducers
         ]
 
-    def _counts(self, axis: DataAxis, parameter: Parameter) -> bool:
+    def _counts(self, axis: "DataAxis", parameter: Parameter) -> bool:
         return self.strategy.owns(axis, parameter) and not self.strategy.replica_of(axis, parameter).number
 
     def measure(self) -> None:

@@ -1,0 +1,140 @@
+"""The batch of every step, where it changes while the job trains: whose rows, how many, and the learning rate for them.
+
+    --weights measured:K    every K steps the ranks exchange their compute seconds per row, and a replica's share of the
+                            next batches is in proportion to its speed
+    --adaptive-batch N      after every step the batch may grow, by more micro-batches, up to the noise scale of the
+                            gradient and to N samples
+    --lr-scaling linear:W   the learning rate follows the batch: its factor is the mean of B / B_0 over the last W
+                            steps, so that it climbs for W steps after each growth
+
+Every rank takes the same decision from the same numbers. The decisions are in checkpoints.
+
+Sources: McCandlish et al., An empirical model of large-batch training, 2018, for the noise scale; Goyal et al.,
+Accurate, large minibatch SGD, 2017, sections 2.1 and 2.2, for linear scaling and gradual warm-up.
+
+Proved by: tests/techniques/test_batch_plan.py
+"""
+
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather
+from minidist.data import measured_every, weighted_shards
+from minidist.optim.schedule import lr_scaling
+from minidist.parallel.dims import Axes
+from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
+from minidist.train.batch_plan import BatchPlan, StepBatch
+
+if TYPE_CHECKING:
+    from minidist.config.train_config import Batches
+
+
+class PlanState(BaseModel):
+    """What `VaryingPlan.state` returns."""
+
+    model_config = ConfigDict(strict=True)
+    weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
+    samples: list[Annotated[int, Field(ge=1)]]
+    next: int | None = Field(ge=1)
+    noise: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=3, max_length=3)
+
+
+class VaryingPlan(BatchPlan):
+    """Chooses the batch of each step. samples: of each step so far, where they vary."""
+
+    changes = True
+
+    def __init__(self, config: Any, batches: "Batches", noise: NoiseScale) -> None:
+        super().__init__(config, batches)
+        self.noise, self.every = noise, measured_every(config.weights)
+        self.exponent, self.ramp = lr_scaling(config.lr_scaling)
+        self.samples: list[int] = []
+        self.start = 0  # their sum
+        self.adaptive: AdaptiveBatch | None = None
+        if config.adaptive_batch is not None:
+            smallest = batches.global_batch
+            self.adaptive = AdaptiveBatch(smallest // batches.accumulation, smallest, config.adaptive_batch)
+        self.seconds: list[float] = []  # of this rank per row, in the steps since they were exchanged
+
+    def next(self) -> StepBatch:
+        if self.adaptive is None:
+            return super().next()
+
+        # More samples are more micro-batches, of as many rows.
+        first, samples, start = self.batches, self.adaptive.samples, self.start
+        self.samples.append(samples)
+        self.start += samples
+        # The mean over the last steps; those before the first one had the first batch.
+        recent = self.samples[-self.ramp :]
+        factors = [(count / first.global_batch) ** self.exponent for count in recent]
+        lr_scale = (sum(factors) + self.ramp - len(recent)) / self.ramp
+        return StepBatch(self.cut(samples, samples * first.accumulation // first.global_batch), start, lr_scale)
+
+    def measured(self, axes: Axes, seconds: float, rows: int, done: int) -> None:
+        """Take this rank's compute seconds of a step; after every K steps all ranks take new shares.
+
+        They send 8 B to each other (`load_balance_volume`, purpose load_balance).
+        """
+        if not self.every:
+            return
+        self.seconds.append(seconds / rows)
+        if done % self.every:
+            return
+        with purpose("load_balance"):
+            every_rank = all_gather(axes.comm, np.array([median(self.seconds)]))
+        self.seconds = []
+
+        # A replica is as slow as the slowest of its ranks; the mesh is pp x dp x cp x tp.
+        dims = axes.dims
+        slowest = every_rank.reshape(dims.pp, dims.dp, -1).max(axis=(0, 2))
+        if (slowest > 0).all():
+            self.weights = self._whole_shares((1 / slowest).tolist())
+
+    def _whole_shares(self, speeds: list[float]) -> tuple[float, ...]:
+        """Return the rows of each replica in the first batch, by its speed, and at least one per micro-batch."""
+        rows = [count for _, count in weighted_shards(self.batches.global_batch, speeds)]
+        while min(rows) < self.batches.accumulation:
+            rows[rows.index(min(rows))] += 1
+            rows[rows.index(max(rows))] -= 1
+        return tuple(map(float, rows))
+
+    def grow(self) -> None:
+        """Let the next batch grow to the noise scale, of which a step's estimate has been added."""
+        if self.adaptive is not None:
+            self.adaptive.next(self.noise.simple)
+
+    def samples_of(self, steps: int) -> int:
+        return self.start if self.samples else super().samples_of(steps)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps. Saving begins a new measurement, so that a resumed job measures the same."""
+        self.seconds = []
+        return {
+            "weights": None if self.weights is None else list(self.weights),
+            "samples": self.samples,
+            "next": None if self.adaptive is None else self.adaptive.samples,
+            "noise": self.noise.state(),
+        }
+
+    def load(self, state: dict[str, Any], steps: int) -> None:
+        """Continue with the `state` of a checkpoint; shares that were measured on other ranks are not taken over."""
+        if not state:
+            return
+        saved = PlanState.model_validate(state)
+        if len(saved.samples) not in (0, steps):
+            raise ValueError(f"it has {len(saved.samples)} batches of {steps} steps")
+        if self.every and saved.weights is not None and len(saved.weights) == self.batches.dp:
+            self.weights = tuple(saved.weights)
+        self.samples, self.start = list(saved.samples), sum(saved.samples)
+        if self.adaptive is not None and saved.next is not None:
+            self.adaptive.samples = saved.next
+        self.noise.load(saved.noise)
+
+
+def load_balance_volume(ranks: int) -> int:
+    """Return the numbers that all ranks together send for one exchange of their compute seconds."""
+    return ranks * (ranks - 1)

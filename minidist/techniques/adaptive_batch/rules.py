@@ -1,0 +1,136 @@
+"""The settings of batches that follow from measurements, and with what they do not combine.
+
+Proved by: tests/config/test_rules.py, tests/config/test_no_setting_is_ignored.py
+"""
+
+from typing import Any
+
+from pydantic import Field
+
+from minidist.base.limits import MAX_BATCH
+from minidist.data import measured_every
+from minidist.techniques.extension import Settings
+from minidist.techniques.rule import Rule, multiples, without_effect
+
+
+class AdaptiveBatchSettings(Settings):
+    """The flags; --weights, which also gives fixed shares, is a setting of every job."""
+
+    adaptive_batch: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_BATCH,
+        description="let the global batch grow with the gradient noise scale, by more micro-batches, to at most this",
+    )
+    lr_scaling: str = Field(
+        "none",
+        description=(
+            "learning rate of a batch that has grown: none, linear, sqrt, or linear:STEPS with a warm-up of so many"
+            " steps after each growth"
+        ),
+    )
+    noise_scale: bool = Field(
+        False, description="measure the gradient noise scale: up to which batch size more samples pay"
+    )
+
+
+def measuring(job: Any) -> str:
+    """Return the setting for which the noise of the gradient is measured; empty without one."""
+    if job.adaptive_batch is not None:
+        return f"--adaptive-batch {job.adaptive_batch}"
+    return "--noise-scale" if job.noise_scale else ""
+
+
+def changing(job: Any) -> str:
+    """Return the setting with which batches change while the job trains; empty without one."""
+    if measured_every(job.weights):
+        return f"--weights {job.weights}"
+    return "" if job.adaptive_batch is None else f"--adaptive-batch {job.adaptive_batch}"
+
+
+def unit_of(job: Any) -> int:
+    """Return the samples of one micro-batch of every rank, by which the batch grows."""
+    return int(max(1, job.batches.global_batch // job.batches.accumulation))
+
+
+RULES = (
+    Rule(
+        "changing-batches-with-prefetch",
+        lambda j: changing(j) and (j.prefetch_batches or j.loader_workers),
+        "--prefetch-batches and --loader-workers read the rows of later steps, which {flag} has not chosen yet",
+        "leave it out",
+        {"flag": changing},
+    ),
+    Rule(
+        "changing-batches-in-a-pipeline",
+        lambda j: changing(j) and j.pp > 1,
+        "not built: --pp {pp} makes one plan, for micro-batches of known number and shape, and {flag} changes them",
+        "use --dp, with or without --zero",
+        {"flag": changing},
+    ),
+    Rule(
+        "changing-batches-with-server",
+        lambda j: changing(j) and j.server,
+        "{flag} chooses batches with all ranks at the end of a step, and the workers of --strategy ps"
+        " exchange nothing with each other",
+        "use --strategy auto",
+        {"flag": changing},
+    ),
+    Rule(
+        "changing-batches-with-local-steps",
+        lambda j: changing(j) and j.optional("local_steps"),
+        "--local-steps {local_steps} lets replicas train alone, and {flag} chooses batches with all ranks at"
+        " the end of a step",
+        "leave one of them out",
+        {"flag": changing},
+    ),
+    Rule(
+        "changing-batches-with-teacher-ranks",
+        lambda j: changing(j) and j.optional("teacher_ranks"),
+        "--teacher-ranks {teacher_ranks} computes the logits of later steps, whose rows {flag} has not chosen yet",
+        "leave it out",
+        {"flag": changing},
+    ),
+    Rule(
+        "adaptive-batch-in-micro-batches",
+        lambda j: (
+            j.adaptive_batch is not None
+            and (
+                j.batches.global_batch % j.batches.accumulation
+                or j.adaptive_batch % unit_of(j)
+                or j.adaptive_batch < j.batches.global_batch
+            )
+        ),
+        "--adaptive-batch {adaptive_batch} is reached from {first} samples by adding micro-batches, {unit} samples on"
+        " all ranks together",
+        "use --adaptive-batch {near}",
+        {
+            "first": lambda j: j.batches.global_batch,
+            "unit": lambda j: unit_of(j),
+            "near": lambda j: multiples(max(j.adaptive_batch, 2 * j.batches.global_batch), unit_of(j)),
+        },
+    ),
+    Rule(
+        "noise-scale-needs-replicas",
+        lambda j: measuring(j) and (j.server or j.zero >= 2 or j.dp == 1 or j.cp > 1 or j.ep > 1),
+        "{flag} compares each replica's own gradient with the sum of all, so it needs --dp 2 or more, and no"
+        " --cp, --ep, --zero 2 or 3, or --strategy ps, with which no rank has both of them",
+        "change the layout, or leave it out",
+        {"flag": measuring},
+    ),
+    Rule(
+        "noise-scale-needs-whole-gradients",
+        lambda j: measuring(j) and (j.synchronize_each or j.compressor != "none" or j.half or j.optional("prunes")),
+        "{flag} compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
+        "leave out --synchronize-each, --compression, --sparsity and --precision fp16 or bf16",
+        {"flag": measuring},
+    ),
+    Rule(
+        "local-steps-with-noise-scale",
+        lambda j: j.optional("local_steps") and j.noise_scale,
+        "--noise-scale does not combine with --local-steps {local_steps}: between two averages the replicas have"
+        " different weights and gradients",
+        "leave it out",
+    ),
+    without_effect(AdaptiveBatchSettings, "lr_scaling", lambda j: j.adaptive_batch is not None, "--adaptive-batch"),
+)
