@@ -29,7 +29,6 @@ import tempfile
 import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
-from minidist.autograd.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.config.train_config import TrainConfig
@@ -37,15 +36,27 @@ from minidist.data import glyphs
 from minidist.equality.compare import compare_rank
 from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP
-from minidist.nn.quantization import convert, int8_bytes, int8_matmul, observers_of, prepare_qat
 from minidist.optim import Adam
 from minidist.optim.sparsity import SparsitySchedule
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress
-from minidist.parallel.quantization import ranges_volume, update_ranges
 from minidist.parallel.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
 from minidist.report import draw, show
+from minidist.techniques.quantization.fake_quantize import (
+    Grid,
+    affine_grid,
+    fake_quantize,
+    symmetric_grid,
+)
+from minidist.techniques.quantization.layers import (
+    convert,
+    int8_bytes,
+    int8_matmul,
+    observers_of,
+    prepare_qat,
+)
+from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 from minidist.train.trainer import train as train_job
 
 # %% [markdown]
@@ -141,7 +152,7 @@ print(inspect.getsource(fake_quantize))
 # %% [markdown]
 # The range of a weight is known. The range of a layer's inputs is observed, and at the end of a
 # step the ranks agree on it: two numbers per layer, and a maximum, which has no order of additions
-# to care for ([quantization.py](../minidist/parallel/quantization.py)).
+# to care for ([quantization.py](../minidist/techniques/quantization/ranges.py)).
 
 # %% [markdown]
 # **Prune.** After step t the smallest weights become zero, as many as the schedule says (Zhu and

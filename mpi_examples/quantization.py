@@ -16,10 +16,10 @@ from minidist.collectives import all_reduce
 from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP
-from minidist.nn.quantization import convert, int8_bytes, observers_of, prepare_qat
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.quantization import ranges_volume, update_ranges
+from minidist.techniques.quantization.layers import convert, int8_bytes, observers_of, prepare_qat
+from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 
 STEPS, ROWS = 40, 1600
 

@@ -25,7 +25,6 @@ convolution.py     convolution over images
 pooling.py         maximum pooling over images
 embedding.py       table look-up
 dropout.py         dropout
-fake_quantize.py   values on a grid of integers, and the straight-through estimator
 cross_entropy.py   the loss of a classifier or language model
 distillation.py    the loss of a student that learns from a teacher's probabilities
 checkpoint.py      recomputation

@@ -193,8 +193,7 @@ def dry_run(
         with creating_meta():
             result = train(comm, config, timeline=trace is not None)
         # Without values, losses and the digest have no meaning.
-        int8 = None if result.int8 is None else {**result.int8, "held_out": {}}
-        return replace(result, losses=[], digest="", held_out={}, int8=int8)
+        return replace(result, losses=[], digest="", held_out={})
 
     with infrequent_gc():
         outcome = execute(

@@ -22,7 +22,7 @@ from minidist.checkpoint.saved_model import load_weights, named_checkpoint, save
 from minidist.config.models import make_model
 from minidist.config.train_config import TrainConfig
 from minidist.nn.kv_cache import KeyValueCache, can_cache
-from minidist.nn.quantization import convert, load_ranges, observers_of, prepare_qat
+from minidist.techniques import of_job
 
 BYTES = 256
 
@@ -60,10 +60,8 @@ def load_model(directory: str | Path, step: int | None = None) -> tuple[Any, Tra
     model = make_model(config, Vocabulary(vocabulary_of(checkpoint, config)))
     load_weights(checkpoint, model)
     # A job that trained for INT8 generates with integer products, as it was evaluated.
-    if config.quantize != "none":
-        model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
-        load_ranges(observers_of(model), read_job_state(checkpoint).scalars)
-        model = convert(model)
+    for extension in of_job(config):
+        model = extension.converted(model, read_job_state(checkpoint).scalars)
     model.eval()
     return model, config
 

@@ -58,7 +58,6 @@ class Summary:
     )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
-    int8: dict[str, Any] | None = None  # with --quantize int8: bytes of the weights, and held_out of the INT8 model
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report, of rank 0
@@ -79,7 +78,6 @@ class Summary:
             *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
-            *(("int8",) if self.int8 else ()),
             *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
             *(("partitions",) if self.partitions else ()),
@@ -129,11 +127,6 @@ class Summary:
         if self.sparsity:
             zeros, of = self.sparsity["pruned"], self.sparsity["of"]
             lines.append(f"pruned {zeros:,} of {of:,} weights of linear layers ({zeros / of:.1%})")
-        if self.int8:
-            lines.append(
-                "INT8: weights {weight_bytes:,} B, in floats {float_bytes:,} B".format(**self.int8)
-                + (f"; loss on held-out data: {_by_step(self.int8['held_out'])}" if self.int8["held_out"] else "")
-            )
         if self.teacher:
             lines.append(
                 "logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**self.teacher)
@@ -326,7 +319,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.loss_scale,
         first.held_out or None,
         first.sparsity,
-        first.int8,
         _teacher(results),
         [(run.partition, run.steps) for run in first.cuts] or None,
         first.measured,

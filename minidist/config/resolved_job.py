@@ -33,6 +33,11 @@ class ResolvedJob:
         """Return a setting or a property of a technique that may not be installed; None without it."""
         return getattr(self, name, None)
 
+    def small_model(self) -> Any:
+        """Return the job's model with one block: blocks of the package's own models are equal. A user's is whole."""
+        config = self.config
+        return make_model(config if config.is_own_model else config.model_copy(update={"layers": 1}), self.dataset)
+
     @property
     def dp(self) -> int:
         """Data-parallel ranks, also where the config leaves them open."""

@@ -15,11 +15,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from minidist.base.errors import UsageError, quoted
 from minidist.collectives import ALGORITHMS
-from minidist.config.models import make_model
 from minidist.config.pipeline_plan import check_stages
 from minidist.config.resolved_job import ResolvedJob
 from minidist.config.train_config import Batches, TrainConfig, flag, pruning_of
-from minidist.nn.quantization import prepare_qat
 from minidist.optim import WarmupCosine
 from minidist.parallel.sparsity import check_prunable
 from minidist.techniques import installed, of_job, of_users
@@ -332,57 +330,6 @@ COMPRESSION = (
 )
 
 # Quantised layers compute on whole weights, and all ranks end a step with one range per layer.
-QUANTIZATION = (
-    Rule(
-        "quantization-in-half-precision",
-        lambda j: j.quantize != "none" and j.half,
-        "--quantize {quantize} rounds to 256 levels, and {precision} could not hold the products of a level and its"
-        " scale without rounding once more",
-        "use --precision fp32 or fp64",
-    ),
-    Rule(
-        "quantization-with-tp",
-        lambda j: j.quantize != "none" and j.tp > 1,
-        "not built: --tp {tp} puts split layers in the place of linear ones, and --quantize {quantize} quantised ones,"
-        " and no layer is both",
-        "use --dp, with or without --zero 1 or 2",
-    ),
-    Rule(
-        "quantization-with-pp",
-        lambda j: j.quantize != "none" and j.pp > 1,
-        "not built: --pp {pp} leaves the ranges of a stage's layers on its ranks, and with --quantize {quantize} one"
-        " rank writes those of all layers into a checkpoint",
-        "use --dp, with or without --zero 1 or 2",
-    ),
-    Rule(
-        "quantization-with-zero-3",
-        lambda j: j.quantize != "none" and j.zero == 3,
-        "not built: --zero 3 releases a weight after its product, and --quantize {quantize} reads it at the end of the"
-        " step for its range, and keeps the rounded copy for backward",
-        "use --zero 2",
-    ),
-    Rule(
-        "quantization-with-experts",
-        lambda j: j.quantize != "none" and j.experts,
-        "--experts {experts} multiplies by the matrices of all experts at once, and --quantize {quantize} rounds the"
-        " operands of linear layers",
-        "leave one of them out",
-    ),
-    Rule(
-        "quantization-with-local-steps",
-        lambda j: j.quantize != "none" and j.local_steps,
-        "--local-steps {local_steps} lets replicas train alone, and --quantize {quantize} agrees on ranges in every"
-        " step",
-        "leave one of them out",
-    ),
-    Rule(
-        "quantization-with-server",
-        lambda j: j.quantize != "none" and j.server,
-        "--quantize {quantize} agrees on ranges at the end of every step, and the workers of --strategy ps exchange"
-        " nothing with each other",
-        "use --strategy auto",
-    ),
-)
 
 # Masks are found on whole matrices, or on ZeRO's shards of them, at the end of a step.
 SPARSITY = (
@@ -1172,8 +1119,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
             "teacher_cache",
         )
     ),
-    ("quantize_weights", lambda j: j.quantize != "none", "--quantize int8"),
-    ("quantize_observer", lambda j: j.quantize != "none", "--quantize int8"),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_interval", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
     ("loss_scale_hysteresis", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
@@ -1268,7 +1213,6 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,
     "Gradient compression": COMPRESSION,
-    "Quantised training": QUANTIZATION,
     "Sparse training": SPARSITY,
     "Knowledge distillation": DISTILLATION,
     "Parameter server": PARAMETER_SERVER,
@@ -1301,13 +1245,9 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
     if config.decay != "constant" and config.warmup_curve == "linear":
         WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
-        model = make_model(config, job.dataset)
-        if config.quantize != "none":
-            prepare_qat(model)
+        job.small_model()
     if config.prunes:
-        # Blocks of the package's own models are equal, so one tells which shapes there are.
-        smallest = config if config.is_own_model else config.model_copy(update={"layers": 1})
-        check_prunable(make_model(smallest, job.dataset), pruning_of(config)[1])
+        check_prunable(job.small_model(), pruning_of(config)[1])
     for extension in of_job(config):
         extension.check(job)
     if config.pp > 1:

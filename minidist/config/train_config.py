@@ -300,15 +300,6 @@ class JobSettings(BaseModel):
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
         "fp32", description="dtype of parameters, gradients and activations"
     )
-    quantize: Literal["none", "int8"] = Field(
-        "none", description="int8: train with weights and inputs of linear layers rounded to 8 bits, evaluate in INT8"
-    )
-    quantize_weights: Literal["per-channel", "per-tensor"] = Field(
-        "per-channel", description="int8: a scale for each output of a layer, or one for its whole weight"
-    )
-    quantize_observer: Literal["moving-average", "min-max"] = Field(
-        "moving-average", description="int8: range of a layer's inputs, from the smallest and largest of each step"
-    )
     sparsity: float = Field(
         0.0, ge=0, lt=1, description="share of the weights of linear layers that become zero, by magnitude; 0: none"
     )

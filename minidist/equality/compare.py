@@ -27,7 +27,7 @@ from minidist.equality.expected import expected_snapshots
 from minidist.equality.rounding import MARGIN, TOLERANCES, distance_of, group_of, is_rounded
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
-from minidist.techniques import changes_batches
+from minidist.techniques import changes_batches, of_job
 from minidist.train.batch_plan import StepBatch
 from minidist.train.state import Observer, StepState
 from minidist.train.trainer import train
@@ -233,11 +233,13 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     # Otherwise rounding differs: float64 leaves room to tell it from a mistake, other precisions need a measure of it,
     # and what jumps with a last bit has none.
     rounded = is_rounded(config, dims)
-    jumps = "--experts" if config.experts else "--quantize" if config.quantize != "none" else "--sparsity"
-    if rounded and (config.experts or config.quantize != "none" or config.prunes):
+    choosing = ["--experts"] * (config.experts > 0) + ["--sparsity"] * bool(config.prunes)
+    choosing += [extension.jumps for extension in of_job(config) if extension.jumps]
+    if rounded and choosing:
         raise UsageError(
-            f"{_cut(config, dims)}, and {jumps} makes another choice where a number differs in its last bit, so that in"
-            f" {config.precision} no tolerance can be measured; compare it in the float tier with --precision fp64"
+            f"{_cut(config, dims)}, and {choosing[0]} makes another choice where a number differs in its last bit, so"
+            f" that in {config.precision} no tolerance can be measured; compare it in the float tier with"
+            " --precision fp64"
         )
     if config.precision != "fp64" and not rounded:
         otherwise = "" if splits_sums(config, dims) else ", or use --reduction ordered"

@@ -22,6 +22,7 @@ from minidist.train.loss import ordered_sum
 from minidist.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.train.strategies.sharded import unit_parameters
 from minidist.train.strategies.strategy import Strategy
+from minidist.train.trainer import evaluations
 
 Contributions = dict[Parameter, list[Array]]
 
@@ -115,13 +116,17 @@ def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributi
     return loss.item(), caught
 
 
-def evaluate_devices(devices: Sequence[Strategy], done: int) -> float | None:
-    """Return the held-out loss after `done` steps, or None without one. Several devices share the micro-batches."""
+def evaluate_devices(devices: Sequence[Strategy], done: int) -> dict[str, float]:
+    """Return the held-out losses after `done` steps by name, if there are any. Devices share the micro-batches."""
     every = devices[0].job.config.evaluate_every
     if not every or done % every:
-        return None
-    losses = []
-    for device in devices:
-        with device.job.evaluating() as held_out:
-            losses += device.held_out_losses(held_out)
-    return ordered_sum(losses)
+        return {}
+
+    def loss() -> float:
+        losses = []
+        for device in devices:
+            with device.job.evaluating() as held_out:
+                losses += device.held_out_losses(held_out)
+        return ordered_sum(losses)
+
+    return evaluations(devices[0].job, done, loss)

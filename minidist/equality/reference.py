@@ -38,7 +38,6 @@ from minidist.equality.gradient_order import addition_of
 from minidist.equality.one_device import OneDevice, evaluate_devices
 from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
-from minidist.nn.quantization import converted
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.train.batch_plan import StepBatch, ToldPlan
 from minidist.train.job import Job, build
@@ -76,12 +75,9 @@ def reference(
             losses.append(ordered_sum(device.forward_backward(step)))
             finish_step(job, device, step, losses[-1])
 
-            held_out, held_out_int8 = evaluate_devices([device], step + 1), None
-            if job.observers and held_out is not None:
-                with converted(job.model):
-                    held_out_int8 = evaluate_devices([device], step + 1)
+            held_out = evaluate_devices([device], step + 1)
             for observer in observers:
-                observer(StepState(0, step, losses[-1], job, device, held_out, None, held_out_int8))
+                observer(StepState(0, step, losses[-1], job, device, held_out))
     return losses
 
 

@@ -18,10 +18,6 @@ def snapshot(state: StepState) -> Snapshot:
     assert state.strategy is not None
     tensors = state.strategy.tensors()
     tensors["optimizer"]["step_count"] = np.array(state.strategy.step_count)
-    losses = {"loss": np.array(state.loss)}
-    if state.held_out_loss is not None:
-        losses["held_out_loss"] = np.array(state.held_out_loss)
-    if state.held_out_int8 is not None:
-        losses["held_out_loss_int8"] = np.array(state.held_out_int8)
+    losses = {name: np.array(loss) for name, loss in {"loss": state.loss, **state.held_out_losses}.items()}
     values = {kind: {name: to_host(array) for name, array in arrays.items()} for kind, arrays in tensors.items()}
     return {"loss": losses, **values}

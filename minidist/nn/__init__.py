@@ -12,7 +12,6 @@ cnn.py              a small residual network for images
 dropout.py          dropout whose masks do not depend on the layout
 experts.py          a mixture of experts
 mlp.py              the multilayer perceptron
-quantization.py     layers that train for INT8, and their integer products
 language_model.py   what GPT and Llama have in common
 gpt.py              GPT-2's architecture under GPT-2's names
 llama.py            Llama's architecture under Llama's names

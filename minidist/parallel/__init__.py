@@ -22,7 +22,6 @@ compression/            gradient compression
 offload.py              offload to host memory
 host_pool.py            host memory beside a device
 overflow.py             agreement on whether a gradient overflowed
-quantization.py         ranges of quantised inputs, agreed over the ranks
 axes_check.py           over which ranks gradients may be summed
 layout_check.py         types of results over the tensor axis
 redistribute.py         tensors move to the ranks that hold them in another layout

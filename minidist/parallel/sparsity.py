@@ -15,9 +15,9 @@ Source: Zhu and Gupta, "To prune, or not to prune", 2017, arXiv:1710.01878.
 Proved by: tests/parallel/test_sparsity.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,6 @@ from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm, PointToPoint
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
-from minidist.nn.quantization import QATLinear
 from minidist.optim.sparsity import SparsitySchedule, pattern_mask
 from minidist.parallel.compression import Compressor
 from minidist.parallel.gradients import Bucket
@@ -61,8 +60,9 @@ class Matrix:
 def prunable(model: Module) -> dict[str, Matrix]:
     """Return the weights of the linear layers by name; embeddings, norms and biases are not pruned."""
     result = {}
-    for layer in model.modules():
-        if isinstance(layer, (Linear, Conv1D, QATLinear)):
+    layers: Iterable[Any] = model.modules()
+    for layer in layers:
+        if isinstance(layer, (Linear, Conv1D)) or hasattr(layer, "weight_is_in_out"):
             weight, is_in_out = layer.weight, isinstance(layer, Conv1D) or getattr(layer, "weight_is_in_out", False)
             result[weight.name] = Matrix(weight.shape, 0 if is_in_out else 1, weight.dtype.itemsize)
     return result

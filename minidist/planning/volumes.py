@@ -34,7 +34,6 @@ from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.local_sgd import local_sgd_volume
-from minidist.parallel.quantization import ranges_volume
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
 from minidist.parallel.streaming_diloco import streaming_volume
@@ -75,7 +74,6 @@ def closed_form_bytes(
         _trust_ratios(config, batches, pipeline, skipped),
         _orthogonalized(config, batches, pipeline, skipped),
         _overflow(config, batches),
-        _ranges(config, batches, pipeline),
         _teacher(config, batches, pipeline, runs),
     ):
         total.update(volumes)
@@ -90,8 +88,10 @@ def closed_form_bytes(
     moments = config.steps
     if dims.pp > 1 and updates_of(config.schedule) != "flush":
         moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
+    itemsize = ITEMSIZE[config.precision]
+    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize)
     for extension in of_job(config):
-        total.update(extension.bytes_sent(Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes)))
+        total.update(extension.bytes_sent(run))
     if dims.pp > 1:
         total.update(pipeline_bytes(config, batches, pipeline, first_step))
     return {name: total[name] for name in sorted(total) if total[name]}
@@ -313,7 +313,7 @@ def evaluation_bytes(
         return Counter()
     # Evaluations follow the multiples of `every` in (first_step, steps].
     times = config.steps // every - first_step // every
-    passes = times * (2 if config.quantize != "none" else 1)  # the model that trains, and the one converted to INT8
+    passes = times * (1 + sum(extension.evaluations for extension in of_job(config)))
     gathered, small = gathered_elements(config, batches, sizes)
     elements = sum(forward_elements(config, batches).values()) + gathered + small
     # Every path of an asynchronous pipeline takes a micro-batch, so there may be more than a step has.
@@ -331,13 +331,6 @@ def evaluation_bytes(
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize
     return result
-
-
-def _ranges(config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]]) -> Counter[str]:
-    """Return the bytes of the ranges of quantised inputs, agreed over the ranks with other rows once per step."""
-    layers = max(axis.quantized for stages in pipeline for axis in stages)
-    volume = ranges_volume(layers, batches.dims.dp * batches.dims.cp) if layers else 0
-    return Counter(quantization_range=config.steps * volume * ITEMSIZE[config.precision])
 
 
 def _teacher(

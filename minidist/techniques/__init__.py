@@ -3,6 +3,7 @@
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 data_ledger      --check-data: every sample is read once per epoch
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
+quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
@@ -22,7 +23,18 @@ from minidist.base.user_file import load_function
 from minidist.techniques.extension import Extension, Moment, Run, Settings
 from minidist.techniques.rule import Rule
 
-__all__ = ["Extension", "Moment", "Rule", "Run", "Settings", "changes_batches", "installed", "of_job", "of_users"]
+__all__ = [
+    "Extension",
+    "Moment",
+    "Rule",
+    "Run",
+    "Settings",
+    "changes_batches",
+    "defaults",
+    "installed",
+    "of_job",
+    "of_users",
+]
 
 
 @cache
@@ -47,6 +59,11 @@ def of_job(config: Any) -> Iterator[Extension]:
         if kind.used_by(config):
             yield kind(kind.Settings(**{name: getattr(config, name) for name in kind.Settings.model_fields}))
     yield from of_users(config)
+
+
+def defaults() -> dict[str, Any]:
+    """Return the settings of a job that uses none of the techniques."""
+    return {name: field.default for kind in installed() for name, field in kind.Settings.model_fields.items()}
 
 
 def changes_batches(config: Any) -> bool:

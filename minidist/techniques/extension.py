@@ -4,15 +4,17 @@ The training loop, the rules, the checkpoints and the volumes know no technique 
 the job at the same places. In the order of a job:
 
     build(job, comm)             the model and the data are made, nothing is parallel yet
+    forget()                     layers were run to measure them, which is no part of the training
     attached(strategy)           the layout is made; a context that lasts until the job ends, or has another layout
-    load(state, samples)         a checkpoint is read
+    load(state, samples), load_scalars(scalars)    a checkpoint is read
     for each step
         before_step(samples)     all ranks together will read so many samples
         read(numbers, sides)     this rank has read the samples with these numbers
         after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
-    state()                      a checkpoint is written
+        evaluate(done, loss)     the loss on held-out data was computed
+    state(), scalars()           a checkpoint is written
     result()                     entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
@@ -21,7 +23,7 @@ Each hook does nothing unless a technique overrides it. A folder of `minidist/te
 Proved by: tests/techniques/test_extensions.py
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -37,12 +39,14 @@ from minidist.techniques.rule import Rule
 class Moment:
     """A time in a job at which these steps have been made.
 
-    comm: all ranks that train. strategy: the layout; None with a parameter server, whose ranks have no common step.
+    comm: all ranks that train; None in the reference on one device. strategy: the layout; None with a parameter server,
+    whose ranks have no common step. skipped: whether the update was left out, because a gradient overflowed.
     """
 
-    comm: Comm
+    comm: Comm | None
     steps: range
     strategy: Any
+    skipped: bool = False
 
     @property
     def place(self) -> str:
@@ -66,6 +70,7 @@ class Run:
     done: int
     moments: int
     sizes: Collection[Collection[Any]]
+    itemsize: int  # bytes of a weight
 
 
 class Settings(BaseModel):
@@ -82,7 +87,8 @@ class Extension:
     they have an effect all the same. observes: whether the numbers of the training do not depend on the technique, so
     that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
     key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
-    must have in common with the job that saved its checkpoint.
+    must have in common with the job that saved its checkpoint. evaluations: how many losses `evaluate` computes.
+    jumps: the flag, where a number that differs in its last bit may change a choice.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -93,6 +99,8 @@ class Extension:
     unlike: ClassVar[str] = ""
     key: ClassVar[str] = ""
     fixed: ClassVar[tuple[str, ...]] = ()
+    evaluations: ClassVar[int] = 0
+    jumps: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         cls.key = cls.key or cls.__name__
@@ -123,6 +131,13 @@ class Extension:
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
 
+    def forget(self) -> None:
+        """Forget what the model's layers have done since it was built."""
+
+    def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
+        """Return a model of a checkpoint as it is used after the training. scalars: of the checkpoint."""
+        return model
+
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""
         return nullcontext()
@@ -144,6 +159,24 @@ class Extension:
 
     def after_update(self, moment: Moment) -> None:
         """Look at the weights after an update, or change them. Every rank calls it."""
+
+    def evaluate(self, done: int, loss: Callable[[], float]) -> dict[str, float]:
+        """Return further losses on held-out data after `done` steps, by the name that they have in `--metrics`.
+
+        loss: computes the loss of the model as it is when it is called, on all ranks.
+        """
+        return {}
+
+    def sizes(self) -> dict[str, Any]:
+        """Return numbers of this rank on which `bytes_sent` depends; they are in `more` of its `AxisSizes`."""
+        return {}
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers for a checkpoint, the same on all ranks."""
+        return {}
+
+    def load_scalars(self, scalars: Mapping[str, float]) -> None:
+        """Restore the numbers of `scalars`; those of other techniques are among them."""
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as values of JSON."""

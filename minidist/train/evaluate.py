@@ -12,7 +12,6 @@ import numpy as np
 
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
-from minidist.nn.quantization import converted
 from minidist.train.job import Job
 from minidist.train.loss import ordered_sum
 from minidist.train.strategies.mesh import MeshStrategy
@@ -28,9 +27,3 @@ def evaluate(job: Job, strategy: MeshStrategy) -> float:
     with purpose("evaluation", whole=True), job.evaluating() as held_out:
         losses = all_gather(strategy.axes.data, np.array(strategy.held_out_losses(held_out), dtype=np.float64))
     return ordered_sum(losses.tolist())
-
-
-def evaluate_int8(job: Job, strategy: MeshStrategy) -> float:
-    """Return what `evaluate` does, with the quantised layers converted to INT8: int8 weights and integer products."""
-    with converted(job.model):
-        return evaluate(job, strategy)

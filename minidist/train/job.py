@@ -34,7 +34,6 @@ from minidist.data import (
 )
 from minidist.data.sampler import SIDES
 from minidist.data.workers import open_sampler
-from minidist.nn.quantization import MinMaxObserver, observers_of, prepare_qat
 from minidist.optim import (
     LAMB,
     LARS,
@@ -92,7 +91,6 @@ class Job:
     positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
     scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
-    observers: dict[str, MinMaxObserver] = field(default_factory=dict)  # quantised layers' ranges, by the layer's name
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
@@ -249,8 +247,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     load_initial_weights(config, model)
     if config.document_separator is not None:
         mask_documents(model, config.context)
-    if config.quantize != "none":
-        model = prepare_qat(model, config.quantize_observer, config.quantize_weights == "per-channel")
     if config.distill_from is not None and config.is_language_model:
         model.loss_fn = DistillationLoss(config)  # a language model computes its loss itself
     job = Job(
@@ -265,7 +261,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         pool,
         scaler=_scaler(config),
         held_out=held_out,
-        observers=observers_of(model),
         matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
         teacher=None if config.distill_from is None else Teacher(config, dataset),

@@ -73,10 +73,7 @@ class MetricsFile:
             record["rows"] = [sum(rows) for rows in shares.rows]
         if config.repartition_every:
             record["partition"] = config.partition
-        if state.held_out_loss is not None:
-            record["held_out_loss"] = state.held_out_loss
-        if state.held_out_int8 is not None:
-            record["held_out_loss_int8"] = state.held_out_int8
+        record |= state.held_out_losses
         pruned = state.job.pruned(state.step + 1)
         if pruned is not None:
             record["sparsity"] = pruned["pruned"] / pruned["of"]

@@ -105,8 +105,8 @@ def apply_activation_checkpointing(job: Job) -> None:
         recompute(job.model, config.recompute, pack, (job.batches.micro_batch, *shape), job.dtype)
 
         # A budget measures a block by running it, which is not a part of the training.
-        for observer in job.observers.values():
-            observer.seen = None
+        for extension in job.extensions:
+            extension.forget()
         job.model.load_state_dict(buffers, strict=False)
 
 

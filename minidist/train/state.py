@@ -6,7 +6,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -44,9 +44,8 @@ class StepState:
     loss: float
     job: Job
     strategy: Strategy | None
-    held_out_loss: float | None = None  # in the steps in which it was computed
+    held_out_losses: Mapping[str, float] = field(default_factory=dict)  # in the steps in which they were computed
     comm: Comm | None = None
-    held_out_int8: float | None = None  # with --quantize int8: of the converted model
     end: StepEnd | None = None
 
 
@@ -82,7 +81,6 @@ class TrainResult:
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
     cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
     teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
-    int8: dict[str, Any] | None = None  # --quantize int8: bytes of the weights, and `held_out` of the converted model
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)  # what the techniques report: see `Extension.result`

@@ -50,6 +50,7 @@ from minidist.parallel.fsdp_state import param_groups_of
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.tensor.distillation import vocab_parallel_distillation_loss
 from minidist.parallel.tensor.vocabulary import vocab_parallel_cross_entropy
+from minidist.techniques import defaults
 
 
 class SoftTargets:
@@ -123,7 +124,7 @@ def teacher_checkpoint(config: TrainConfig, dataset: Dataset) -> tuple[Checkpoin
         )
 
     # In the precision that this job asks for, whatever it was trained in.
-    chosen = {"precision": config.teacher_precision or config.precision, "quantize": "none"}
+    chosen = {"precision": config.teacher_precision or config.precision, **defaults()}
     return checkpoint, teacher.model_copy(update=chosen)
 
 

@@ -14,6 +14,7 @@ import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from operator import itemgetter
 
 from minidist.autograd import FlopCounter
@@ -24,11 +25,10 @@ from minidist.base.trace import SpanEvent
 from minidist.checkpoint.resume import resume_job, save_job, saved_bytes, saving_alone
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
-from minidist.nn.quantization import int8_bytes
 from minidist.parallel import SavedOnHost
 from minidist.pipeline.runtime import LayerProfile
 from minidist.techniques import Moment
-from minidist.train.evaluate import evaluate, evaluate_int8
+from minidist.train.evaluate import evaluate
 from minidist.train.job import Job, batches_ahead, build
 from minidist.train.loss import NonFiniteError, global_loss
 from minidist.train.parameter_server_trainer import run_parameter_server
@@ -85,7 +85,6 @@ def train(
         if config.prefetch_batches or config.loader_workers:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
         held_out: dict[int, float] = {}
-        held_out_int8: dict[int, float] = {}
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         saved = done  # the steps of the last checkpoint, 0 without one
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
@@ -107,9 +106,7 @@ def train(
             losses.append(global_loss(strategy.axes.data, parts))
 
             # 3: the update.
-            finish_step(job, strategy, step, losses[-1])
-            for extension in job.extensions:
-                extension.after_update(Moment(comm, range(step, step + 1), strategy))
+            finish_step(job, strategy, step, losses[-1], comm)
 
             # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")
@@ -119,14 +116,13 @@ def train(
                 comm.trace.memory.extend(thinned(account.samples(), MAX_SAMPLES))
 
             # 4: the held-out loss, the observers, a checkpoint.
+            held_out_losses: dict[str, float] = {}
             if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
-                held_out[step + 1] = evaluate(job, strategy)
-                if job.observers:
-                    held_out_int8[step + 1] = evaluate_int8(job, strategy)
+                held_out_losses = evaluations(job, step + 1, partial(evaluate, job, strategy))
+                held_out[step + 1] = held_out_losses["held_out_loss"]
                 comm.compute(flops.take(), name="evaluation")
             for observer in observers:
-                measured = held_out.get(step + 1), comm, held_out_int8.get(step + 1)
-                observer(StepState(comm.rank, step, losses[-1], job, strategy, *measured))
+                observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out_losses, comm))
 
             # The stages of the next step, and what belongs to them; the gradients of this one are used up.
             if recut is not None:
@@ -165,7 +161,6 @@ def train(
             cuts=[] if recut is None else recut.runs,
             sparsity=job.pruned(config.steps),
             teacher=None if job.teacher is None else job.teacher.counts(),
-            int8={**int8_bytes(job.model), "held_out": held_out_int8} if job.observers else None,
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
 
@@ -190,10 +185,10 @@ def place_of(config: TrainConfig, step: int, saved: int) -> str:
     return f"{place}; the last checkpoint has {saved} steps and is in {config.save}; --resume goes on from it"
 
 
-def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
+def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> None:
     """Make step 3: update the weights, the same on every rank and on one device.
 
-    In float16 an overflow on any rank makes every rank skip the update.
+    In float16 an overflow on any rank makes every rank skip the update. comm: all ranks; None on one device.
     """
     if not math.isfinite(loss):
         raise NonFiniteError(
@@ -205,23 +200,37 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float) -> None:
     for extension in job.extensions:
         extension.after_backward(strategy, step)
 
+    skipped = not _update(job, strategy, step)
+
+    # What holds from the next step on.
+    strategy.prune(step + 1)
+    for extension in job.extensions:
+        extension.after_update(Moment(comm, range(step, step + 1), strategy, skipped))
+
+
+def _update(job: Job, strategy: Strategy, step: int) -> bool:
+    """Unscale, clip and step; return whether the update was made."""
     # float16: every rank divides by the loss scale, or every rank skips the update.
     if job.scaler is not None:
         scale, overflow = job.scaler.scale, strategy.overflow()
         job.scaler.update(overflow)
         if overflow:
-            strategy.prune(step + 1)
-            return
+            return False
         strategy.unscale(1 / scale)
 
     # After unscaling, so that the norm is that of the true gradient.
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.lr_factor(step))
+    return True
 
-    # What holds from the next step on: masks and ranges.
-    strategy.prune(step + 1)
-    strategy.update_ranges()
+
+def evaluations(job: Job, done: int, loss: Callable[[], float]) -> dict[str, float]:
+    """Return the loss on held-out data after `done` steps, and those of techniques, by name. loss: computes it."""
+    losses = {"held_out_loss": loss()}
+    for extension in job.extensions:
+        losses |= extension.evaluate(done, loss)
+    return losses
 
 
 def digest(strategy: Strategy) -> str:

@@ -241,7 +241,13 @@ def what_happens(*settings):
         # The settings of the loss scale show only after an overflow, and a thread that reads ahead only here.
         scaler = {} if job.scaler is None else vars(job.scaler)
         seen.append((state.rank, state.step, state.loss, job.schedule(state.step), str(scaler)))
-        seen.append((state.held_out_loss, type(job.sampler).__name__, getattr(job.sampler, "served", None)))
+        seen.append(
+            (
+                state.held_out_losses.get("held_out_loss"),
+                type(job.sampler).__name__,
+                getattr(job.sampler, "served", None),
+            )
+        )
 
     look.reads_tensors = False
     world = SimWorld(ranks)

@@ -52,6 +52,7 @@ class DataCheck(Extension):
         # While batches of later steps are on their way, what was read belongs to no step.
         copy = 0 if moment.strategy is None else moment.strategy.data_copy()
         if copy is not None:
+            assert moment.comm is not None  # the reference leaves it out
             self.ledger.check(moment.comm, copy, moment.place)
 
     def state(self) -> dict[str, Any]:

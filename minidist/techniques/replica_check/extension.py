@@ -60,6 +60,7 @@ class ReplicaCheck(Extension):
 
     def after_update(self, moment: Moment) -> None:
         held = [shard for axis in moment.strategy.data_axes for shard in axis.weights()]
+        assert moment.comm is not None  # the reference leaves it out
         check_shard_replicas(moment.comm, moment.strategy.axes, held, moment.steps.start)
 
     def bytes_sent(self, run: Run) -> dict[str, int]:

@@ -45,7 +45,7 @@ class AxisSizes:
     of one reduction of compressed gradients, all ranks. reduced: elements that all ranks of the axis together send
     per reduction of gradients, where the algorithm is neither ring nor ordered. fragments: elements of each
     fragment of Streaming DiLoCo. resident: elements of units that stay whole (small parameters under ZeRO 3).
-    quantized: layers of the rank whose ranges are agreed on. prunable: elements of each weight that may be pruned,
+    more: what the job's techniques add (`Extension.sizes`). prunable: elements of each weight that may be pruned,
     whole. masked: elements of ZeRO 3's units that have such weights. norms: channels of each batch norm whose
     statistics are combined over the axis. norms_again: of those whose forward runs again in backward.
     teacher_units: elements of each unit of a sharded teacher. teacher_logits: of the logits of a sample that
@@ -62,7 +62,6 @@ class AxisSizes:
     reduced: int | None = None
     fragments: tuple[int, ...] = ()
     resident: int = 0
-    quantized: int = 0
     prunable: tuple[int, ...] = ()
     masked: int = 0
     norms: tuple[int, ...] = ()
@@ -70,6 +69,7 @@ class AxisSizes:
     teacher_units: tuple[int, ...] = ()
     teacher_logits: int = 0
     orthogonalized: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
-from minidist.parallel.quantization import update_ranges
 from minidist.parallel.tensor import full_tensor
 from minidist.train.job import Job
 from minidist.train.strategies.data_axis import DataAxis, Tensors
@@ -87,9 +86,6 @@ class MeshStrategy(Strategy):
                 with purpose("clip_norm"):
                     all_reduce(comm, blocks, algorithm="ordered")
         return blocks
-
-    def update_ranges(self) -> None:
-        update_ranges(self.job.observers, self.axes.data)
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 

@@ -243,7 +243,7 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
     sent["metrics"] = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
     # All steps are done at the end, and some with every checkpoint before it.
     saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0
-    run = Run(config, batches, workers + servers, steps, done, saves + 1, [[sizes]])
+    run = Run(config, batches, workers + servers, steps, done, saves + 1, [[sizes]], itemsize)
     total = Counter(sent)
     for extension in of_job(config):
         total.update(extension.bytes_sent(run))

@@ -6,7 +6,6 @@
     clip(max_norm)            scale the gradients by the norm of the global gradient
     step(lr_factor)           update the weights
     mask_gradients(), prune() sparse training: pruned weights are zero, and so are their gradients
-    update_ranges()           quantised training: agree on what the layers saw
     tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
 
 A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are
@@ -23,9 +22,7 @@ from typing import Any
 
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
-from minidist.nn.quantization import load_ranges, ranges_state
 from minidist.optim import norm_from_blocks
-from minidist.parallel.quantization import update_ranges
 from minidist.train.job import Job
 from minidist.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 
@@ -95,10 +92,6 @@ class Strategy(ABC):
         for axis in self.data_axes:
             axis.prune(done)
 
-    def update_ranges(self) -> None:
-        """Let the next step quantise by ranges that include what this one saw, the same on every rank."""
-        update_ranges(self.job.observers)
-
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -135,7 +128,8 @@ class Strategy(ABC):
 
     def sizes(self) -> list[AxisSizes]:
         """Return the element counts from which the closed forms of the volumes follow."""
-        of_job: dict[str, Any] = {"quantized": len(self.job.observers)}
+        more = {name: value for extension in self.job.extensions for name, value in extension.sizes().items()}
+        of_job: dict[str, Any] = {"more": more}
         if self.job.teacher is not None:
             of_job |= {"teacher_units": self.job.teacher.units, "teacher_logits": self.job.teacher.received}
         return [replace(axis.sizes(), **of_job) for axis in self.data_axes]
@@ -147,14 +141,16 @@ class Strategy(ABC):
     # --- numbers in a checkpoint --------------------------------------------------------------------------------------
 
     def scalars(self) -> dict[str, float]:
-        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters, quantised ranges."""
-        scaler, ranges = self.job.scaler, ranges_state(self.job.observers)
+        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters, those of techniques."""
+        scaler = self.job.scaler
+        others = {name: value for extension in self.job.extensions for name, value in extension.scalars().items()}
         scale = {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
-        return {**scale, **ranges}
+        return {**scale, **others}
 
     def load_scalars(self, scalars: dict[str, float]) -> None:
         """Restore the numbers of `scalars`."""
-        load_ranges(self.job.observers, scalars)
+        for extension in self.job.extensions:
+            extension.load_scalars(scalars)
         if self.job.scaler is not None:
             prefix = "loss_scale."
             self.job.scaler.load_state_dict(

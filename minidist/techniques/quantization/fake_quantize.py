@@ -14,7 +14,7 @@ networks for efficient integer-arithmetic-only inference", CVPR 2018, section 3)
 torch.ao's symmetric range begins at -128; then s is max |x| / 127.5, and the largest positive weight is clamped and
 would get no gradient. -127 is torch's range for the kernels that need one that is symmetric around 0.
 
-Proved by: tests/nn/test_quantization.py
+Proved by: tests/techniques/test_quantized_layers.py
 """
 
 from dataclasses import dataclass

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import SimWorld
 from minidist.nn import MLP, FlatParameters
-from minidist.nn.quantization import OBSERVERS, MinMaxObserver, convert, observers_of, prepare_qat
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
-from minidist.parallel.quantization import ranges_volume, update_ranges
+from minidist.techniques.quantization.layers import OBSERVERS, MinMaxObserver, convert, observers_of, prepare_qat
+from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
 
 ROWS, STEPS = 11, 4
 INPUTS = np.random.default_rng(0).standard_normal((STEPS, ROWS, 5))

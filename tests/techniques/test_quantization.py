@@ -15,8 +15,8 @@ from minidist.config.rules import check_rules
 from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.equality.compare import Judge, tier_of
 from minidist.equality.expected import expected_snapshots
-from minidist.nn.quantization import Int8Linear, load_ranges, observers_of, prepare_qat
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from minidist.techniques.quantization.layers import Int8Linear, load_ranges, observers_of, prepare_qat
 from minidist.train.metrics import read_metrics
 from minidist.train.trainer import train
 
@@ -79,17 +79,17 @@ def test_all_ranks_evaluate_the_same_int8_model_which_is_near_the_one_that_train
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=1, dropout=0.0)
     results = SimWorld(ranks).run(train, config)
     first = results[0]
-    assert list(first.int8["held_out"]) == [1, 2, 3]
-    assert all(result.int8 == first.int8 for result in results)
-    assert first.int8["held_out"] == pytest.approx(first.held_out, rel=1e-5)
-    assert first.int8["weight_bytes"] < 0.4 * first.int8["float_bytes"]
+    assert list(first.measured["int8"]["held_out"]) == [1, 2, 3]
+    assert all(result.measured == first.measured for result in results)
+    assert first.measured["int8"]["held_out"] == pytest.approx(first.held_out, rel=1e-5)
+    assert first.measured["int8"]["weight_bytes"] < 0.4 * first.measured["int8"]["float_bytes"]
 
 
 def test_it_is_another_model_than_the_one_in_floats_and_it_learns():
     config = TrainConfig.make(**{**JOB, "steps": 30, "micro_batch": 8, "lr": 0.01})
     rounded, floats = (SimWorld(1).run(train, config.model_copy(update={"quantize": q})) for q in ("int8", "none"))
     assert rounded[0].losses != floats[0].losses
-    assert floats[0].int8 is None
+    assert "int8" not in floats[0].measured
     assert rounded[0].losses[-1] < rounded[0].losses[0] - 0.3
     assert np.abs(np.subtract(rounded[0].losses, floats[0].losses)).max() < 0.1
 
@@ -103,7 +103,7 @@ def test_a_resumed_job_has_the_bits_of_the_uninterrupted_one(layout, tmp_path):
     assert resumed[0].first_step == 3
     assert [r.digest for r in resumed] == [r.digest for r in whole]
     assert resumed[0].losses == whole[0].losses
-    assert resumed[0].int8["held_out"][6] == whole[0].int8["held_out"][6]
+    assert resumed[0].measured["int8"]["held_out"][6] == whole[0].measured["int8"]["held_out"][6]
 
 
 def test_a_checkpoint_of_one_layout_resumes_in_another_but_not_with_other_rounding(tmp_path):
@@ -154,7 +154,7 @@ def test_a_model_of_ones_own(tmp_path, monkeypatch):
     config = TrainConfig.make(model="mine.py:net", data="glyphs", quantize="int8", steps=2)
     check_rules(config, resolve_batches(config, 2))
     results = SimWorld(2).run(train, config)
-    assert results[0].int8["weight_bytes"] < results[0].int8["float_bytes"]
+    assert results[0].measured["int8"]["weight_bytes"] < results[0].measured["int8"]["float_bytes"]
     with pytest.raises(UsageError, match="Embedding has no Linear or Conv1D layer to quantise"):
         check_rules(config.model_copy(update={"model": "mine.py:table"}), resolve_batches(config, 2))
 

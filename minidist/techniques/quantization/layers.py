@@ -7,13 +7,13 @@
 
 The weight is known, so its scale is that of its largest magnitude now: one for each output channel, or one for all. The
 range of the inputs is not known before they are there, so an observer remembers it. A step quantises with the range of
-the steps before it and observes its own rows; when it ends, `parallel.quantization.update_ranges` merges what all ranks
+the steps before it and observes its own rows; when it ends, `ranges.update_ranges` merges what all ranks
 saw. So the result does not depend on which rank had which rows, and the inputs of the first step are not quantised.
 (Transformer Engine calls this delayed scaling; torch.ao updates within every forward pass, on each rank alone.)
 
 Sources: Jacob et al., "Quantization and training of neural networks for efficient integer-arithmetic-only inference",
 CVPR 2018, sections 2 and 3; torch.ao.quantization's observers and qat.Linear.
-Proved by: tests/nn/test_quantization.py
+Proved by: tests/techniques/test_quantized_layers.py
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,12 +21,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from minidist.autograd import Tensor, gelu, is_grad_enabled, linear, relu
-from minidist.autograd.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.memory import track
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
+from minidist.techniques.quantization.fake_quantize import Grid, affine_grid, fake_quantize, symmetric_grid
 
 MOST_INPUTS = (2**31 - 1) // (255 * 127)  # of an int32 sum of uint8 x int8 products
 AVERAGING_CONSTANT = 0.01  # torch.ao's default
@@ -134,12 +134,14 @@ class Int8Linear(Module):
         total -= self.grid.zero_point.astype("int32") * self.sums
         result = Tensor(total.astype(self.scale.dtype) * self.scale)
         result = result if self.bias is None else result + self.bias.data
-        return {None: lambda y: y, "relu": relu, "gelu": gelu}[self.activation](result)
+        activation: Callable[[Tensor], Tensor] = {None: lambda y: y, "relu": relu, "gelu": gelu}[self.activation]
+        return activation(result)
 
 
 def int8_matmul(x: xp.Array, weight: xp.Array) -> xp.Array:
     """Return x (..., in), uint8, times weight (in, out), int8, as int32: the exact sums."""
-    return xp.matmul(x.astype("int32"), weight.astype("int32"))
+    result: xp.Array = xp.matmul(x.astype("int32"), weight.astype("int32"))
+    return result
 
 
 # --- the layers of a model --------------------------------------------------------------------------------------------

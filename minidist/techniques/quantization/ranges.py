@@ -7,7 +7,7 @@ Without it every rank has a range of its own rows, and so a model of its own, wh
 maximum is exact and has no order, so the grid has the same bits on any number of ranks. Weights need no agreement: all
 replicas have the same ones.
 
-Proved by: tests/parallel/test_quantization.py
+Proved by: tests/techniques/test_quantized_ranges.py
 """
 
 from collections.abc import Mapping
@@ -18,13 +18,13 @@ from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm
-from minidist.nn.quantization import MinMaxObserver
+from minidist.techniques.quantization.layers import MinMaxObserver
 
 
 def update_ranges(observers: Mapping[str, MinMaxObserver], comm: Comm | None = None) -> None:
     """End a step: every observer's range takes in what all ranks saw since the last call. All ranks call it.
 
-    observers: those of the model (`nn.quantization.observers_of`), in the same order on all ranks; a layer that no rank
+    observers: those of the model (`layers.observers_of`), in the same order on all ranks; a layer that no rank
     ran keeps its range. comm: the ranks with other rows of the same batch; None on one device.
 
     An all-reduce (maximum) of two numbers per layer by recursive doubling, purpose `quantization_range`.

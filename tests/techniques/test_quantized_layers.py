@@ -6,11 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.autograd import ShapeError, Tensor, checkpoint, cross_entropy
-from minidist.autograd.fake_quantize import SMALLEST_SCALE, Grid, affine_grid, fake_quantize, symmetric_grid
 from minidist.base.errors import UsageError
 from minidist.data import glyphs
 from minidist.nn import GPT, MLP, Conv1D, Embedding, GPTConfig, Linear, Module
-from minidist.nn.quantization import (
+from minidist.optim import Adam
+from minidist.techniques.quantization.fake_quantize import (
+    SMALLEST_SCALE,
+    Grid,
+    affine_grid,
+    fake_quantize,
+    symmetric_grid,
+)
+from minidist.techniques.quantization.layers import (
     MOST_INPUTS,
     Int8Linear,
     MinMaxObserver,
@@ -23,8 +30,7 @@ from minidist.nn.quantization import (
     observers_of,
     prepare_qat,
 )
-from minidist.optim import Adam
-from minidist.parallel.quantization import update_ranges
+from minidist.techniques.quantization.ranges import update_ranges
 
 
 def of_one(x, scale, zero_point, low, high):

@@ -1,0 +1,100 @@
+"""`--quantize int8`: layers train for 8 bits (`layers.py`), and all ranks agree on the ranges (`ranges.py`).
+
+An evaluation measures the model that trains, and the one that is converted to INT8.
+
+Proved by: tests/techniques/test_quantization.py
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.comm import Comm
+from minidist.techniques.extension import Extension, Moment, Run
+from minidist.techniques.quantization.layers import (
+    convert,
+    converted,
+    int8_bytes,
+    load_ranges,
+    observers_of,
+    prepare_qat,
+    ranges_state,
+)
+from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
+from minidist.techniques.quantization.rules import RULES, QuantizationSettings
+
+HELD_OUT = "held_out_loss_int8"
+
+
+class Quantization(Extension):
+    """Trains with rounded operands; see `QATLinear`."""
+
+    Settings = QuantizationSettings
+    panel = "Precision and memory"
+    fixed = ("quantize", "quantize_weights", "quantize_observer")
+    evaluations = 1
+    jumps = "--quantize"
+    rules = RULES
+
+    def _prepared(self, model: Any) -> Any:
+        settings = self.settings
+        return prepare_qat(model, settings.quantize_observer, settings.quantize_weights == "per-channel")
+
+    @classmethod
+    def check(cls, job: Any) -> None:
+        prepare_qat(job.small_model())
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        self.job: Any = job
+        self.held_out: dict[int, float] = {}
+        job.model = self._prepared(job.model)
+        self.observers = observers_of(job.model)
+
+    def forget(self) -> None:
+        for observer in self.observers.values():
+            observer.seen = None
+
+    def after_update(self, moment: Moment) -> None:
+        """Let the next step quantise by ranges that include what this one saw, the same on every rank."""
+        if not moment.skipped:
+            update_ranges(self.observers, None if moment.comm is None else moment.strategy.axes.data)
+
+    def evaluate(self, done: int, loss: Callable[[], float]) -> dict[str, float]:
+        """Return the held-out loss of the layers converted to INT8: int8 weights and integer products."""
+        with converted(self.job.model):
+            result = loss()
+        # In a dry run arrays have no values.
+        if xp.has_values(next(iter(self.job.model.parameters())).data):
+            self.held_out[done] = result
+        return {HELD_OUT: result}
+
+    def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
+        model = self._prepared(model)
+        load_ranges(observers_of(model), scalars)
+        return convert(model)
+
+    def scalars(self) -> dict[str, float]:
+        return ranges_state(self.observers)
+
+    def load_scalars(self, scalars: Mapping[str, float]) -> None:
+        load_ranges(self.observers, scalars)
+
+    def sizes(self) -> dict[str, Any]:
+        return {"quantized": len(self.observers)}
+
+    def result(self) -> dict[str, Any]:
+        return {"int8": {**int8_bytes(self.job.model), "held_out": self.held_out}}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        int8 = result["int8"]
+        losses = ", ".join(f"{loss:.4f} after {step} steps" for step, loss in int8["held_out"].items())
+        return [
+            "INT8: weights {weight_bytes:,} B, in floats {float_bytes:,} B".format(**int8)
+            + (f"; loss on held-out data: {losses}" if losses else "")
+        ]
+
+    def bytes_sent(self, run: Run) -> dict[str, int]:
+        """The ranges of all layers, agreed over the ranks with other rows once per step."""
+        layers = max(axis.more.get("quantized", 0) for axes in run.sizes for axis in axes)
+        volume = ranges_volume(layers, run.batches.dims.dp * run.batches.dims.cp) if layers else 0
+        return {"quantization_range": run.steps * volume * run.itemsize}
