@@ -74,15 +74,22 @@ def changes_batches(config: Any) -> bool:
 def of_users(config: Any) -> Iterator[Extension]:
     """Yield the extensions of `--extension FILE.py:CLASS,SETTING=VALUE,...`, which may name several classes.
 
-    Raises UsageError for a file, a class, a setting or a value that is wrong.
+    Raises UsageError for a file, a class, a setting or a value that is wrong, and for two classes with the same key.
     """
     words = (config.extension or "").split(",") if config.extension else []
+    keys = {kind.key for kind in installed()}
     while words:
         source, values = words.pop(0), {}
         while words and "=" in words[0]:
             name, _, value = words.pop(0).partition("=")
             values[name.strip().replace("-", "_")] = value
         kind = _loaded(source)
+        if kind.key in keys:
+            raise UsageError(
+                f"--extension {quoted(source)}: another extension has the key {quoted(kind.key)}, under which a"
+                " checkpoint keeps its state; give the class a `key` of its own"
+            )
+        keys.add(kind.key)
         try:
             yield kind(kind.Settings(**values))
         except ValidationError as error:

@@ -103,7 +103,8 @@ class Extension:
     jumps: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        cls.key = cls.key or cls.__name__
+        # A class of its own has a state of its own, also where it is derived from another extension.
+        cls.key = vars(cls).get("key") or cls.__name__
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings

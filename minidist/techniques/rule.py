@@ -6,7 +6,7 @@
 
 A technique has its rules in its folder; those of the layouts and models are in `config/rules.py`.
 
-Proved by: tests/config/test_rules.py
+Proved by: tests/config/test_rules.py, tests/techniques/test_rule.py
 """
 
 import string

@@ -22,6 +22,7 @@ from minidist.base.errors import UsageError
 from minidist.comm import ANY, Comm
 from minidist.torch_ranks.isolation import BACKEND
 from minidist.torch_ranks.rank_thread import RankThread, current_rank
+from minidist.torch_ranks.split_sizes import elements, exchange_counts, list_counts
 
 REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -302,11 +303,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     ) -> SimulatedWork:
         """Give rank r the r-th part of every rank's tensor. The sizes count rows."""
         array = array_of(input)
-        sent = [size * row_of(input) for size in input_split_sizes] if input_split_sizes else None
-        received = [size * row_of(output) for size in output_split_sizes] if output_split_sizes else None
-        if (sent is None) != (received is None):  # one side is split evenly
-            sent = sent or [array.size // self.comm.size] * self.comm.size
-            received = received or [elements(output) // self.comm.size] * self.comm.size
+        sent, received = exchange_counts(output, input, output_split_sizes, input_split_sizes, self.comm.size)
 
         def start(async_op: bool) -> Any:
             return collectives.all_to_all(
@@ -318,7 +315,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give rank r every rank's r-th tensor."""
         array = np.concatenate([array_of(each) for each in input_tensors])
-        sent, received = [elements(each) for each in input_tensors], [elements(each) for each in output_tensors]
+        sent, received = list_counts(output_tensors, input_tensors)
 
         def start(async_op: bool) -> Any:
             return collectives.all_to_all(
@@ -384,16 +381,6 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
-
-
-def elements(tensor: torch.Tensor) -> int:
-    """Return the number of elements that `array_of` makes of a tensor."""
-    return tensor.numel() * (2 if tensor.dtype.is_complex else 1)
-
-
-def row_of(tensor: torch.Tensor) -> int:
-    """Return the elements of a row, an entry of the first axis."""
-    return elements(tensor) // max(1, tensor.shape[0]) if tensor.dim() else 1
 
 
 def put_parts(array: np.ndarray, tensors: Tensors) -> None:

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.autograd import Parameter, Tensor
-from minidist.base.errors import UsageError
+from minidist.base.errors import MismatchError, UsageError
 from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.random import Key, normal
 from minidist.base.trace import purpose
 from minidist.collectives import volume
 from minidist.comm import SimWorld
@@ -265,6 +266,48 @@ def test_orthonormal_columns_and_dependent_ones():
     assert not dependent[:, 1:].any()
 
 
+def test_columns_that_nearly_depend_on_each_other_become_orthonormal():
+    """After one projection the third one would keep 1e-6 of the others: rounding of 1e-16 beside a rest of 1e-10."""
+    a, b, c = np.random.default_rng(1).standard_normal((3, 9))
+    q = orthonormal(np.stack([a, b, a + b + 1e-10 * c], axis=1))
+    np.testing.assert_allclose(q.T @ q, np.eye(3), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_powersgd_projects_the_sum_on_what_all_ranks_make_of_the_same_queries(seed):
+    """One step of the paper's algorithm, with NumPy's QR: the sum becomes P P^T times the sum on every rank."""
+    gradients, ranks = normals(1, 20), 3
+    _, results = run(lambda comm: PowerSGD(comm, 2, seed, "sum"), gradients, ranks, [(5, 4)])
+    of_rank = [gradients(rank)[0].reshape(5, 4) for rank in range(ranks)]
+    query = normal(Key(seed, "powersgd", name="p0"), (4, 2))
+    p, _ = np.linalg.qr(sum(matrix @ query for matrix in of_rank))
+    np.testing.assert_allclose(results[0][0][0].reshape(5, 4), p @ p.T @ sum(of_rank), rtol=0, atol=1e-12)
+    for matrix, (_, left) in zip(of_rank, results, strict=True):
+        np.testing.assert_allclose(left.reshape(5, 4), matrix - p @ p.T @ matrix, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("powersgd:1", PowerSGD), ("qsgd:1", QSGD)])
+def test_a_compressor_by_its_name_draws_with_the_seed_that_it_is_given(text, kind):
+    gradients = normals(1, 20)
+    named, same, other = (
+        run(make, gradients, 2, [(5, 4)])[1][0][0][0].tobytes()
+        for make in (
+            lambda comm: make_compressor(text, comm, "sum", 7),
+            lambda comm: kind(comm, 1, seed=7, op="sum"),
+            lambda comm: kind(comm, 1, seed=0, op="sum"),
+        )
+    )
+    assert named == same != other
+
+
+def test_of_16_bit_gradients_a_residual_keeps_what_16_bits_do_not():
+    """2048 + 1 is no float16. It is kept whole, and when 2048 of it are sent, 1 stays."""
+    gradients = lambda rank: [np.array(g, np.float16) for g in ([4096, 2048], [0, 1])]  # noqa: E731
+    _, [(results, left)] = run(lambda comm: TopK(comm, 1), gradients, 1)
+    assert [result.tolist() for result in results] == [[4096, 0], [0, 2048]]
+    assert (left.dtype, left.tolist()) == (np.float32, [0, 1])
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cast_is_an_all_reduce_in_half_precision(dtype):
     kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
@@ -319,6 +362,17 @@ def test_bytes_on_the_wire(name, ranks, eager_bytes):
         assert sum(m.nbytes for m in trace.sent("gradient_reduce")) == 2 * formula(ranks, rank)
         assert declared[rank] == [formula(ranks, other) for other in range(ranks)]
         assert trace.bytes_by_purpose().keys() <= {"gradient_reduce"}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_matrix_of_fewer_rows_than_the_rank_has_factors_of_as_many_columns(ranks):
+    """2 x 50 by rank 3 is 2 columns of 2 and of 50 values."""
+    make = lambda comm: PowerSGD(comm, 3, always=True)  # noqa: E731
+    world, _ = run(make, normals(1, 100, np.float32), ranks, [(2, 50)])
+    assert SimWorld(1).run(lambda comm: make(comm).factors((2, 50))) == [(2, 50, 2)]
+    for rank, trace in enumerate(world.traces):
+        sent = sum(m.nbytes for m in trace.sent("gradient_reduce"))
+        assert sent == ring(2 * 2, ranks, rank, 4) + ring(50 * 2, ranks, rank, 4)
 
 
 # in a checkpoint
@@ -574,6 +628,26 @@ BAD = {
 def test_wrong_arguments(what):
     with pytest.raises(UsageError, match=BAD[what][1]):
         SimWorld(2).run(BAD[what][0])
+
+
+UNLIKE = {
+    "k": (lambda c: TopK(c, 2 + c.rank), "k 2", "k 3"),
+    "levels": (lambda c: QSGD(c, 4 + c.rank), "levels 4", "levels 5"),
+    "rank": (lambda c: PowerSGD(c, 1 + c.rank), "rank 1", "rank 2"),
+    "always": (lambda c: PowerSGD(c, 1, always=c.rank == 0), "always True", "always False"),
+    "dtype": (lambda c: Cast(c, ("float16", "bfloat16")[c.rank]), "dtype float16", "dtype bfloat16"),
+    "op of top-k": (lambda c: TopK(c, 2, ("sum", "mean")[c.rank]), "op sum", "op mean"),
+    "op of signs": (lambda c: Sign(c, ("sum", "mean")[c.rank]), "op sum", "op mean"),
+}
+
+
+@pytest.mark.parametrize("what", UNLIKE)
+def test_ranks_with_other_settings_are_named_with_both(what):
+    make, first, second = UNLIKE[what]
+    with pytest.raises(MismatchError, match=r"ranks differ in compress/") as raised:
+        run(make, normals(1, 20), 2, [(5, 4)])
+    assert first in str(raised.value)
+    assert second in str(raised.value)
 
 
 def test_top_k_of_more_elements_than_there_are_is_refused():

@@ -56,6 +56,15 @@ def test_no_layout_has_a_wrong_type_and_nothing_changes(layout):
     assert (checked.digest, checked.losses) == (plain.digest, plain.losses)
 
 
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_a_later_stage_begins_with_whole_rows_or_with_its_part_of_them(sequence_parallel):
+    """Its norm is checked on what another stage has sent, whose type is on no tape."""
+    layout = {"tp": 2, "pp": 2, "layers": 2, "steps": 1, "sequence_parallel": sequence_parallel}
+    checked, plain = run(**layout, check_layouts=True), run(**layout)
+    assert (checked.digest, checked.losses) == (plain.digest, plain.losses)
+    assert checked.measured["layouts_checked"] > 0
+
+
 def test_an_mlp():
     job = {"model": "mlp", "layers": 3, "width": 16, "steps": 2, "global_batch": 8, "tp": 2}
     config = TrainConfig.make(**job, check_layouts=True)

@@ -11,7 +11,8 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
-from minidist.planning.cluster.search import Plan, plan_layout, reason_for, search
+from minidist.planning.cluster.search import Plan, candidates, plan_layout, reason_for, search
+from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.cluster.tables import explanation
 from minidist.planning.layout_memory import layout_peak
@@ -368,6 +369,19 @@ def test_what_layouts_share_is_what_each_has_alone(model):
         assert plan.fullest_rank == plan.memory.index(plan.fullest)
 
 
+def test_what_is_shared_is_computed_once_for_one_job_and_anew_for_another():
+    computed = []
+
+    @shared(lambda job, layer: (job,), lambda job, layer: layer)
+    def sum_of(job, layer):
+        computed.append((job, layer))
+        return 10 * job + layer
+
+    calls = [(1, 2), (1, 2), (1, 3), (1, 2), (2, 2), (2, 3), (1, 2)]
+    assert [sum_of(*call) for call in calls] == [12, 12, 13, 12, 22, 23, 12]
+    assert computed == [(1, 2), (1, 3), (2, 2), (2, 3), (1, 2)]
+
+
 def test_layouts_with_other_expert_ranks_share_nothing_that_depends_on_them():
     job_of_all = Job(replace(named("mixtral-8x7b"), layers=2), 4096, 8, "bf16", 16)
     seconds = []
@@ -412,3 +426,100 @@ def test_a_search_with_etp_takes_degrees_that_it_divides():
     assert {plan.layout.tp for plan in found.plans} == {4, 8}
     with pytest.raises(UsageError, match="no layout of 16 GPUs has etp 3; change one of them"):
         search(of_all, MACHINES["h200"], {"etp": 3})
+
+
+@pytest.mark.parametrize(("gpus_per_node", "most"), [(1, 1), (2, 2), (4, 4), (8, 8), (72, 8)])
+def test_a_search_keeps_tensor_parallel_ranks_inside_a_node(gpus_per_node, most):
+    of_all = Job(GPT, 256, 16, "bf16", 16)
+    tried = {layout.tp for layout in candidates(of_all, replace(A100, gpus_per_node=gpus_per_node), {})}
+    assert tried == {tp for tp in (1, 2, 4, 8) if tp <= most}
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "layers", "stages"),
+    [
+        (2, 2, 8, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (2, 2, 7, [[0, 1, 4, 5], [2, 3, 6]]),
+        (3, 1, 8, [[0, 1, 2], [3, 4, 5], [6, 7]]),
+        (2, 3, 7, [[0, 1, 3, 5], [2, 4, 6]]),
+    ],
+)
+def test_a_rank_has_every_pp_th_chunk_and_the_first_chunks_are_the_larger_ones(pp, vp, layers, stages):
+    assert stage_layers(ClusterLayout(pp=pp, vp=vp), layers) == stages
+
+
+def test_a_plan_fits_when_the_most_that_it_may_need_is_there():
+    layout = ClusterLayout(dp=8)
+    peak = plan_layout(layout, job(layout), A100).fullest.peak
+    reserved = CALIBRATION.reserved_bytes
+    central, most = peak + reserved, CALIBRATION.memory_range[1] * peak + reserved
+    for memory, verdict in ((most, "yes"), (most - 1, "may not"), (central, "may not"), (central - 1, "no")):
+        plan = plan_layout(layout, job(layout), replace(A100, memory=memory))
+        assert (plan.verdict, plan.fits, plan.margin) == (verdict, verdict != "no", memory - central)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("fused_attention", [False, True])
+def test_the_operations_of_the_hardware_are_those_of_korthikanti_et_al(recompute, fused_attention):
+    """Per token and layer 24 h^2 + 4 s h forward, for a vocabulary of v 2 h v; a backward pass is two forward passes.
+
+    With full recomputation every layer runs forward once more, and the projection to the vocabulary does not. Selective
+    recomputation runs the attention's core once more: 4 s h forward, counted with its backward as 12 s h.
+    """
+    layout = ClusterLayout(dp=2, micro_batch=3, recompute=recompute)
+    s, h, tokens = 256, GPT.width, 6 * 256
+    layers = 8 * (24 * h**2 + 4 * s * h)
+    whole = 3 * (layers + 2 * h * GPT.vocabulary)
+    again = {"none": 0, "selective": 0 if fused_attention else 8 * 12 * s * h, "full": layers}[recompute]
+    plan = plan_layout(layout, job(layout, fused_attention=fused_attention), A100)
+    assert (plan.model_flops, plan.hardware_flops) == (tokens * whole, tokens * (whole + again))
+
+
+@pytest.mark.parametrize(("zero", "passes"), [(0, 2), (1, 2), (2, 4 + 1)])
+def test_zero_2_reduces_the_gradients_of_every_micro_batch(zero, passes):
+    """Over 8 ranks of a node and 4 micro-batches: so many rings of 2 bytes per parameter, a share of them exposed."""
+    layout = ClusterLayout(dp=8, zero=zero, microbatches=4)
+    step = StepModel(layout, job(layout), A100)
+    c = CALIBRATION
+    ring = 7 / 8 * 2 * GPT.parameters / (c.link_efficiency * A100.link) + 7 * c.message_seconds
+    assert step.step().exposed == {"dp": pytest.approx(c.gradients_exposed * passes * ring)}
+
+
+@pytest.mark.parametrize("vp", [1, 2, 4])
+def test_each_chunk_sends_an_activation_and_gets_a_gradient(vp):
+    """Four stages with one tensor-parallel rank each lie in one node, and with eight ranks each on four nodes."""
+    c = CALIBRATION
+    for tp, bandwidth in ((1, c.link_efficiency * A100.link), (8, c.network_efficiency * A100.network)):
+        layout = ClusterLayout(pp=4, tp=tp, vp=vp, micro_batch=3, microbatches=4)
+        model = replace(GPT, layers=16)
+        messages = StepModel(layout, job(layout, model), A100).stage_pass(1, stage_layers(layout, 16)[1]).messages
+        nbytes = 2 * 3 * 256 * GPT.width / tp
+        assert messages["pp"] == pytest.approx(2 * vp * (nbytes / bandwidth + c.message_seconds))
+
+
+def test_fp8_has_a_peak_of_its_own():
+    h100 = MACHINES["h100"]
+    assert [h100.peak(precision) for precision in ("fp16", "bf16", "fp8")] == [989.4e12, 989.4e12, 1978.9e12]
+    layout = ClusterLayout()
+    seconds = [
+        StepModel(layout, replace(job(layout), precision=precision), h100).products_seconds(1e15)
+        for precision in ("bf16", "fp8")
+    ]
+    assert seconds == [
+        pytest.approx(1e15 / (CALIBRATION.product_efficiency["h100"] * peak)) for peak in (989.4e12, 1978.9e12)
+    ]
+
+
+@pytest.mark.parametrize(("length", "cp", "possible"), [(256, 2, True), (258, 2, False), (12, 3, True), (9, 3, False)])
+def test_a_sequence_is_cut_into_two_chunks_for_each_context_parallel_rank(length, cp, possible):
+    layout = ClusterLayout(cp=cp)
+    sentence = f"a sequence of {length} is not divisible into 2 x cp {cp} chunks"
+    assert refusal(layout, job(layout, length=length)) == (None if possible else sentence)
+    assert refusal(ClusterLayout(), job(ClusterLayout(), length=9)) is None
+
+
+def test_zero_3_has_one_chunk_of_layers_per_rank():
+    layout = ClusterLayout(dp=2, pp=2, vp=2, zero=3, microbatches=2)
+    assert refusal(layout, job(layout)) == "ZeRO 3 would gather the layers of each of vp 2 chunks for each micro-batch"
+    for possible in (replace(layout, vp=1), replace(layout, zero=2)):
+        assert refusal(possible, job(possible)) is None

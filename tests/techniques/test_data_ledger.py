@@ -144,6 +144,41 @@ def test_targets_that_do_not_belong_to_the_inputs():
     SimWorld(1).run(main)
 
 
+@pytest.mark.parametrize(
+    ("done", "count", "epochs"),
+    [(0, 4, "epoch 0"), (2, 2, "epoch 0"), (4, 1, "epoch 1"), (3, 2, "epochs 0 and 1"), (3, 6, "epochs 0 and 2")],
+)
+def test_an_error_names_the_epochs_of_the_samples_that_were_due(done, count, epochs):
+    """An epoch has four samples; instead of the last one that is due, none is read."""
+    listed = np.concatenate([permutation(0, epoch, 4) for epoch in range(3)])[done : done + count]
+
+    def main(comm):
+        ledger = DataLedger(4, 0)
+        ledger.load({"done": done})
+        ledger.expect(count)
+        ledger.record(listed[:-1])
+        ledger.check(comm, 0, "step 5")
+
+    words = rf"^step 5, {epochs}: of the inputs, sample {listed[-1]} was read by no rank \(of {count} samples, 0 too"
+    with pytest.raises(MismatchError, match=words):
+        SimWorld(1).run(main)
+
+
+def test_what_was_due_and_read_is_done_after_a_check():
+    """Three checks of a rank that reads what is next: nothing of one step is left for the following one."""
+
+    def main(comm):
+        ledger = DataLedger(SAMPLES, 0)
+        listed = np.concatenate([permutation(0, epoch, SAMPLES) for epoch in range(2)])
+        for step in range(3):
+            ledger.expect(6)
+            ledger.record(listed[6 * step : 6 * step + 6][comm.rank :: comm.size])
+            ledger.check(comm, 0, f"step {step}")
+            assert (ledger.done, ledger.due) == (6 * step + 6, 0)
+
+    SimWorld(2).run(main)
+
+
 def test_an_order_that_is_no_permutation(monkeypatch):
     monkeypatch.setattr(data_ledger, "permutation", lambda *key: np.array([2, 0, 2, 1]))
 

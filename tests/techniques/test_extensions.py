@@ -14,7 +14,7 @@ from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.commands.runner import number_of_ranks
 from minidist.config.train_config import TrainConfig
-from minidist.techniques import installed, of_job
+from minidist.techniques import Extension, Moment, installed, of_job
 
 ROOT = Path(__file__).parents[2]
 SIZES = "--layers 1 --width 8 --heads 2 --context 8 --steps 3 --micro-batch 2"
@@ -103,6 +103,90 @@ def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
         cli.main([*JOB, "--save", "other", "--resume", "--steps", "5", *flags[-2:], "--global-batch", "4"])
     error = capsys.readouterr().err
     assert "'other/step-00000003' does not describe a job (12 samples, and no count)" in error
+
+
+DERIVED = (
+    STATE
+    + """
+class Twice(Counts):
+    def after_update(self, moment):
+        self.steps += 2 * len(moment.steps)
+    def result(self):
+        return {"twice": self.steps}
+"""
+)
+
+
+def test_a_class_that_is_derived_from_an_extension_has_a_state_of_its_own(here, capsys):
+    Path("counts.py").write_text(DERIVED)
+    flags = ["--save", "run", "--extension", "counts.py:Counts,counts.py:Twice"]
+    for steps, more in ((3, []), (5, ["--resume"])):
+        result = trained(capsys, *flags, *more, "--steps", str(steps))
+        assert (result["counted"], result["twice"]) == (steps, 2 * steps)
+
+
+def test_the_key_of_a_state_is_the_class_s_name_unless_it_has_one():
+    class Plain(Extension):
+        pass
+
+    class Named(Plain):
+        key = "named"
+
+    class Derived(Named):
+        pass
+
+    assert [kind.key for kind in (Plain, Named, Derived)] == ["Plain", "named", "Derived"]
+    assert [kind.key for kind in installed()] == ["data_ledger", "LayoutCheck", "ReplicaCheck"]
+
+
+@pytest.mark.parametrize(
+    ("extension", "key"),
+    [
+        ("counts.py:Counts,other.py:Counts", "Counts"),
+        ("counts.py:Counts,counts.py:Counts", "Counts"),
+        ("other.py:Ledger", "data_ledger"),
+    ],
+)
+def test_two_extensions_with_one_key_are_refused(here, extension, key):
+    Path("counts.py").write_text(STATE)
+    Path("other.py").write_text(STATE + "\nclass Ledger(Extension):\n    key = 'data_ledger'\n")
+    words = f"--extension '{extension.split(',')[-1]}': another extension has the key '{key}', under which"
+    with pytest.raises(UsageError, match=words):
+        list(of_job(TrainConfig.make(extension=extension)))
+
+
+SETTINGS = """
+from minidist.techniques import Extension, Settings
+
+class Two(Settings):
+    first_one: int = 1
+    second_one: int = 2
+
+class Has(Extension):
+    Settings = Two
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", (1, 2)),
+        (",first_one=3", (3, 2)),
+        (",first-one=3,second_one=4", (3, 4)),
+        (",second-one=4, first-one =3", (3, 4)),
+    ],
+)
+def test_settings_are_named_with_dashes_or_underscores_in_any_order(here, words, expected):
+    Path("has.py").write_text(SETTINGS)
+    (extension,) = of_job(TrainConfig.make(extension="has.py:Has" + words))
+    assert (extension.settings.first_one, extension.settings.second_one) == expected
+
+
+@pytest.mark.parametrize(
+    ("steps", "place"), [(range(1), "step 0"), (range(7, 8), "step 7"), (range(4), "steps 0 to 3")]
+)
+def test_a_moment_names_the_steps_that_were_made(steps, place):
+    assert Moment(None, steps, None).place == place
 
 
 def test_an_extension_that_changes_the_training_is_part_of_the_reference(here, capsys):

@@ -1,6 +1,8 @@
 """Programs of ranks in threads: one at a time, their errors and their ends. Needs no PyTorch."""
 
+import sys
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -89,6 +91,25 @@ def test_a_deadlock_names_the_line_of_the_program_and_ends_all_threads():
         run(program, 2)
     assert str(raised.value).count("test_rank_thread.py:") == 2
     assert sorted(ended) == [0, 1]
+
+
+def test_a_report_names_the_very_line_that_communicates():
+    """What is handed over is no function of this file, as it is none of the program where torch communicates."""
+    lines = {}
+
+    def program():
+        rank = current_rank()
+        if rank.comm.rank:
+            lines[1] = sys._getframe().f_lineno + 1
+            rank.call(partial(rank.comm.recv, np.empty(2), 0))
+        lines[0] = sys._getframe().f_lineno + 1
+        rank.call(partial(rank.comm.recv, np.empty(2), 1))
+
+    with pytest.raises(DeadlockError) as raised:
+        run(program, 2)
+    for rank in range(2):
+        assert f"rank {rank} waits in receive from rank {1 - rank}, tag 0, 16 B, at " in str(raised.value)
+        assert f"test_rank_thread.py:{lines[rank]}\n" in str(raised.value)
 
 
 def test_an_error_of_the_communicator_is_raised_in_the_program():

@@ -8,7 +8,7 @@
     fsdp_on_after_backward(fsdp_model, optimizer)   leaves the mean gradients in the shards
     fsdp_gather_full_params(fsdp_model)             name -> whole array
 
-Proved by: tests/lesson/test_assignments.py
+Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@
     naive_collect_backward_output(output_grad, mp_group_idx, mp_size)   this rank's part of the last dimension
     naive_collect_backward_x(grad_x, mp_comm, mp_size)    summed, this rank's part of the last dimension
 
-Proved by: tests/lesson/test_assignments.py
+Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Mapping

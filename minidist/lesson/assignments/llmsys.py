@@ -4,7 +4,7 @@
     average_gradients(model, comm)                             in place: the mean over the ranks
     _clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
 
-Proved by: tests/lesson/test_assignments.py
+Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
 """
 
 from collections.abc import Callable, Mapping, Sequence

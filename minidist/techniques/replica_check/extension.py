@@ -1,6 +1,6 @@
 """`--check-replicas`: after every step the ranks compare fingerprints of the parameters that several of them hold.
 
-Proved by: tests/train/test_replicas.py
+Proved by: tests/train/test_replicas.py, tests/config/test_rules.py
 """
 
 from pydantic import Field

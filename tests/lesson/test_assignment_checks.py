@@ -1,0 +1,249 @@
+"""What an assignment expects and counts, without a submission: numbers by their formulas, and whole sentences."""
+
+import inspect
+from itertools import product
+
+import numpy as np
+import pytest
+
+from minidist.autograd import Parameter
+from minidist.comm import SimWorld
+from minidist.lesson.exercise import Case, Failure, Least, exercises
+from minidist.optim import SGD
+
+EVERY = exercises("assignments")
+cs336, cse234, llmsys = (
+    inspect.getmodule(EVERY[name].adapter) for name in ("cs336.ddp", "cse234.get_info", "llmsys.clock_cycles")
+)
+CASES = [Case(ranks, size, seed) for ranks, size, seed in product((1, 2, 4), (0, 3), (0, 5))]
+
+
+# CS336 ----------------------------------------------------------------------------------------------------------------
+
+
+def descended(case):
+    """The weights after gradient descent on the whole batches, with the gradients of a two-layer MLP written out."""
+    w1, b1, w2, b2 = cs336.weights(cs336.model_of(case, 0))
+    for x, y in cs336.batches(case):
+        hidden = np.maximum(x @ w1.T + b1, 0)
+        error = 2 * (hidden @ w2.T + b2 - y) / y.size
+        inner = error @ w2 * (hidden > 0)
+        w1, b1 = w1 - 0.1 * inner.T @ x, b1 - 0.1 * inner.sum(axis=0)
+        w2, b2 = w2 - 0.1 * error.T @ hidden, b2 - 0.1 * error.sum(axis=0)
+    return w1, b1, w2, b2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_that_are_expected_are_those_of_gradient_descent_written_out(case):
+    for got in (cs336.trained(case, SGD, lr=0.1), *EVERY["cs336.ddp"].expected(case)):
+        for one, other in zip(got, descended(case), strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+    assert len(EVERY["cs336.ddp"].expected(case)) == case.ranks
+
+
+@pytest.mark.parametrize("name", ["cs336.ddp", "cs336.fsdp"])
+def test_each_rank_has_two_rows_of_the_batch_and_a_model_of_its_own(name):
+    case = Case(3, 1)
+    of_rank = [EVERY[name].arguments(case, rank) for rank in range(3)]
+    for step, (x, y) in enumerate(cs336.batches(case)):
+        assert [rows[step][0].shape for _, rows in of_rank] == [(2, 3)] * 3
+        assert np.array_equal(np.concatenate([rows[step][0] for _, rows in of_rank]), x)
+        assert np.array_equal(np.concatenate([rows[step][1] for _, rows in of_rank]), y)
+    # Ranks that keep their own model are found, because no two are alike.
+    first = [cs336.weights(model)[0] for model, _ in of_rank]
+    assert not any(np.array_equal(first[a], first[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
+
+
+def share(case):
+    """The elements of a model with 2 + size hidden features, and the most that a rank may have of them."""
+    h = 2 + case.size
+    sizes = [3 * h, h, 2 * h, 2]
+    return sum(sizes), (sum(sizes) + case.ranks - 1) // case.ranks + max(sizes)
+
+
+@pytest.mark.parametrize("case", [Case(2, 0), Case(3, 1), Case(4, 3)])
+def test_an_optimizer_may_have_a_share_and_the_largest_parameter_and_no_element_more(case):
+    whole, most = share(case)
+    right = cs336.trained(case, cs336.AdamW, lr=0.1)
+    for rank in range(case.ranks):
+        for more in (0, 1):
+            answers = [(right, most + more * (other == rank)) for other in range(case.ranks)]
+            assert cs336.check_sharded(case, answers) == more * (
+                f"rank {rank} gives its optimizer {most + 1} of {whole} elements; with {case.ranks} ranks at most"
+                f" {most} are its share"
+            )
+
+
+def test_one_rank_may_have_every_element_however_often():
+    case = Case(1, 3)
+    whole, _ = share(case)
+    assert cs336.check_sharded(case, [(cs336.trained(case, cs336.AdamW, lr=0.1), 10 * whole)]) == ""
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_weights_that_are_wrong_on_any_rank_are_named_with_the_rank(rank):
+    case = Case(3, 1)
+    right = cs336.trained(case, cs336.AdamW, lr=0.1)
+    wrong = (*right[:3], right[3] + 1e-6)
+    answers = [(wrong if other == rank else right, 0) for other in range(3)]
+    assert cs336.check_sharded(case, answers).startswith(f"rank {rank}: result 3: got ")
+    assert cs336.apart(Failure("wrong", "", case, answers=[answer[0] for answer in answers]))
+    assert not cs336.apart(Failure("wrong", "", case, answers=[wrong] * 3))
+
+
+def test_the_elements_of_several_optimizers_of_a_rank_are_added():
+    counter = [0]
+    for size in (3, 4):
+        cs336.CountedAdamW([Parameter(np.zeros(size), name="p"), Parameter(np.zeros(1), name="q")], counter, lr=0.1)
+    assert counter == [3 + 1 + 4 + 1]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_least_that_is_sent_is_that_of_three_steps(case):
+    """Between ranks go weights (6 h + 2 numbers for h hidden features), and of gradients what two rows have: 10."""
+    n, (numbers, _) = case.ranks, share(case)
+    assert numbers == 6 * (2 + case.size) + 2
+    expected = {
+        "cs336.ddp": numbers + 2 * 3 * 10,
+        "cs336.sharded_optimizer": 3 * numbers,
+        "cs336.fsdp": 3 * (numbers + 10),
+    }
+    assert {name: EVERY[name].least(case) for name in expected} == {
+        name: Least(3 * (n - 1), 8 * (n - 1) * count) for name, count in expected.items()
+    }
+
+
+# CSE 234 --------------------------------------------------------------------------------------------------------------
+
+
+def test_operations_take_turns_and_each_is_folded_by_its_own_function():
+    exercise, fold = EVERY["cse234.myAllreduce"], {"sum": sum, "min": min, "max": max}
+    seen = set()
+    for case in (Case(3, size, seed) for size in (1, 4, 5) for seed in (0, 1, 2)):
+        given = [exercise.arguments(case, rank) for rank in range(3)]
+        (op,) = {op for _, op in given}
+        seen.add(op)
+        assert op == ["sum", "min", "max"][(case.size + case.seed) % 3]
+        wanted = [fold[op](column) for column in zip(*(array.tolist() for array, _ in given), strict=True)]
+        assert [answer.tolist() for answer in exercise.expected(case)] == [wanted] * 3
+    assert seen == {"sum", "min", "max"}
+
+
+@pytest.mark.parametrize(("ranks", "size"), [(1, 3), (3, 2), (4, 1)])
+def test_rank_r_receives_the_r_th_block_of_every_rank(ranks, size):
+    case = Case(ranks, size)
+    exercise = EVERY["cse234.myAlltoall"]
+    sent = [exercise.arguments(case, rank)[0] for rank in range(ranks)]
+    for rank, got in enumerate(exercise.expected(case)):
+        assert got.tolist() == [sent[s][rank * size + i] for s in range(ranks) for i in range(size)]
+    # A rank's own block does not travel; a message for each other rank on its way out and on its way in.
+    assert exercise.least(case) == Least(2 * (ranks - 1), 8 * ranks * (ranks - 1) * size)
+    assert exercise.least(Case(ranks, 0)) == Least(0, 0)
+
+
+def test_the_groups_are_those_that_differ_in_one_coordinate():
+    """Over the cases of the exercise and sixty drawn ones: tensor-parallel ranks are neighbours."""
+    exercise = EVERY["cse234.get_info"]
+    layers = set()
+    for case in {*exercise.cases(), *exercise.pool()}:
+        mp, dp, layer, in_dim, out_dim = exercise.arguments(case, 0)
+        assert mp * dp == case.ranks
+        layers.add(layer == "fc_o")
+        places = [(m, d) for d in range(dp) for m in range(mp)]
+        for (m, d), (numbers, mp_group, dp_group) in zip(places, exercise.expected(case), strict=True):
+            parts = [in_dim / mp, out_dim] if layer == "fc_o" else [in_dim, out_dim / mp]
+            assert numbers.tolist() == [m, d, *parts]
+            assert mp_group.tolist() == [rank for rank, place in enumerate(places) if place[1] == d]
+            assert dp_group.tolist() == [rank for rank, place in enumerate(places) if place[0] == m]
+    assert layers == {False, True}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parts_are_beside_each_other_on_the_last_axis(case):
+    n, whole = case.ranks, cse234.whole(case)
+    own = whole.shape[2] // n
+    for name in ("naive_collect_forward_input", "naive_collect_forward_output"):
+        exercise = EVERY[f"cse234.{name}"]
+        parts = [exercise.arguments(case, rank)[0] for rank in range(n)]
+        assert np.array_equal(np.concatenate(parts, axis=2), whole)
+        assert [np.array_equal(answer, whole) for answer in exercise.expected(case)] == [True] * n
+        assert exercise.least(case) == Least(2 * (n - 1), 8 * (n - 1) * whole.size)
+    backward = EVERY["cse234.naive_collect_backward_output"].expected(case)
+    exercise = EVERY["cse234.naive_collect_backward_x"]
+    total = sum(exercise.arguments(case, rank)[0] for rank in range(n))
+    for rank, (part, summed) in enumerate(zip(backward, exercise.expected(case), strict=True)):
+        mine = slice(rank * own, (rank + 1) * own)
+        assert np.array_equal(part, whole[:, :, mine])
+        assert np.array_equal(summed, total[:, :, mine])
+
+
+# CMU 11-868 -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parts", "shares", "sentence"),
+    [
+        ([[0, 3, 4], [1], [2, 5]], [4, 4, 4], "the parts have 3, 1, 2 samples; they may differ by one"),
+        ([[0, 3], [1, 4], [2, 5]], [4, 4, 4], ""),
+        ([[0, 3], [1, 4], [2, 4]], [4, 4, 4], "the 3 parts together are not the 6 samples, each once"),
+        ([[0, 3], [1, 4], [2]], [4, 4, 4], "the 3 parts together are not the 6 samples, each once"),
+        ([[0, 3, 4], [1, 4], [2, 5]], [4, 4, 4], "the 3 parts together are not the 6 samples, each once"),
+        (
+            [[0, 3], [1, 4], [2, 5]],
+            [4, 4, 12],
+            "the ranks' batch sizes are [4, 4, 12]; 12 for all of them is 4 for each",
+        ),
+    ],
+)
+def test_parts_of_a_dataset_are_checked_in_order(parts, shares, sentence):
+    assert llmsys.check_partition(Case(3, 6), [list(zip(parts, shares, strict=True))]) == sentence
+
+
+def test_a_rank_more_takes_a_share_of_the_same_batch():
+    exercise = EVERY["llmsys.partition_dataset"]
+    ranks, samples, batch = exercise.arguments(Case(3, 7), 0)
+    assert (ranks, samples, batch) == (3, [0, 1, 2, 3, 4, 5, 6], 12)
+    # Samples 0, 3, 6; 1, 4; 2, 5, of a function that is told which rank it is.
+    run = exercise.adapter({"partition_dataset": lambda rank, n, data, size: (data[rank::n], size // n)})
+    assert run(ranks, samples, batch) == [([0, 3, 6], 4), ([1, 4], 4), ([2, 5], 4)]
+    assert llmsys.check_partition(Case(3, 7), [run(ranks, samples, batch)]) == ""
+
+
+def test_gradients_that_are_expected_are_those_of_the_ranks_added_and_divided():
+    case = Case(3, 2)
+    of_rank = [llmsys.gradients(llmsys.model_of(*llmsys.data(case, rank))) for rank in range(3)]
+    for answer in EVERY["llmsys.average_gradients"].expected(case):
+        for place, got in enumerate(answer):
+            np.testing.assert_allclose(got, sum(parts[place] for parts in of_rank) / 3, rtol=1e-14)
+    assert not np.allclose(of_rank[0][0], of_rank[1][0])
+
+    # The adapter gives back what the function has left in the model.
+    def halved(model, comm):
+        for parameter in model.parameters():
+            parameter.grad = np.array(parameter.grad) / 2
+
+    run = EVERY["llmsys.average_gradients"].adapter({"average_gradients": halved})
+    answer = SimWorld(1).run(lambda comm: run(comm, llmsys.model_of(*llmsys.data(case, 0))))[0]
+    assert all(np.array_equal(got, whole / 2) for got, whole in zip(answer, of_rank[0], strict=True))
+
+
+def clocks(m, p):
+    return [[(i, j) for i in range(m) for j in range(p) if i + j == k] for k in range(m + p - 1)]
+
+
+@pytest.mark.parametrize(("m", "p"), [(1, 1), (1, 3), (3, 1), (2, 3), (4, 2)])
+def test_a_clock_that_differs_is_named(m, p):
+    case = Case(1, m, p)
+    right = clocks(m, p)
+    assert llmsys.check_clock_cycles(case, [right]) == ""
+    late = [*right, []]
+    assert llmsys.check_clock_cycles(case, [late]) == (
+        f"{m + p} clocks; {m} micro-batches on {p} partitions take {m + p - 1}"
+    )
+    for cells in ([(0, p - 1), (m - 1, p - 1)], [(m, p - 1)], []):
+        assert llmsys.check_clock_cycles(case, [[*right[:-1], cells]]) == (
+            f"clock {m + p - 2} runs {cells}; expected {[(m - 1, p - 1)]}"
+        )
+    # In which order the cells of a clock are yielded makes no difference.
+    run = EVERY["llmsys.clock_cycles"].adapter({"_clock_cycles": lambda m, p: (c[::-1] for c in clocks(m, p))})
+    assert run(*EVERY["llmsys.clock_cycles"].arguments(case, 0)) == right
