@@ -105,6 +105,22 @@ def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
     assert "'other/step-00000003' does not describe a job (12 samples, and no count)" in error
 
 
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [("a.py", "lambda: 3"), ("b.py", "{'hook': open}"), ("c.py", "[np.ones(3)]"), ("d.py", "{(1, 2): 3}")],
+)
+def test_a_state_that_a_checkpoint_cannot_hold_is_refused_before_a_file_is_written(here, capsys, file, value):
+    Path(file).write_text("import numpy as np\n" + STATE.replace('{"steps": self.steps}', value))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*JOB, "--dp", "2", "--save", "run", "--extension", f"{file}:Counts"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "rank 0: a checkpoint cannot hold " in error
+    assert "the state of 'Counts' (" in error
+    assert "); give it numbers, texts, and lists or dicts of them\n" in error
+    assert list(Path("run").rglob("rank-*")) == []
+
+
 def test_an_extension_that_changes_the_training_is_part_of_the_reference(here, capsys):
     job = ["compare", *JOB[1:-2], "--dp", "2", "--optimizer", "sgd"]
     weights = []
