@@ -100,7 +100,17 @@ def process(app: Any, what: str, name: str, item: Any, options: Any, lines: list
     lines[:] = restructured(lines, parameters_of(item))
 
 
+def skipped(app: Any, what: str, name: str, item: Any, skip: bool, options: Any) -> bool | None:
+    """Return True for a class of a module that a class has as an attribute of the same name, as Sphinx asks.
+
+    `Settings: ClassVar[type[BaseModel]] = Settings` is described at the module; None leaves all else as Sphinx has it.
+    """
+    again = what == "class" and inspect.isclass(item) and item.__qualname__ == name
+    return True if again else None
+
+
 def setup(app: Any) -> dict[str, bool]:
     """Connect to Sphinx."""
+    app.connect("autodoc-skip-member", skipped)
     app.connect("autodoc-process-docstring", process)
     return {"parallel_read_safe": True}

@@ -3,12 +3,14 @@
 A full disk is noticed by `write`, `flush` or `close`, and the error then names no file; a folder without permission is
 noticed by `open`. Whoever writes a file that a user asked for does so in a `writing` block.
 
-Proved by: tests/base/test_files.py
+Proved by: tests/base/test_files.py, tests/equality/test_not_finite.py
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from minidist.base.errors import UsageError, quoted_path
 
@@ -22,3 +24,12 @@ def writing(what: str, path: str | Path, remedy: str) -> Iterator[None]:
         raise UsageError(
             f"{what} cannot be written to {quoted_path(path, marks=False)}: {error.strerror or error}; {remedy}"
         ) from None
+
+
+def strict(value: Any) -> Any:
+    """Return a value of JSON with null for NaN and infinity, which JSON does not have, as JavaScript writes them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, list | tuple) else value

@@ -104,9 +104,12 @@ def save(
     """Write a checkpoint of all ranks' shards and, from rank 0, of `state` (what JSON can hold); returns its path.
 
     Every rank calls it. Errors: UsageError when the shards of a tensor do not cover it, or overlap, or when rank 0 does
-    not see another rank's files, when another job holds the directory's lock, and when a file cannot be written.
+    not see another rank's files, when another job holds the directory's lock, when JSON cannot hold a value of `state`,
+    and when a file cannot be written.
     """
     storage, root = storage or Storage(), Path(directory)
+    if comm.rank == 0 and storage.has_files:
+        _check_state(state)
     what, remedy = (
         f"rank {comm.rank}: the checkpoint of step {step}",
         "make room there, or --save into a directory that all ranks share",
@@ -134,6 +137,18 @@ def save(
             storage.rename(pointer, root / "latest")
         barrier(comm)
     return root / name
+
+
+def _check_state(state: dict[str, Any]) -> None:
+    """Raise UsageError with the first value that JSON cannot hold: a function, an array; nothing is written yet."""
+    for name, value in state.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(
+                f"rank 0: a checkpoint cannot hold {quoted(value)}, the state of {quoted(name)} ({reason(error)});"
+                " give it numbers, texts, and lists or dicts of them"
+            ) from None
 
 
 def save_bytes(ranks: int) -> int:

@@ -19,12 +19,20 @@ NOT_RUN: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
 )
 
 
-def has_run(result: Any, main: Callable[..., Any], rank: int) -> Any:
-    """Return what a rank's program returned; UsageError when it is something of which no line has run yet."""
+class NotRunError(UsageError):
+    """A function returned something of which no line has run yet; the text has the remedy."""
+
+
+def has_run(result: Any, main: Callable[..., Any], rank: int | None) -> Any:
+    """Return what a rank's program returned; NotRunError when it is something of which no line has run yet.
+
+    rank: None for a function that no rank runs.
+    """
     for is_one, what, remedy in NOT_RUN:
         if is_one(result):
             if inspect.iscoroutine(result):
                 result.close()  # or Python warns that it was never awaited
             name = getattr(main, "__name__", "the function")
-            raise UsageError(f"rank {rank}: {name} returned {what}, so none of its lines has run; {remedy}")
+            where = "" if rank is None else f"rank {rank}: "
+            raise NotRunError(f"{where}{name} returned {what}, so none of its lines has run; {remedy}")
     return result

@@ -8,7 +8,6 @@ Proved by: tests/commands/test_cli.py, tests/commands/test_flags.py
 
 import inspect
 import json
-import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,8 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from minidist.base.files import strict
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on standard output")]
 
@@ -82,15 +83,6 @@ def json_or_table(function: Callable[..., Result | None]) -> Callable[..., None]
     flag = inspect.Parameter("json_output", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
     own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in signature.parameters.values()]
     return with_parameters(command, function, [*own, flag])
-
-
-def strict(value: Any) -> Any:
-    """Return a value of JSON with null for NaN and infinity, which JSON does not have, as JavaScript writes them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
-    return [strict(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def with_parameters(

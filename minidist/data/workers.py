@@ -49,9 +49,9 @@ class WorkerSampler:
     """A sampler whose batches are made ahead of time by worker processes. It is a context manager that stops them.
 
     make_sampler: a function of a module, or a partial of one, that makes the sampler in each worker. A function of the
-    main program raises UsageError, because workers do not run the main program. sampler: an equal sampler in this
-    process, for requests out of order and for the numbers of samples in errors. requests: the requests in the order in
-    which they will be made. ahead: the largest number of requests that a worker has at a time.
+    main program raises UsageError, because workers do not run the main program; so does a lambda. sampler: an equal
+    sampler in this process, for requests out of order and for the numbers of samples in errors. requests: the requests
+    in the order in which they will be made. ahead: the largest number of requests that a worker has at a time.
     """
 
     def __init__(
@@ -69,7 +69,13 @@ class WorkerSampler:
         return getattr(self.sampler, name)
 
     def __enter__(self) -> Self:
-        made = pickle.dumps(self._make_sampler)
+        try:
+            made = pickle.dumps(self._make_sampler)
+        except Exception as error:  # an object's own __reduce__ may raise anything
+            raise UsageError(
+                f"{quoted(self._make_sampler)} cannot be sent to a loader worker, which makes its sampler with it"
+                f" ({reason(error)}); pass a function of a module, or functools.partial of one with numbers and text"
+            ) from None
         if b"__main__" in made:
             raise UsageError(
                 "a loader worker cannot make its sampler: workers import modules, and the function is defined in the"

@@ -8,7 +8,7 @@ Each pattern below proposes a tensor made of ours; it holds when theirs is that 
     one shard       ours on a part of one dim, zeros elsewhere       a gather, or a reduction of one shard, is missing
     transposed      ours with the last two dims exchanged            a Conv1D's weight in place of a Linear's
     rotary halves   rows of each head in pairs instead of halves     the two forms of RoPE
-    heads           the heads in another order                       fused matrices that are cut in another order
+    heads           the heads in another order, or two exchanged     fused matrices that are cut in another order
 
 The gradient of a batch is the sum of its rows' gradients, so one least-squares fit finds factors, missing rows and
 partial sums alike: theirs = c_1 g_1 + ... + c_R g_R with g_r the gradient of row r, divided as the whole batch is.
@@ -29,7 +29,8 @@ class Context:
     """What a pattern may use beside the two tensors.
 
     tolerance: of the relative distance. mesh: sizes of the axes, which explain factors. rows: our gradient of each row
-    of the batch. before: our gradient of the batch before. heads: of this tensor's rows (or columns), 0 for none.
+    of the batch. before: our gradient of the batch before. heads: of this tensor along dim `axis`, 0 for none. parts:
+    lie one after the other along that dim, each with all heads: queries, keys and values where there are 3.
     """
 
     tolerance: float
@@ -37,6 +38,8 @@ class Context:
     rows: Sequence[np.ndarray] = ()
     before: np.ndarray | None = None
     heads: int = 0
+    axis: int = 0
+    parts: int = 1
 
 
 Pattern = Callable[[np.ndarray, np.ndarray, Context], str]
@@ -148,7 +151,9 @@ def transposed(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
 def rotary_halves(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
     """Return whether rows of each head lie as pairs where ours lie as halves, or the other way round."""
     count, size = context.heads, ours.shape[0] if ours.ndim else 0
-    if not count or theirs.shape != ours.shape or size % (2 * count):
+    if not (count and size) or context.axis or context.parts > 1:
+        return ""
+    if theirs.shape != ours.shape or size % (2 * count):
         return ""
     halves, pairs = (count, 2, size // count // 2), (count, size // count // 2, 2)
     for shape, words in ((halves, "pairs (2i, 2i+1)"), (pairs, "halves (i, i + n/2)")):
@@ -160,15 +165,39 @@ def rotary_halves(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str
 
 
 def heads(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
-    """Return in which order the heads lie, along dim 0."""
-    count = context.heads
-    if count < 2 or theirs.shape != ours.shape or ours.shape[0] % count:
+    """Return in which order the heads lie, or which two are exchanged, and in which parts of a fused matrix."""
+    count, parts = context.heads, context.parts
+    if count < 2 or theirs.shape != ours.shape or ours.ndim <= context.axis:
         return ""
-    mine, other = (a.reshape(count, -1) for a in (ours, theirs))
-    order = [int(np.argmin([np.linalg.norm(block - head) for head in mine])) for block in other]
-    if sorted(order) != list(range(count)) or distance(other, mine[order]) > context.tolerance:
+    if not ours.ndim or ours.shape[context.axis] % (count * parts):
         return ""
-    return f"ours with the heads in the order {', '.join(map(str, order))}"
+    mine, other = (np.moveaxis(a, context.axis, 0).reshape(parts, count, -1) for a in (ours, theirs))
+    straight = list(range(count))
+    found = [
+        [int(np.argmin([np.linalg.norm(block - head) for head in heads_of])) for block in blocks]
+        for heads_of, blocks in zip(mine, other, strict=True)
+    ]
+    # Of a part that is nothing but rounding, such as a key bias, any order fits: another part's is tried for all.
+    for order in (order for order in found if sorted(order) == straight != order):
+        for orders in ([order] * parts, [order if own == order else straight for own in found]):
+            permuted = np.stack([heads_of[own] for heads_of, own in zip(mine, orders, strict=True)])
+            if distance(other, permuted) <= context.tolerance:
+                return _ordered(order, [i for i in range(parts) if orders[i] == order] if parts > 1 else [])
+    return ""
+
+
+def _ordered(order: Sequence[int], parts: Sequence[int]) -> str:
+    """Return an order of heads in words, with the parts of a fused matrix in which it is."""
+    names = [("queries", "keys", "values")[i] for i in parts]
+    where = f" in the {', '.join(names[:-1])}{' and ' * (len(names) > 1)}{names[-1]}" if names else ""
+    moved = [head for place, head in enumerate(order) if place != head]
+    if len(moved) > 2:
+        return f"ours with the heads in the order {', '.join(map(str, order))}{where}"
+    first, second = sorted(moved)
+    return (
+        f"ours with heads {first} and {second} exchanged{where}: give them one order wherever this tensor is cut or"
+        " joined by heads"
+    )
 
 
 PATTERNS: tuple[Pattern, ...] = (factor, rows, stale, one_shard, transposed, rotary_halves, heads)

@@ -141,7 +141,7 @@ def compare_with_ours(dump: Dump, model: str, heads: int, kv_heads: int | None) 
 
     def context(name: str) -> Context:
         of_rows = [row[name] / len(rows) for row in rows] if name.startswith("gradients/") else []
-        return Context(tolerances[name], dump.mesh, of_rows, before.get(name), _heads_of(name, shared))
+        return Context(tolerances[name], dump.mesh, of_rows, before.get(name), *_heads_of(name, shared))
 
     loss = (float(batch["loss"]), float(ours["activations/loss"])) if "loss" in batch else None
     return _compared(theirs, ours, tolerances, context, dump.unequal, loss)
@@ -159,7 +159,7 @@ def compare_dumps(theirs: Dump, against: Dump, model: str, heads: Heads, toleran
     )
 
     def context(name: str) -> Context:
-        return Context(tolerance, theirs.mesh, heads=_heads_of(name, heads))
+        return Context(tolerance, theirs.mesh, (), None, *_heads_of(name, heads))
 
     unequal = theirs.unequal | {f"{against.path}: {name}": why for name, why in against.unequal.items()}
     return _compared(other, mine, dict.fromkeys(mine, tolerance), context, unequal, None)
@@ -273,8 +273,15 @@ def _model(model: str, heads: Heads, weights: Named, length: int, dtype: str) ->
     return Llama(sizes, named_dtype(dtype))
 
 
-def _heads_of(name: str, heads: Heads) -> int:
-    """Return how many heads the rows of a matrix belong to; 0 for others."""
-    if name.endswith("q_proj.weight"):
-        return heads.query
-    return heads.keys if name.endswith(("k_proj.weight", "v_proj.weight")) else 0
+def _heads_of(name: str, heads: Heads) -> tuple[int, int, int]:
+    """Return how many heads a tensor has, the dim along which they lie, and how many parts have all of them.
+
+    0 heads for tensors that have none.
+    """
+    if name.endswith(("attn.c_attn.weight", "attn.c_attn.bias")):
+        return heads.query, -1, 3
+    if name.endswith(("q_proj.weight", "attn.c_proj.weight")):
+        return heads.query, 0, 1
+    if name.endswith("o_proj.weight"):
+        return heads.query, 1, 1
+    return heads.keys if name.endswith(("k_proj.weight", "v_proj.weight")) else 0, 0, 1

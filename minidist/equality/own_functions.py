@@ -38,7 +38,8 @@ class ReturnedComparison:
     """The verdict. tolerance: largest difference allowed, as a share of a tensor's largest entry; 0: bit for bit.
 
     max_difference: the largest of all, as such a share (infinite where a value is not finite, or not a number at all).
-    first_difference: the first tensor beyond the tolerance, or None.
+    first_difference: the first tensor beyond the tolerance, or None. not_finite: tensors with infinities or NaN, which
+    one device has at the same places; first_not_finite: the first of them, with its first place.
     """
 
     tolerance: float
@@ -46,6 +47,8 @@ class ReturnedComparison:
     tensors: int = 0
     max_difference: float = 0.0
     first_difference: str | None = None
+    not_finite: int = 0
+    first_not_finite: str = ""
 
     @property
     def equal(self) -> bool:
@@ -54,7 +57,10 @@ class ReturnedComparison:
 
     def as_dict(self) -> dict[str, object]:
         """Return the dictionary that `--json` prints."""
-        return {"equal": self.equal, **asdict(self)}
+        kept = asdict(self)
+        if not self.not_finite:
+            del kept["not_finite"], kept["first_not_finite"]
+        return {"equal": self.equal, **kept}
 
     def sentence(self) -> str:
         """Return the verdict as a sentence, with the largest difference on a line of its own."""
@@ -64,14 +70,24 @@ class ReturnedComparison:
         if self.equal:
             return (
                 f"equal: {ranks} and one device return the same {how}, in {self.tensors} tensors"
-                f"{largest if self.max_difference else ''}"
+                f"{largest if self.max_difference else ''}{self._not_finite_on_both()}"
             )
 
         # A small difference may be rounding, which another order of additions explains.
         hint = ""
         if self.tolerance == 0 and 0 < self.max_difference < 1e-2:
             hint = "; if that is rounding (ranks add in another order), allow it: --tolerance 1e-3"
-        return f"NOT equal {how}: {self.first_difference}{largest if self.max_difference else ''}{hint}"
+        largest = largest if self.max_difference else ""
+        return f"NOT equal {how}: {self.first_difference}{largest}{hint}{self._not_finite_on_both()}"
+
+    def _not_finite_on_both(self) -> str:
+        """Return the line about values that are not finite on both sides: what both sides do wrong is no difference."""
+        if not self.not_finite:
+            return ""
+        return (
+            f"\n{self.not_finite} tensors are not finite at the same places on both sides, first"
+            f" {self.first_not_finite}"
+        )
 
 
 def compare_returned(
@@ -81,12 +97,13 @@ def compare_returned(
     verdict = ReturnedComparison(tolerance, len(ranks))
     for rank, tensors in enumerate(ranks):
         for name, actual in tensors.items():
+            what = f"{name or 'the result'} of rank {rank}"
             if name in alone:
-                wrong = _difference(verdict, actual, alone[name])
+                wrong = _difference(verdict, actual, alone[name], what)
             else:
                 wrong = f"is not returned on one device{nearest(name, alone)}; give both the same names"
             if wrong and verdict.first_difference is None:
-                verdict.first_difference = f"{name or 'the result'} of rank {rank} {wrong}"
+                verdict.first_difference = f"{what} {wrong}"
 
     # What no rank returns has not been compared.
     missing = [name for name in alone if not any(name in tensors for tensors in ranks)]
@@ -95,16 +112,23 @@ def compare_returned(
     return verdict
 
 
-def _difference(verdict: ReturnedComparison, actual: Array, expected: Array) -> str:
-    """Count a tensor, and return what is wrong with it, or ""."""
+def _difference(verdict: ReturnedComparison, actual: Array, expected: Array, what: str) -> str:
+    """Count a tensor, and return what is wrong with it, or "". what: its name and its rank."""
     verdict.tensors += 1
     if actual.shape != expected.shape:
         return (
             f"has shape {list(actual.shape)}, and {list(expected.shape)} on one device; return whole tensors (gather"
             " shards first)"
         )
-    # NaN equals NaN; texts have no difference in numbers.
+    # Texts have no difference in numbers. What is not finite on both sides is no difference, and it is said.
     numeric = actual.dtype.kind in "biufc" and expected.dtype.kind in "biufc"
+    both: Array = np.zeros(actual.shape, np.bool_)
+    if numeric:
+        both = ~np.isfinite(actual) & ((actual == expected) | (np.isnan(actual) & np.isnan(expected)))
+    if both.any():
+        place = tuple(np.argwhere(both)[0].tolist())
+        verdict.not_finite += 1
+        verdict.first_not_finite = verdict.first_not_finite or f"{what}, which is {actual[place]!s}{_at(place)}"
     if np.array_equal(actual, expected, equal_nan=numeric):
         return "" if actual.dtype == expected.dtype else f"is {actual.dtype}, and {expected.dtype} on one device"
     if not numeric:
@@ -113,10 +137,11 @@ def _difference(verdict: ReturnedComparison, actual: Array, expected: Array) -> 
 
     # In float64 or complex128, so that the difference of integers and booleans is one of numbers.
     wide = np.complex128 if "c" in (actual.dtype.kind, expected.dtype.kind) else np.float64
-    gap = np.asarray(np.abs(actual.astype(wide) - expected.astype(wide)))
-    gap[np.isnan(actual) & np.isnan(expected)] = 0.0
+    with np.errstate(invalid="ignore"):
+        gap = np.asarray(np.abs(actual.astype(wide) - expected.astype(wide)))
+    gap[both] = 0.0
     gap[np.isnan(gap)] = np.inf
-    place = np.unravel_index(int(np.argmax(gap)), gap.shape)
+    place = tuple(int(index) for index in np.unravel_index(int(np.argmax(gap)), gap.shape))
 
     # As a share of the tensor's largest entry on one device: gradients and weights have other sizes.
     largest = float(np.max(np.abs(expected.astype(wide)), initial=0.0, where=np.isfinite(expected)))
@@ -124,8 +149,12 @@ def _difference(verdict: ReturnedComparison, actual: Array, expected: Array) -> 
     verdict.max_difference = max(verdict.max_difference, share)
     if share <= verdict.tolerance:
         return ""
-    where = f"[{', '.join(map(str, place))}]" if place else ""
-    return f"is {actual[place]!s}{' at ' + where if where else ''}, and {expected[place]!s} on one device"
+    return f"is {actual[place]!s}{_at(place)}, and {expected[place]!s} on one device"
+
+
+def _at(place: tuple[int, ...]) -> str:
+    """Return a place in a tensor in words; nothing for a number."""
+    return f" at {list(place)}" if place else ""
 
 
 def returned_tensors(who: str, value: Any) -> dict[str, Array]:

@@ -147,6 +147,7 @@ class Exercise:
     - functions: their names in a submission, where it does not pass them to `check`. adapter: makes of a
       submission's names the function that is judged.
     - communicates: False for one rank alone.
+    - generator: the answer, or one of its `functions`, may be a generator function; that of other exercises may not.
     """
 
     name: str
@@ -164,6 +165,7 @@ class Exercise:
     forbidden: tuple[str, ...] = ()
     written_by_hand: tuple[str, ...] = ()
     communicates: bool = True
+    generator: bool = False
     unit: str = "element"
     label: Callable[[Case], str] | None = None  # a case in words, where its size is not a number of units
     tolerance: float = 1e-9
@@ -173,7 +175,7 @@ class Exercise:
     @property
     def task(self) -> Task:
         """What the process of an answer gets of the exercise."""
-        return Task(self.setup, self.answer, self.communicates, self.forbidden, self.written_by_hand)
+        return Task(self.setup, self.answer, self.communicates, self.forbidden, self.written_by_hand, self.generator)
 
     def drawn(self, seed: int) -> list[Case]:
         """Return the cases that a seed draws, the smallest first."""

@@ -12,6 +12,7 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
+from minidist.comm.has_run import NotRunError
 from minidist.lesson.answer_process import EndlessError
 from minidist.lesson.exercise import Exercise, Failure, Hint
 from minidist.lesson.library_calls import LibraryCallError
@@ -70,6 +71,8 @@ LAST = (
 
 
 def hint_for(exercise: Exercise, failure: Failure) -> str:
-    """Return the text of the first hint that fits, or ""."""
+    """Return the text of the first hint that fits, or ""; what has not run at all has its remedy in its message."""
+    if failure.raised(NotRunError):
+        return ""
     hints = (*FIRST, *exercise.hints, *LAST)
     return next((hint.text for hint in hints if hint.fits(failure)), "")

@@ -3,6 +3,7 @@
 Proved by: tests/lesson/test_checker.py
 """
 
+import inspect
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError
 from minidist.comm import Comm
+from minidist.comm.has_run import has_run
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Task:
     communicates: bool
     forbidden: tuple[str, ...]
     written_by_hand: tuple[str, ...]
+    generator: bool = False
 
 
 class ForbiddenCallError(UsageError):
@@ -41,6 +44,9 @@ def one_rank(task: Task, function: Callable[..., Any], data: bytes, comm: Comm) 
         returned = function(*given)
     except SystemExit as end:
         raise ProgramExitError(f"the function ended the program: SystemExit({end.code!r})") from None
+    # A `yield` or an `async` that nobody asked for is said; as an answer it would be wrong for another reason.
+    if not (task.generator and inspect.isgenerator(returned)):
+        has_run(returned, function, comm.rank if task.communicates else None)
     return task.answer(arguments, returned)
 
 

@@ -28,6 +28,7 @@ from minidist.base import errors
 from minidist.base.errors import MinidistError
 from minidist.base.plain_pickle import BadPickleError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
+from minidist.comm.has_run import NotRunError
 from minidist.comm.sim.clock import LinkModel
 from minidist.lesson.answer_process import MAX_PRINTED, RECORD, RECORDED, Answer, EndlessError, Job, Question
 from minidist.lesson.exercise import Case, Exercise, Least
@@ -240,7 +241,7 @@ KNOWN: dict[str, type[BaseException]] = {
         *vars(builtins).values(),
         *vars(errors).values(),
         *(LibraryCallError, ForbiddenCallError),
-        *(ProgramExitError, EndlessError),
+        *(ProgramExitError, EndlessError, NotRunError),
     )
     if isinstance(kind, type) and issubclass(kind, BaseException)
 }

@@ -9,11 +9,14 @@ Proved by: tests/lesson/test_grade.py
 import ast
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.read_file import parse_json
+from minidist.comm.has_run import has_run
 from minidist.lesson.exercise import Exercise
 
 
@@ -23,19 +26,36 @@ class BrokenSubmissionError(UsageError):
 
 @dataclass(frozen=True)
 class Source:
-    """What defines the functions of one exercise. adapter: as that of an exercise."""
+    """What defines the functions of one exercise. adapter, generator: as those of an exercise."""
 
     text: str
     filename: str
     functions: tuple[str, ...]
     adapter: Callable[[dict[str, Any]], Callable[..., Any]] | None = None
+    generator: bool = False
 
     def load(self) -> Callable[..., Any]:
         """Run the source in a namespace of its own and return the function that is judged."""
         namespace: dict[str, Any] = {"__name__": "submission"}
         exec(compile(self.text, self.filename, "exec"), namespace)
-        function: Callable[..., Any] = namespace[self.functions[0]] if self.adapter is None else self.adapter(namespace)
-        return function
+        if self.adapter is None:
+            function: Callable[..., Any] = namespace[self.functions[0]]
+            return function
+        # An adapter may drop what a function returns, and with it the sign that none of its lines has run.
+        for name in self.functions:
+            if isinstance(namespace[name], FunctionType) and not self.generator:
+                namespace[name] = _that_has_run(namespace[name])
+        return self.adapter(namespace)
+
+
+def _that_has_run(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as one that raises NotRunError where it returns a generator or a coroutine."""
+
+    @wraps(function)
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        return has_run(function(*arguments, **keywords), function, None)
+
+    return run
 
 
 def read(path: Path) -> ast.Module:
@@ -72,7 +92,7 @@ def source_of(exercise: Exercise, path: Path, tree: ast.Module) -> Source:
             how = "" if exercise.functions else f' and no check("{exercise.name}", your_function)'
             raise UsageError(f"{path.name} defines no {name}(){nearest(name, defined)}{how}")
     try:
-        return Source(_needed(tree, wanted), path.name, wanted, exercise.adapter)
+        return Source(_needed(tree, wanted), path.name, wanted, exercise.adapter, exercise.generator)
     except RecursionError:
         raise BrokenSubmissionError(f"{path.name} has an expression that is nested too deeply; write it flat") from None
 

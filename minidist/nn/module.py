@@ -49,8 +49,8 @@ class Module:
         # The usual case, without hooks, is one call.
         if not self._forward_pre_hooks and not self._forward_hooks:
             output = self.forward(*args, **kwargs)
-            if output.__class__ is not Tensor and args and xp.is_array(output) and output.dtype.kind == "f":
-                self._refuse_arrays("forward", args[0], output)
+            if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
+                self._refuse_output(args, output)
             return output
 
         # Each pre-hook sees what the one before has returned.
@@ -66,12 +66,31 @@ class Module:
 
         # The module itself, and the hooks on its output in turn.
         output = self.forward(*args, **kwargs)
+        if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
+            self._refuse_output(args, output)
         for hook, with_kwargs in self._forward_hooks.values():
             changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
             if changed is not None:
                 self._refuse_arrays(f"the forward hook {name_of(hook)}", output, changed)
                 output = changed
         return output
+
+    def _refuse_output(self, args: tuple[Any, ...], output: xp.Array) -> None:
+        """Raise AutogradError when the array that `forward` returned is where a gradient would have to come through.
+
+        It would have to get to the first argument, or, while the module trains, to its parameters.
+        """
+        if args:
+            self._refuse_arrays("forward", args[0], output)
+        if not (self.training and is_grad_enabled()):
+            return
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                raise AutogradError(
+                    f"forward of {type(self).__name__} {self.name!r} returns an array, so its parameter {name!r} gets"
+                    " no gradient; return the Tensor whose `data` it is, or call the module in no_grad() or after"
+                    " eval()"
+                )
 
     def _refuse_arrays(self, what: str, before: Any, after: Any) -> None:
         """Raise AutogradError when `after`, which takes the place of `before`, is an array and no gradient gets there.

@@ -6,8 +6,9 @@ and a user's is another one (`run_training(config, ..., callbacks=[yours])`).
 
     {"step": 3, "loss": 2.31, "lr": 0.003, "samples": 64, "seconds": 0.41, "bytes_sent": 596320}
 
-A resumed job continues the file: the records of the steps before its first one stay, later ones (of steps that were not
-saved before the job was interrupted, and are made again) go. `check_same_run` refuses a file of another run.
+A loss that is not finite is null, as JSON has no NaN. A resumed job continues the file: the records of the steps before
+its first one stay, later ones (of steps that were not saved before the job was interrupted, and are made again) go.
+`check_same_run` refuses a file of another run.
 
 Proved by: tests/commands/test_generation.py, tests/checkpoint/test_used_folders.py
 """
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from minidist.base.errors import UsageError, quoted, quoted_path, reason
-from minidist.base.files import writing
+from minidist.base.files import strict, writing
 from minidist.base.read_file import parse_json
 from minidist.train.state import StepEnd, StepState
 
@@ -77,7 +78,7 @@ class MetricsFile:
         pruned = state.job.pruned(state.step + 1)
         if pruned is not None:
             record["sparsity"] = pruned["pruned"] / pruned["of"]
-        self._file.write(json.dumps(record) + "\n")
+        self._file.write(json.dumps(strict(record), allow_nan=False) + "\n")
         # So that `tail -f` shows each step.
         self._file.flush()
 
@@ -104,7 +105,8 @@ def check_same_run(path: str | Path, losses: Sequence[float]) -> None:
         )
     for record in known:
         then = losses[record["step"]]
-        if record["loss"] != then:
+        # Files of before have NaN where null is now.
+        if strict(record["loss"]) != strict(then):
             raise UsageError(
                 f"--metrics {quoted_path(path)} is of another run: in step {record['step']} its loss is"
                 f" {quoted(record['loss'])}, and that of the run that is resumed was {then}; {remedy}"
@@ -140,12 +142,12 @@ def _is_record(record: object) -> bool:
         isinstance(record, dict)
         and type(record.get("step")) is int
         and record["step"] >= 0
-        and type(record.get("loss")) in (int, float)
+        and type(record.get("loss", "")) in (int, float, type(None))
     )
 
 
-def read_metrics(path: str | Path) -> list[dict[str, float]]:
-    """Return the records of a file that `MetricsFile` has written."""
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """Return the records of a file that `MetricsFile` has written. A loss that is not finite is None."""
     if not Path(path).is_file():
         raise UsageError(f"there is no file {quoted_path(path)}; minidist train --metrics writes one")
     return [record for _, record in _records(path)]

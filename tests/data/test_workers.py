@@ -93,6 +93,15 @@ def test_what_a_worker_cannot_import_is_refused(monkeypatch):
         WorkerSampler(Failing("main"), None, [], 1).__enter__()
 
 
+def test_a_function_that_cannot_be_sent_to_a_worker_is_refused():
+    def local():
+        return Failing("local")
+
+    for make in (lambda: Failing("lambda"), local, partial(Failing, lambda: "main")):
+        with pytest.raises(UsageError, match=r"cannot be sent to a loader worker, .*; pass a function of a module"):
+            WorkerSampler(make, None, [], 1).__enter__()
+
+
 def test_a_job_with_workers_has_the_bits_of_one_without():
     job = {"layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "evaluate_every": 2}
     alone, helped = (SimWorld(1).run(train, TrainConfig.make(**job, loader_workers=n))[0] for n in (0, 1))

@@ -52,3 +52,9 @@ def test_rows_that_are_alike_are_not_told_apart():
     rows = [ROWS[0], ROWS[0], ROWS[1]]
     sentences = explain(3 * ROWS[0] + ROWS[1], 2 * ROWS[0] + ROWS[1], Context(1e-5, {}, rows))
     assert all("rows" not in sentence for sentence in sentences)
+
+
+def test_a_tensor_without_the_dim_of_heads_has_no_order_of_heads():
+    for shape, axis in (((), 0), ((), -1), ((12,), 1)):
+        ours = np.ones(shape)
+        assert explain(3 * ours, ours, Context(1e-5, heads=3, axis=axis)) == ["3 times ours"]

@@ -103,6 +103,63 @@ def test_a_changed_layout_has_its_pattern(change, sentence, last, tmp_path):
     assert found.differences[0].patterns == [sentence]
 
 
+def swapped(*parts):
+    """A change of gradients: heads 1 and 3 are exchanged in these thirds of the fused matrix and its bias."""
+
+    def change(name, gradient):
+        if "h.0.attn.c_attn" not in name:
+            return gradient
+        result = gradient.copy().reshape(*gradient.shape[:-1], 3, planted.HEADS, -1)
+        for part in parts:
+            result[..., part, [1, 3], :] = result[..., part, [3, 1], :]
+        return result.reshape(gradient.shape)
+
+    return change
+
+
+REMEDY = "give them one order wherever this tensor is cut or joined by heads"
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [((0, 1, 2), "in the queries, keys and values"), ((0,), "in the queries"), ((0, 2), "in the queries and values")],
+)
+def test_two_heads_of_a_fused_matrix_that_are_exchanged_are_named(parts, words, tmp_path):
+    found = report(planted.data_parallel(tmp_path, change=swapped(*parts)))
+    weight, bias = "gradients/transformer.h.0.attn.c_attn.weight", "gradients/transformer.h.0.attn.c_attn.bias"
+    patterns = {difference.name: difference.patterns for difference in found.differences}
+    assert set(patterns) == {weight, bias}
+    assert patterns[weight] == [f"ours with heads 1 and 3 exchanged {words}: {REMEDY}"]
+    assert f"{weight} is ours with heads 1 and 3 exchanged" in found.text()
+    # The gradient of a key's bias is nothing but rounding, in which no order can be seen.
+    (sentence,) = patterns[bias]
+    assert sentence.startswith("ours with heads 1 and 3 exchanged in the queries")
+
+
+def test_two_heads_of_a_projection_that_are_exchanged_are_named(tmp_path):
+    def change(name, gradient):
+        if "h.1.attn.c_proj.weight" not in name and "layers.1.self_attn.o_proj" not in name:
+            return gradient
+        by_head = gradient if "c_proj" in name else gradient.T
+        by_head = by_head.reshape(planted.HEADS, -1, by_head.shape[1])[[0, 2, 1, 3]].reshape(by_head.shape)
+        return np.ascontiguousarray(by_head if "c_proj" in name else by_head.T)
+
+    for kind in ("gpt", "llama"):
+        found = report(planted.data_parallel(tmp_path / kind, kind, change=change), kind)
+        assert [d.patterns for d in found.differences] == [[f"ours with heads 1 and 2 exchanged: {REMEDY}"]]
+
+
+def test_two_heads_of_a_weight_in_another_dump_are_named(tmp_path):
+    right = read_dump(planted.data_parallel(tmp_path / "a"))
+    tensors = {n: a.astype(np.float32) if a.dtype.kind == "f" else a for n, a in right.tensors.items()}
+    name = "weights/transformer.h.0.attn.c_attn.weight"
+    tensors[name] = swapped(0, 1, 2)(name, tensors[name])
+    other = read_dump(write_dump(tmp_path / "b", [tensors], {}))
+    (difference,) = compare_dumps(other, right, "gpt", Heads(planted.HEADS, planted.HEADS), 1e-5).differences
+    assert difference.name == name
+    assert difference.patterns[0].startswith("ours with heads 1 and 3 exchanged in the queries, keys and values")
+
+
 def test_activations_come_before_gradients(tmp_path):
     """The first block whose output differs is named, and the gradients behind it follow."""
     folder = planted.data_parallel(tmp_path / "a")

@@ -1,14 +1,20 @@
 """NaN and infinity are differences with their place, and what both sides have is said."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from minidist.commands.output import Result, json_or_table, strict
+from minidist.base.errors import UsageError
+from minidist.base.files import strict
+from minidist.commands.output import Result, json_or_table
 from minidist.equality.compare import Judge
 from minidist.equality.difference_patterns import Context, distance, explain
 from minidist.equality.dump_comparison import _compared
+from minidist.equality.own_functions import compare_returned
+from minidist.train.metrics import MetricsFile, check_same_run, read_metrics
+from minidist.train.state import StepEnd
 
 NAN, INF = float("nan"), float("inf")
 
@@ -51,6 +57,41 @@ def test_what_is_not_finite_on_both_sides_is_said(tier):
 
 def test_a_tolerance_that_is_not_a_number_does_not_excuse_a_tensor():
     assert not judged("rounding", [1.0, NAN], [1.0, 2.0], tolerance=NAN).equal
+
+
+# --- a user's own functions ---
+
+
+def returned(actual, expected, tolerance=0.0):
+    return compare_returned({"w": np.array(expected)}, [{"w": np.array(actual)}], tolerance)
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_both_functions_return_that_is_not_finite_is_said(bad):
+    verdict = returned([1.0, bad], [1.0, bad])
+    assert verdict.equal
+    words = "\n1 tensors are not finite at the same places on both sides, first w of rank 0, which is {} at [1]"
+    assert verdict.sentence().endswith(words.format(bad))
+    assert verdict.as_dict()["not_finite"] == 1
+    # A number has no place in it.
+    assert returned(bad, bad).first_not_finite == f"w of rank 0, which is {bad}"
+    assert "not_finite" not in returned(1.0, 1.0).as_dict()
+    # Also where rounding differs elsewhere, or more than rounding.
+    rounded = returned([1.0, bad], [1.0 + 1e-9, bad], 1e-3)
+    assert rounded.equal
+    assert rounded.max_difference < 1e-8
+    assert "not finite at the same places" in rounded.sentence()
+    assert returned([5.0, bad], [1.0, bad]).first_difference == "w of rank 0 is 5.0 at [0], and 1.0 on one device"
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_what_one_function_alone_returns_that_is_not_finite_is_a_difference(bad):
+    for actual, expected in (([1.0, bad], [1.0, 2.0]), ([1.0, 2.0], [1.0, bad])):
+        verdict = returned(actual, expected, 0.9)
+        assert verdict.first_difference == f"w of rank 0 is {actual[1]} at [1], and {expected[1]} on one device"
+        assert "not_finite" not in verdict.as_dict()
+    assert not returned([INF], [-INF], 0.9).equal
+    assert not returned([NAN], [INF], 0.9).equal
 
 
 # --- dumps ---
@@ -109,3 +150,38 @@ def test_json_has_no_nan(capsys):
         raise AssertionError(word)
 
     assert json.loads(capsys.readouterr().out, parse_constant=refuse)["losses"] == [1.0, None, [None, 2]]
+
+
+def test_a_file_of_metrics_has_no_nan_and_is_continued(tmp_path):
+    path = tmp_path / "m.jsonl"
+
+    def report(step, loss, resume):
+        plan = SimpleNamespace(changes=False)
+        job = SimpleNamespace(
+            config=SimpleNamespace(lr=0.1, repartition_every=0),
+            batches=SimpleNamespace(global_batch=4),
+            batch=(None, None, None),
+            lr_factor=lambda step: 1.0,
+            plan=plan,
+            pruned=lambda step: None,
+        )
+        held_out = {"held_out_losses": {"held_out_loss": INF}}
+        with MetricsFile(path, resume=resume) as file:
+            file(SimpleNamespace(rank=0, job=job, step=step, loss=loss, end=StepEnd(0.0, 0), **held_out))
+
+    report(0, NAN, resume=False)
+    report(1, 2.0, resume=True)
+    lines = [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+    assert [line["loss"] for line in lines] == [None, 2.0]
+    assert [line["held_out_loss"] for line in lines] == [None, None]
+    assert [record["loss"] for record in read_metrics(path)] == [None, 2.0]
+
+    check_same_run(path, [NAN, 2.0])
+    with pytest.raises(UsageError, match=r"in step 0 its loss is None, and that of the run that is resumed was 1\.5"):
+        check_same_run(path, [1.5, 2.0])
+    # A file that an older version has written.
+    path.write_text(path.read_text().replace('"loss": null', '"loss": NaN', 1))
+    check_same_run(path, [NAN, 2.0])
+    path.write_text('{"step": 0}\n')
+    with pytest.raises(UsageError, match="is not a record of a step"):
+        check_same_run(path, [NAN, 2.0])

@@ -70,6 +70,41 @@ def test_each_case_runs_with_synchronous_and_with_buffered_sends():
     assert run(exercise, slow_when_buffered, Case(2, 1), buffered=True)[0].answers == [101.0, 0.0]
 
 
+def yields(*arguments):
+    yield arguments
+
+
+async def asynchronous(*arguments):
+    return arguments
+
+
+async def asynchronous_generator(*arguments):
+    yield arguments
+
+
+@pytest.mark.parametrize("name", ["04.ring_all_reduce", "16.gpipe", "11.zero_step"])
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (yields, "a generator, so none of its lines has run; remove `yield` from it"),
+        (asynchronous, "a coroutine, so none of its lines has run; remove `async`"),
+        (asynchronous_generator, "an asynchronous generator, so none of its lines has run; remove `async` and `yield`"),
+    ],
+)
+def test_an_answer_of_which_no_line_has_run_is_told_so(name, function, what):
+    result = examine(name, function, mpi=False)
+    assert not result.passed
+    where = "rank 0: " if find(name).communicates else ""
+    assert f"NotRunError: {where}{function.__name__} returned {what}" in result.text
+    assert not result.hint  # the sentence has the remedy
+
+
+def test_the_exercise_that_wants_a_generator_takes_one_and_no_coroutine():
+    assert examine("37.two_versions", solution("37.two_versions"), mpi=False).passed
+    assert "returned a coroutine, so none" in examine("37.two_versions", asynchronous, mpi=False).text
+    assert "so none of its lines" not in examine("37.two_versions", yields, mpi=False).text
+
+
 def test_a_rank_that_computes_without_end_is_stopped():
     def endless(comm, array):
         while comm.rank == 0:

@@ -126,12 +126,20 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
         ("import os\ndef gpipe(p, m):\n    os._exit(0)", "ended, with exit code 0"),
         ("x = 1 / 0\ndef gpipe(p, m):\n    return x", "cannot be loaded"),
         ("def pipeline(p, m):\n    return []", "defines no gpipe()"),
+        ("def gpipe(p, m):\n    yield p", "gpipe returned a generator, so none of its lines has run; remove `yield`"),
+        ("async def gpipe(p, m):\n    return p", "gpipe returned a coroutine, so none of its lines has run; remove"),
     ],
 )
 def test_limits_and_errors_are_zero_points_and_a_sentence(tmp_path, text, message):
     result = grade(written(tmp_path, text), "16.gpipe", 5, Limits(compute_s=0.3, run_s=5.0, memory=1 << 28))
     assert result.score == 0
     assert message in result.text()
+
+
+def test_a_function_whose_result_is_dropped_must_have_run(tmp_path):
+    text = "def myAllreduce(comm, source, dest, op):\n    dest[:] = source\n    yield\n"
+    result = grade(written(tmp_path, text), "cse234.myAllreduce", 5)
+    assert "myAllreduce returned a generator, so none of its lines has run; remove `yield`" in result.text()
 
 
 def test_messages_are_limited(tmp_path):

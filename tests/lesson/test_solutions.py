@@ -1,5 +1,6 @@
 """Our solutions are in the repository and not in the package; par is what they need, and judging needs no solution."""
 
+import inspect
 import json
 import tomllib
 from pathlib import Path
@@ -55,6 +56,19 @@ def test_there_is_a_solution_for_each_exercise_and_no_other():
         found |= solutions.loaded(path).SOLUTIONS
     assert found.keys() == EVERY.keys()
     assert all(solutions.solution(name) is found[name] for name in found)
+
+
+def test_an_exercise_wants_a_generator_where_our_solution_is_one():
+    """With an adapter the functions beside it count, which have the names that a submission's have."""
+
+    def functions_of(exercise):
+        answer = solutions.solution(exercise.name)
+        beside = vars(inspect.getmodule(answer))
+        return [answer, *(beside.get(name.strip("_")) for name in exercise.functions)]
+
+    generators = {name for name in EVERY if any(map(inspect.isgeneratorfunction, functions_of(EVERY[name])))}
+    assert {name for name, exercise in EVERY.items() if exercise.generator} == generators
+    assert generators == {"37.two_versions", "llmsys.clock_cycles"}
 
 
 def test_a_file_of_solutions_can_be_handed_in():

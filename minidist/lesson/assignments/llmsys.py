@@ -143,6 +143,7 @@ EXERCISES = [
             Hint(lambda f: "take" in f.message, "the last micro-batch enters at clock m - 1 and leaves p - 1 later"),
             Hint(lambda f: "runs" in f.message, "at clock k partition j works on micro-batch k - j, if there is one"),
         ),
+        generator=True,
         functions=("_clock_cycles",),
         adapter=use_clock_cycles,
     ),

@@ -98,6 +98,7 @@ EXERCISES = [
             f"{case.size} forwards ahead, {batches_of(case)} micro-batches in batches of {case.size + 1}"
         ),
         communicates=False,
+        generator=True,
         hints=(
             Hint(
                 lambda f: "alive at once" in f.message,
