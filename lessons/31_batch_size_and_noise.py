@@ -97,7 +97,7 @@ print(inspect.getsource(weighted_shards))
 # The gradient of B rows is the true one, G, plus noise: E|g|^2 = |G|^2 + tr(Sigma)/B. Two batch
 # sizes give both numbers, and data parallelism has two at hand: a rank's share and the whole batch.
 # tr(Sigma)/|G|^2 is the batch at which noise and gradient are equally long. With it the batch
-# grows, by more micro-batches ([batch_plan.py](../minidist/train/batch_plan.py)).
+# grows, by more micro-batches ([batch_plan.py](../minidist/data/batch_plan.py)).
 
 # %%
 print(inspect.getsource(estimate_of_shares))

@@ -6,6 +6,7 @@ generated.py   data that need no download
 files.py       the user's own files
 sampler.py     which samples a step trains on
 shares.py      which rank computes which of them
+batch_plan.py  the batch of each step
 prefetch.py    batches that a thread makes ahead of time
 workers.py     batches that worker processes make ahead of time
 entropy.py     the entropy of a text, which a model must beat

@@ -22,13 +22,13 @@ from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.config.train_config import TrainConfig, resolve_dims
+from minidist.data.batch_plan import StepBatch
 from minidist.equality.difference_patterns import not_finite
 from minidist.equality.expected import expected_snapshots
 from minidist.equality.rounding import MARGIN, TOLERANCES, distance_of, group_of, is_rounded
 from minidist.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.parallel.dims import ParallelDims
 from minidist.techniques import changes_batches, of_job
-from minidist.train.batch_plan import StepBatch
 from minidist.train.state import Observer, StepState
 from minidist.train.trainer import train
 

@@ -6,11 +6,11 @@ Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py
 from collections.abc import Sequence
 
 from minidist.config.train_config import Batches, TrainConfig, resolve_batches
+from minidist.data.batch_plan import StepBatch
 from minidist.equality.local_steps import local_sgd_reference
 from minidist.equality.reference import reference
 from minidist.equality.rounding import add_tolerances, is_rounded
 from minidist.equality.snapshot import Snapshot, snapshot
-from minidist.train.batch_plan import StepBatch
 from minidist.train.state import Observer
 
 

@@ -32,6 +32,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.config.train_config import Batches, TrainConfig, updates_of
 from minidist.data import GlobalBatchSampler, Shares
+from minidist.data.batch_plan import StepBatch, ToldPlan
 from minidist.data.sampler import Batch
 from minidist.equality.delayed_replay import replay
 from minidist.equality.gradient_order import addition_of
@@ -39,7 +40,6 @@ from minidist.equality.one_device import OneDevice, evaluate_devices
 from minidist.nn import Module
 from minidist.nn.experts import MixtureOfExperts
 from minidist.parallel.context import part_order, sequence_positions
-from minidist.train.batch_plan import StepBatch, ToldPlan
 from minidist.train.job import Job, build
 from minidist.train.loss import ordered_sum
 from minidist.train.state import Observer, StepState

@@ -32,6 +32,7 @@ from minidist.data import (
     load_dataset,
     microbatch_numbers,
 )
+from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
 from minidist.data.workers import open_sampler
 from minidist.optim import (
@@ -56,7 +57,6 @@ from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.techniques import Extension, of_job
-from minidist.train.batch_plan import BatchPlan, StepBatch
 from minidist.train.teacher import DistillationLoss, SoftTargets, Teacher
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {

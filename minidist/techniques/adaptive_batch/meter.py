@@ -7,7 +7,7 @@ Proved by: tests/techniques/test_noise_scale.py
 """
 
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.parallel.dims import ParallelDims
@@ -19,15 +19,11 @@ from minidist.techniques.adaptive_batch.noise_scale import (
     step_estimate,
 )
 
-if TYPE_CHECKING:
-    from minidist.train.strategies.data_axis import DataAxis
-    from minidist.train.strategies.mesh import MeshStrategy
-
 
 class NoiseMeter:
     """Measures every step of data parallelism, also of replicas that are cut over ranks."""
 
-    def __init__(self, strategy: "MeshStrategy", scale: NoiseScale) -> None:
+    def __init__(self, strategy: Any, scale: NoiseScale) -> None:
         job, self.strategy, self.scale = strategy.job, strategy, scale
         self.sharded = shards_gradients(job.config.zero, strategy.axes.dims)
         # What tensor-parallel ranks or stages both have is counted once.
@@ -37,7 +33,7 @@ class NoiseMeter:
             for reducer in axis.reducers
         ]
 
-    def _counts(self, axis: "DataAxis", parameter: Parameter) -> bool:
+    def _counts(self, axis: Any, parameter: Parameter) -> bool:
         return self.strategy.owns(axis, parameter) and not self.strategy.replica_of(axis, parameter).number
 
     def measure(self) -> None:

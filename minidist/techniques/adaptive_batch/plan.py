@@ -16,7 +16,7 @@ Proved by: tests/techniques/test_batch_plan.py
 """
 
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,13 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.data import measured_every, weighted_shards
+from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.optim.schedule import lr_scaling
 from minidist.parallel.dims import Axes
 from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseScale
-from minidist.train.batch_plan import BatchPlan, StepBatch
-
-if TYPE_CHECKING:
-    from minidist.config.train_config import Batches
 
 
 class PlanState(BaseModel):
@@ -48,7 +45,7 @@ class VaryingPlan(BatchPlan):
 
     changes = True
 
-    def __init__(self, config: Any, batches: "Batches", noise: NoiseScale) -> None:
+    def __init__(self, config: Any, batches: Any, noise: NoiseScale) -> None:
         super().__init__(config, batches)
         self.noise, self.every = noise, measured_every(config.weights)
         self.exponent, self.ramp = lr_scaling(config.lr_scaling)

@@ -8,12 +8,9 @@ Proved by: tests/techniques/test_batch_plan.py
 """
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from minidist.data import Shares, cut_batch
-
-if TYPE_CHECKING:
-    from minidist.config.train_config import Batches, TrainConfig
+from minidist.data.shares import Shares, cut_batch
 
 
 class StepBatch(NamedTuple):
@@ -29,11 +26,14 @@ class StepBatch(NamedTuple):
 
 
 class BatchPlan:
-    """Chooses the batch of each step: here, always the same. A subclass may change it, and set `changes`."""
+    """Chooses the batch of each step: here, always the same. A subclass may change it, and set `changes`.
+
+    config: the `TrainConfig` of the job. batches: its `Batches`, which has the size of the first batch and its cut.
+    """
 
     changes = False
 
-    def __init__(self, config: "TrainConfig", batches: "Batches") -> None:
+    def __init__(self, config: Any, batches: Any) -> None:
         self.config, self.batches, self.weights = config, batches, batches.weights
         self.runs: list[tuple[Shares, int]] = []  # what was trained on, and for how many steps, for the closed forms
 
@@ -52,7 +52,7 @@ class BatchPlan:
 
     def samples_of(self, steps: int) -> int:
         """Return the samples of the first `steps` steps, which are done."""
-        return steps * self.batches.global_batch
+        return int(steps * self.batches.global_batch)
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as values of JSON."""
@@ -65,7 +65,7 @@ class BatchPlan:
 class ToldPlan(BatchPlan):
     """The batches of another run, one after the other: what one device is told."""
 
-    def __init__(self, config: "TrainConfig", batches: "Batches", told: Iterable[StepBatch]) -> None:
+    def __init__(self, config: Any, batches: Any, told: Iterable[StepBatch]) -> None:
         super().__init__(config, batches)
         self.told = iter(told)
 
