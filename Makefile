@@ -45,7 +45,7 @@ fuzz: .venv/test.stamp
 	$(BIN)/python -m tests.fuzz.campaign --inputs 20000
 
 lessons: .venv/test.stamp
-	$(BIN)/python -m minidist.lesson.build
+	$(BIN)/python -m minidist.course.lesson.build
 
 # Lessons, guides and the reference as pages with a search, in build/site/html; a link that leads nowhere ends it. A minute.
 site: .venv/test.stamp

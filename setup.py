@@ -21,7 +21,7 @@ class BuildWithLessons(build_py):
         if self.editable_mode:
             return
         # The module alone: importing its package needs NumPy, which a build has not.
-        spec = spec_from_file_location("handout", ROOT / "minidist/lesson/handout.py")
+        spec = spec_from_file_location("handout", ROOT / "minidist/course/lesson/handout.py")
         handout = module_from_spec(spec)
         spec.loader.exec_module(handout)
         for folder in handout.FOLDERS:

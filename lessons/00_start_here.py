@@ -33,7 +33,7 @@ import numpy as np
 from minidist.base.errors import DeadlockError
 from minidist.collectives import naive
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 
 # %% [markdown]

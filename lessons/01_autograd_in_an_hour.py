@@ -30,7 +30,7 @@ from minidist.autograd import AutogradError, FlopCounter, Tensor, cross_entropy
 from minidist.autograd.backward import BackwardPass
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.report import draw, show
 

@@ -27,7 +27,7 @@ import numpy as np
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base.memory import MemoryAccount, account_memory, track
 from minidist.comm import SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD, Adam
 from minidist.report import draw, show

@@ -31,7 +31,7 @@ import numpy as np
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce, ring, volume
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -40,7 +40,7 @@ from minidist.collectives import (
 )
 from minidist.collectives.auto import cheapest, virtual_seconds
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 from minidist.report.crossover import crossover
 

@@ -30,7 +30,7 @@ from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce, volume
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel

@@ -33,7 +33,7 @@ from minidist.autograd import FlopCounter, Tensor, cross_entropy
 from minidist.base.errors import MismatchError
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.gradients import GradientReducer, UnusedParameterError

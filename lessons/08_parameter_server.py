@@ -34,7 +34,7 @@ from minidist.base.errors import DeadlockError
 from minidist.bench.staleness import staleness_runs, table
 from minidist.comm import ANY, LinkModel, SimWorld
 from minidist.comm.sim.choosers import explore, seeded
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show

@@ -35,8 +35,8 @@ from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
 from minidist.collectives import all_gather
 from minidist.comm import SimWorld
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.lesson import check, expect, predict, solution
 from minidist.nn import GPT, FlatParameters, GPTConfig
 from minidist.optim import AdamW, DynamicLossScaler
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer, agree_on_overflow, scaled_step

@@ -33,7 +33,7 @@ from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
 from minidist.base.memory import account_memory, track
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.nn.dropout import Dropout
 from minidist.nn.module import Module

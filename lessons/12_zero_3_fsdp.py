@@ -33,7 +33,7 @@ from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel

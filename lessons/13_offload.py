@@ -32,13 +32,13 @@ from minidist.autograd import FlopCounter, Tensor, checkpoint, cross_entropy
 from minidist.base.errors import UnwaitedRequestError
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train as train_job
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
 from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer, SavedOnHost
 from minidist.report import draw, show
-from minidist.train.trainer import train as train_job
 
 # %% [markdown]
 # ## 2 Predict

@@ -31,7 +31,7 @@ import numpy as np
 from minidist.autograd import FlopCounter, Tensor
 from minidist.base.errors import MismatchError
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import GPT, Block, FlatParameters, GPTConfig
 from minidist.optim import SGD
 from minidist.parallel.replica_check import check_module_replicas

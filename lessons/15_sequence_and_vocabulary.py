@@ -31,7 +31,7 @@ from minidist.autograd import Tensor, causal_attention_composite
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.nn import GPT, Block, FlatParameters, GPTConfig
 from minidist.optim import SGD
 from minidist.parallel.replica_check import check_module_replicas
@@ -243,7 +243,7 @@ for ranks in (2, 3, 4):
 
 # %%
 from minidist.base.errors import MismatchError
-from minidist.lesson import expect
+from minidist.course.lesson import expect
 
 right = sequence_parallel.copy_to_tensor_parallel_region
 sequence_parallel.copy_to_tensor_parallel_region = lambda x, comm: x

@@ -29,7 +29,7 @@ import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.pipeline.plan import from_cells, get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model

@@ -30,7 +30,7 @@ import numpy as np
 from minidist.autograd import Tensor, cross_entropy
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.pipeline.plan import from_cells, get_schedule
 from minidist.pipeline.plan.one_f_one_b import stage_order

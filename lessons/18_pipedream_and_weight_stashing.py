@@ -32,7 +32,7 @@ import numpy as np
 from minidist.autograd import Parameter, Tensor
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.pipeline.plan import get_schedule

@@ -33,7 +33,7 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.pipeline.plan import get_schedule

@@ -30,10 +30,12 @@ import numpy as np
 from minidist.base.errors import UsageError
 from minidist.collectives import all_gather
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.recipe import parallelize
+from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
@@ -41,8 +43,6 @@ from minidist.planning.cluster.layout import Job
 from minidist.planning.cluster.search import search
 from minidist.planning.volumes import closed_form_bytes
 from minidist.report import draw, show
-from minidist.train.recipe import parallelize
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

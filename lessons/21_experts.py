@@ -29,11 +29,11 @@ import numpy as np
 
 from minidist.autograd import Tensor
 from minidist.comm import SimWorld, init_device_mesh
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
+from minidist.course.lesson import check, predict, solution
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, predict, solution
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
 from minidist.nn import GPT, GPTConfig, MixtureOfExperts
 from minidist.nn.experts import expert_capacity
 from minidist.optim import SGD, Adam

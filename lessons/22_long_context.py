@@ -29,7 +29,7 @@ import numpy as np
 from minidist.autograd import FlopCounter, Tensor
 from minidist.base.random import batch_coordinates
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.nn import Llama, LlamaConfig
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel

@@ -33,8 +33,8 @@ from minidist.autograd import FlopCounter, Parameter, Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.trace import purpose
 from minidist.comm import LinkModel, SimWorld
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import glyphs
-from minidist.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel

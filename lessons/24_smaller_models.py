@@ -31,10 +31,11 @@ import numpy as np
 from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import glyphs
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train as train_job
 from minidist.nn import MLP
 from minidist.optim import Adam
 from minidist.optim.sparsity import SparsitySchedule
@@ -57,7 +58,6 @@ from minidist.techniques.quantization.layers import (
     prepare_qat,
 )
 from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
-from minidist.train.trainer import train as train_job
 
 # %% [markdown]
 # ## 2 Predict

@@ -41,10 +41,12 @@ from minidist.base.trace import only_steps
 from minidist.cli import main
 from minidist.comm import LinkModel, SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.job import build
+from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.times import Times
@@ -59,8 +61,6 @@ from minidist.planning.cluster.step_time import StepModel
 from minidist.report import draw, show
 from minidist.report.frontier import frontier
 from minidist.report.gantt import gantt
-from minidist.train.job import build
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

@@ -29,13 +29,13 @@ from pathlib import Path
 import numpy as np
 
 from minidist.base.errors import MinidistError, UsageError
-from minidist.checkpoint import Checkpoint, CheckpointShard, Storage, save
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.report.frame import new_figure, tidy
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

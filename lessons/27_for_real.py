@@ -34,12 +34,12 @@ import numpy as np
 from minidist.autograd import FlopCounter
 from minidist.base.process import tune_process
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.lesson import check, expect, predict, solution
-from minidist.lesson.mpi_leg import mpiexec
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import build
+from minidist.job.train.trainer import train
 from minidist.report import draw, show
-from minidist.train.job import build
-from minidist.train.trainer import train
 
 tune_process()
 JOB = {"layers": 2, "width": 64, "heads": 4, "context": 64, "steps": 12, "global_batch": 8}
@@ -230,8 +230,8 @@ print(
 TRAIN = f"""
 import time, json
 from minidist.comm import launch
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 def main(comm):
     times = []

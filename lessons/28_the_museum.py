@@ -29,9 +29,9 @@ import numpy as np
 from minidist.base.errors import DeadlockError
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import SimWorld
-from minidist.lesson import check, expect, predict, solution
-from minidist.museum import exhibits, find, run_exhibit
-from minidist.museum.exhibit_run import table
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.museum import exhibits, find, run_exhibit
+from minidist.course.museum.exhibit_run import table
 from minidist.report import draw, show
 
 # %% [markdown]

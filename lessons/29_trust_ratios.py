@@ -31,14 +31,14 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
 from minidist.optim import LAMB, SGD, Adam, LayerwiseOptimizer, Muon, newton_schulz
 from minidist.parallel import LayerSums, WholeMatrices, fully_shard, sharded_parameters
 from minidist.report import draw, show
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

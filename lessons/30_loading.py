@@ -34,15 +34,15 @@ from minidist.base.cache import content_hash, key_of
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.generation import generate
-from minidist.config.train_config import TrainConfig
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import PrefetchingSampler, WorkerSampler, cached
 from minidist.data.workers import open_sampler
-from minidist.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
 from minidist.report import draw, show
 from minidist.report.frame import new_figure
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

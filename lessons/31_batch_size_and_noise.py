@@ -25,14 +25,14 @@ import inspect
 import numpy as np
 
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
+from minidist.course.lesson import check, predict, solution
 from minidist.data import weighted_shards
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.repartition import choose_sizes
+from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
-from minidist.train.repartition import choose_sizes
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

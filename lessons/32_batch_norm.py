@@ -33,16 +33,16 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import glyphs
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
 from minidist.nn import CNN, BatchNorm
 from minidist.nn.batch_norm import merge_statistics
 from minidist.parallel.running_statistics import RunningStatistics
 from minidist.parallel.sync_batch_norm import SyncStatistics, sync_batch_norm_bytes
 from minidist.report import draw, show
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict

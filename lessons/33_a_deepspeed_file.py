@@ -39,14 +39,14 @@ import json
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.deepspeed import Translation, read_deepspeed, translate
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, predict, solution
-from minidist.lesson.shipped import example
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.course.lesson.shipped import example
+from minidist.job.config.deepspeed import Translation, read_deepspeed, translate
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
 from minidist.optim.schedule import DeepSpeedWarmup
 from minidist.report import draw, show
-from minidist.train.trainer import train
 
 # %% [markdown]
 # ## 2 Predict
@@ -115,7 +115,7 @@ for key, why in said.ignored:
 # - `gradient_clipping`: the norm of the *whole* gradient is at most 1.0 (lesson 11, part 6).
 # - `steps_per_print` changes no number of the training.
 #
-# The translation is one function per section, [deepspeed.py](../minidist/config/deepspeed.py), and
+# The translation is one function per section, [deepspeed.py](../minidist/job/config/deepspeed.py), and
 # one table of keys, [docs/deepspeed.md](../docs/deepspeed.md). A key becomes a setting, or is what
 # minidist does anyway, or is listed with the reason why it does not apply:
 

@@ -34,7 +34,7 @@ import numpy as np
 from minidist.collectives import all_reduce
 from minidist.collectives.auto import fastest
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -30,7 +30,7 @@ import numpy as np
 
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, predict, solution
+from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 
 # %% [markdown]

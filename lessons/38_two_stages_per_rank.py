@@ -37,7 +37,7 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.comm import LinkModel, SimWorld
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model

@@ -32,10 +32,10 @@ import numpy as np
 from minidist.autograd import Tensor, cross_entropy
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
+from minidist.course.lesson import check, predict, solution
 from minidist.data import glyphs
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel.local_sgd import PeriodicModelAverager

@@ -31,9 +31,9 @@ import numpy as np
 
 from minidist.base.errors import UsageError
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank
-from minidist.lesson import check, expect, predict, solution
+from minidist.course.lesson import check, expect, predict, solution
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -24,14 +24,14 @@ _MODULES = {
         "scatter",
     ),
     "minidist.comm": ("ANY", "Comm", "LinkModel", "MPIWorld", "SimWorld", "init_device_mesh", "launch"),
-    "minidist.config.train_config": ("TrainConfig",),
+    "minidist.job.config.train_config": ("TrainConfig",),
     "minidist.data": ("glyphs", "load_dataset"),
     "minidist.nn": ("GPT", "MLP", "GPTConfig", "Linear", "Llama", "LlamaConfig", "Module"),
     "minidist.optim": ("SGD", "Adam", "AdamW"),
     "minidist.parallel": ("DistributedDataParallel", "ZeroOptimizer", "fully_shard"),
     "minidist.pipeline.plan": ("get_schedule",),
     "minidist.pipeline.runtime": ("Pipeline", "split_model"),
-    "minidist.train.recipe": ("parallelize",),
+    "minidist.job.train.recipe": ("parallelize",),
 }
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 

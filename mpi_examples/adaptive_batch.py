@@ -13,8 +13,8 @@ same from the command line, with a learning rate that follows the square root of
 """
 
 from minidist.comm import launch
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 MODEL = {"data": "markov", "layers": 1, "width": 16, "context": 16, "optimizer": "adam", "lr": 0.03}
 STEPS = 150

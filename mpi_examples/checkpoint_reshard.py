@@ -7,10 +7,10 @@ python mpi_examples/checkpoint_reshard.py --ranks 4
 import tempfile
 from pathlib import Path
 
-from minidist.checkpoint import Checkpoint
 from minidist.comm import launch
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 JOB = {"width": 32, "context": 32, "global_batch": 8, "reduction": "ordered"}
 

@@ -7,10 +7,10 @@ python mpi_examples/data_parallel_gpt.py --ranks 4
 from minidist.base.random import batch_coordinates
 from minidist.comm import launch
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.train.loss import global_loss
 from minidist.nn import GPT, FlatParameters, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel import DistributedDataParallel
-from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 

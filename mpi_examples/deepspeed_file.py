@@ -12,10 +12,10 @@ import argparse
 from pathlib import Path
 
 from minidist.comm import launch
-from minidist.config.deepspeed import read_deepspeed
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.train.trainer import train
+from minidist.job.config.deepspeed import read_deepspeed
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.trainer import train
 
 MODEL = {"model": "gpt", "layers": 2, "width": 32, "heads": 2, "context": 16, "steps": 25}
 

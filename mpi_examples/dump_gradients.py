@@ -14,7 +14,7 @@ import numpy as np
 
 from minidist.collectives import all_reduce, gather
 from minidist.comm import launch
-from minidist.equality.dump import write_dump
+from minidist.debug.dumps.dump import write_dump
 from minidist.nn import GPT, GPTConfig
 
 ROWS, LENGTH, WORDS = 4, 8, 32

@@ -8,10 +8,10 @@ from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.comm import launch
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.train.loss import global_loss
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel import fully_shard, sharded_parameters, shards_of
-from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT = 3, 4, 32  # rows of each rank
 

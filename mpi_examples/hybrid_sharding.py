@@ -13,10 +13,10 @@ the bytes, leaves a node.
 from minidist.base.random import batch_coordinates
 from minidist.comm import init_device_mesh, launch
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.train.loss import global_loss
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel import fully_shard, sharded_parameters, shards_of
-from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT, NODES = 2, 2, 16, 2  # rows of each rank
 

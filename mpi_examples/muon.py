@@ -11,10 +11,10 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import launch
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.train.loss import global_loss
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import NO_DECAY, Muon
 from minidist.parallel import WholeMatrices, fully_shard, sharded_parameters
-from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch
 

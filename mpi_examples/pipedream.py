@@ -13,9 +13,9 @@ a checkpoint holds no stashed version.
 import argparse
 
 from minidist.autograd import cross_entropy
-from minidist.checkpoint import Checkpoint, CheckpointShard, save
 from minidist.comm import launch
 from minidist.data import glyphs
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
 from minidist.nn import MLP
 from minidist.optim import Adam
 from minidist.pipeline.plan import get_schedule

@@ -16,9 +16,9 @@ from minidist.autograd import cross_entropy
 from minidist.base.random import batch_coordinates
 from minidist.collectives import broadcast
 from minidist.comm import launch
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
 from minidist.optim import SGD
 from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.plan import get_schedule

@@ -5,8 +5,8 @@ python mpi_examples/recompute.py --ranks 2
 """
 
 from minidist.comm import launch
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 
 def main(comm):

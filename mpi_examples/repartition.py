@@ -20,9 +20,9 @@ import numpy as np
 
 from minidist.autograd import current_flop_counter
 from minidist.comm import launch
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from minidist.pipeline.runtime import LayerProfile
-from minidist.train.trainer import train
 
 LAYERS, WIDTH, ROWS = 8, 256, 64
 STEPS, EVERY, WARM_UP, ROUNDS = 12, 4, 2, 2

@@ -7,11 +7,11 @@ python mpi_examples/trust_ratios.py --ranks 4
 from minidist.base.random import batch_coordinates
 from minidist.comm import launch
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.train.loss import global_loss
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import LAMB, NO_DECAY
 from minidist.parallel import LayerSums, fully_shard, sharded_parameters
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.train.loss import global_loss
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch
 

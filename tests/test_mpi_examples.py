@@ -15,11 +15,11 @@ import pytest
 
 from minidist import cli
 from minidist.base.trace import read_traces
-from minidist.checkpoint import Checkpoint
 from minidist.collectives import ALGORITHMS
-from minidist.equality.dump import read_dump
-from minidist.equality.dump_comparison import compare_with_ours
-from minidist.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.debug.dumps.dump import read_dump
+from minidist.debug.dumps.dump_comparison import compare_with_ours
+from minidist.job.checkpoint import Checkpoint
 from minidist.report import draw
 from tests.cupy.stand_in import Device
 from tests.examples import in_both_worlds

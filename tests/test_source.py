@@ -43,7 +43,7 @@ def test_the_tests_that_modules_name_exist():
 
 
 # These show an exception's whole text on purpose: to the author of a lesson, a submission or a museum's exhibit.
-WHOLE_TEXTS = ("lesson/build.py", "lesson/answer_process.py", "museum/exhibit.py")
+WHOLE_TEXTS = ("course/lesson/build.py", "course/lesson/answer_process.py", "course/museum/exhibit.py")
 
 
 def test_no_sentence_has_the_whole_text_of_another_programs_error():

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from minidist.lesson import solutions
-from minidist.lesson.exercise import exercises
+from minidist.course.lesson import solutions
+from minidist.course.lesson.exercise import exercises
 from tests.test_readme import commands
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +65,7 @@ def installed(wheel, tmp_path_factory):
 
 def test_the_wheel_has_types_lessons_and_examples_and_no_solution(wheel):
     files = {name: data for name, data in read(wheel).items() if ".dist-info/" not in name}
-    assert {"minidist/py.typed", "minidist/lesson/par.json"} <= files.keys()
+    assert {"minidist/py.typed", "minidist/course/lesson/par.json"} <= files.keys()
     assert "minidist/shipped/lessons/pictures/data_parallel_step.svg" in files
     assert all(name.startswith("minidist/") for name in files)
     assert not [name for name in files if "solutions/" in name]

@@ -9,7 +9,7 @@ from minidist.autograd import Parameter
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm
-from minidist.lesson.assignments.cs336 import use_ddp, use_fsdp, use_sharded_optimizer
+from minidist.course.lesson.assignments.cs336 import use_ddp, use_fsdp, use_sharded_optimizer
 from minidist.nn import MLP
 from minidist.optim import AdamW
 from minidist.parallel import DistributedDataParallel

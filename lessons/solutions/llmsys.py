@@ -7,7 +7,7 @@ import numpy as np
 
 from minidist.collectives import all_reduce
 from minidist.comm import Comm
-from minidist.lesson.assignments.llmsys import use_average, use_clock_cycles, use_partition
+from minidist.course.lesson.assignments.llmsys import use_average, use_clock_cycles, use_partition
 from minidist.nn import MLP
 
 

@@ -3,7 +3,7 @@
 glibc gives freed blocks above a threshold back to the kernel at once and fetches them again at the next step, page by
 page: 20,000 minor page faults a step, an eighth of the time. Two `mallopt` calls keep the memory. They change the whole
 process, therefore they are made by `launch()` and the command line, on purpose, and never at import. The one exception
-is `import minidist.lesson`, which limits BLAS threads, because a notebook has no other place for it.
+is `import minidist.course.lesson`, which limits BLAS threads, because a notebook has no other place for it.
 
 Proved by: tests/base/test_process.py
 """

@@ -22,11 +22,11 @@ from minidist.base.read_file import parse_json
 from minidist.bench.harness import environment, mpi_world, report, run_ranks
 from minidist.comm import Comm
 from minidist.comm.mpi.world import MPIWorld
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.train.job import build
-from minidist.train.recipe import parallelize
-from minidist.train.trainer import finish_step
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import build
+from minidist.job.train.recipe import parallelize
+from minidist.job.train.trainer import finish_step
 
 TARGET = 0.10
 LARGE = {"layers": 4, "width": 256, "heads": 8, "context": 128}

@@ -27,7 +27,7 @@ from minidist.commands.options import (
     with_deepspeed,
 )
 from minidist.commands.output import Result, json_or_table, say
-from minidist.config.train_config import TrainConfig, flag
+from minidist.job.config.train_config import TrainConfig, flag
 
 CALL = "minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"
 
@@ -118,8 +118,8 @@ def _own_functions(
     """Compare what the user's function of a rank returns on every rank with what one device returns."""
     from minidist.base.trace import write_traces
     from minidist.comm.launch import execute, under_mpiexec, writable
-    from minidist.equality.own_functions import alone_function, compare_returned, rank_function
-    from minidist.train.progress import Clock
+    from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function
+    from minidist.job.train.progress import Clock
 
     if len(functions) > 2:
         raise UsageError(f"{len(functions)} functions; give that of a rank, and that of one device: {CALL}")
@@ -149,9 +149,9 @@ def _own_functions(
 
 def _dumps(config: TrainConfig, theirs: Path, against: Path | None, tolerance: float) -> Result:
     """Compare a dump with our run of its weights and batch, or with a second dump."""
-    from minidist.equality.dump import read_dump
-    from minidist.equality.dump_comparison import compare_dumps, compare_with_ours
-    from minidist.equality.dump_names import Heads
+    from minidist.debug.dumps.dump import read_dump
+    from minidist.debug.dumps.dump_comparison import compare_dumps, compare_with_ours
+    from minidist.debug.dumps.dump_names import Heads
 
     # Shapes say all sizes of the model but the number of heads.
     describing = {"model", "heads", "kv_heads"}
@@ -176,7 +176,7 @@ def _dumps(config: TrainConfig, theirs: Path, against: Path | None, tolerance: f
 
 def _sweep(config: TrainConfig, ranks: int, sample: int | None, processes: int) -> Result:
     """Compare every valid layout with one device; flags that describe the job, not its layout, change the job."""
-    from minidist.equality import layout_sweep
+    from minidist.job.equality import layout_sweep
 
     for name, value in (("ranks", ranks), ("sample", sample), ("processes", processes)):
         if value is not None and value < 1:

@@ -9,7 +9,7 @@ import typer
 
 from minidist.base.limits import check_count
 from minidist.commands.options import Ranks, takes_config
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 
 
 @takes_config
@@ -19,8 +19,8 @@ def data(
     step: Annotated[int, typer.Option(help="the step whose samples are listed")] = 0,
 ) -> None:
     """Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples."""
-    from minidist.config.train_config import resolve_batches, resolve_dims
     from minidist.data import GlobalBatchSampler, load_dataset, sharding_rule
+    from minidist.job.config.train_config import resolve_batches, resolve_dims
 
     batches = resolve_batches(config, ranks or resolve_dims(config).ranks)
     # The samples of all steps before it are counted in 64 bits.

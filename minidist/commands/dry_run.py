@@ -25,13 +25,13 @@ from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.output import Result
 from minidist.commands.runner import Summary, number_of_ranks, say_notices, summarize
-from minidist.config.models import llama_inner
-from minidist.config.train_config import TrainConfig, resolve_batches, updates_of
 from minidist.data import load_dataset
+from minidist.job.config.models import llama_inner
+from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of
+from minidist.job.train.state import TrainResult
+from minidist.job.train.trainer import train
 from minidist.planning.architecture import Architecture
 from minidist.techniques import installed, of_job
-from minidist.train.state import TrainResult
-from minidist.train.trainer import train
 
 if TYPE_CHECKING:
     from minidist.planning.cluster.gpus import Machine

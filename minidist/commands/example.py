@@ -18,7 +18,7 @@ def listed(context: typer.Context) -> None:
     """List the example programs, or copy them to a folder."""
     if context.invoked_subcommand is not None:
         return
-    from minidist.lesson.shipped import about, shipped
+    from minidist.course.lesson.shipped import about, shipped
 
     for path in shipped("mpi_examples"):
         print(f"{path.name:28} {about(path)}")
@@ -28,7 +28,7 @@ def listed(context: typer.Context) -> None:
 @example.command("copy")
 def example_copy(folder: Annotated[Path, typer.Argument(help="where the examples go")]) -> None:
     """Copy the example programs to a folder."""
-    from minidist.lesson.shipped import copy
+    from minidist.course.lesson.shipped import copy
 
     say(f"written: {len(copy('mpi_examples', folder))} files in {folder}")
     say(f"the first one: python {folder / 'first_steps.py'} --ranks 4")

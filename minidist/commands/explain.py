@@ -10,7 +10,7 @@ import typer
 
 from minidist.commands.options import Ranks, given_settings, takes_config
 from minidist.commands.output import Result, json_or_table
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 
 
 @takes_config
@@ -25,7 +25,7 @@ def explain(
 ) -> Result:
     """Print what a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
     from minidist.commands.explanation import explain_job, table
-    from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
+    from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed
 
     translation = read_deepspeed(file)
     figures = explain_job(apply_deepspeed(config, translation, given_settings()), translation, ranks, params)

@@ -17,12 +17,12 @@ from minidist.base.meta import creating_meta
 from minidist.comm import Comm, SimWorld
 from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.runner import number_of_ranks
-from minidist.config.deepspeed import Translation
-from minidist.config.train_config import Batches, TrainConfig, resolve_batches
+from minidist.job.config.deepspeed import Translation
+from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
+from minidist.job.train.state import TrainResult
+from minidist.job.train.trainer import train
 from minidist.planning.memory_estimator import model_states, whole_number
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.state import TrainResult
-from minidist.train.trainer import train
 
 MAX_MICROBATCHES = 4  # of a step, that all run
 

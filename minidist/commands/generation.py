@@ -17,10 +17,10 @@ import numpy as np
 from minidist.autograd import FlopCounter, no_grad
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.random import Key, uniform
-from minidist.checkpoint.resume import read_job_state
-from minidist.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
+from minidist.job.checkpoint.resume import read_job_state
+from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
 from minidist.nn.kv_cache import KeyValueCache, can_cache
 from minidist.techniques import of_job
 

@@ -38,8 +38,8 @@ def grade(
     read and write what you can: run it in a container.
     """
     # Imported here: `minidist --help` must not load every exercise.
-    from minidist.lesson import grade as grading
-    from minidist.lesson.runner import Limits
+    from minidist.course.lesson import grade as grading
+    from minidist.course.lesson.runner import Limits
 
     if leaderboard:
         rows = grading.leaderboard(files)

@@ -26,9 +26,9 @@ def hang(
 
     The exit code is 1 when the job hangs, and 0 when every recorded operation has ended.
     """
-    from minidist.flight_recorder.corpus import write_corpus
-    from minidist.flight_recorder.diagnosis import diagnose
-    from minidist.flight_recorder.dump import read_dumps
+    from minidist.debug.flight_recorder.corpus import write_corpus
+    from minidist.debug.flight_recorder.diagnosis import diagnose
+    from minidist.debug.flight_recorder.dump import read_dumps
 
     if not write:
         if ranks is not None or form is not None:

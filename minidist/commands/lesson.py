@@ -30,7 +30,7 @@ def lesson_build(
     folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
 ) -> None:
     """Build notebooks: with --student those for a class, else lessons/*.ipynb with their outputs."""
-    from minidist.lesson import build
+    from minidist.course.lesson import build
 
     if not student:
         for flag, value in (("--output", output), ("--solutions", solutions), ("--seed", seed)):
@@ -44,7 +44,7 @@ def lesson_build(
         raise UsageError("--output is missing: where do the students' notebooks go?")
     if output.resolve() == folder.resolve():
         raise UsageError(f"--output {quoted_path(output)} is the folder of the lessons; choose another one")
-    from minidist.lesson.student import solutions_of, student_notebook
+    from minidist.course.lesson.student import solutions_of, student_notebook
 
     for source in build.sources(folder, numbers or ()):
         notebook = student_notebook(source, seed)
@@ -62,7 +62,7 @@ def lesson_build(
 @lesson.command("copy")
 def lesson_copy(folder: Annotated[Path, typer.Argument(help="where the lessons go")]) -> None:
     """Copy the lessons to a folder, without our solutions."""
-    from minidist.lesson.shipped import copy
+    from minidist.course.lesson.shipped import copy
 
     say(f"written: {len(copy('lessons', folder))} files in {folder}")
     say(f"the first one: python {folder / '00_start_here.py'}, or open {folder / '00_start_here.ipynb'} in Jupyter")
@@ -76,8 +76,8 @@ def lesson_slides(
     folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
 ) -> None:
     """Run lessons and write their text, numbers and pictures as slides: one HTML file without external requests."""
-    from minidist.lesson.build import sources
-    from minidist.lesson.slides import deck
+    from minidist.course.lesson.build import sources
+    from minidist.course.lesson.slides import deck
 
     format_of(output, None, {"slides": (".html",)})
     text = deck(sources(folder, numbers))
@@ -93,7 +93,7 @@ def lesson_quiz(
     seed: Annotated[int, typer.Option(min=0, help="draws the numbers")] = 0,
 ) -> None:
     """Write a quiz bank whose answers are measured in traces and timings."""
-    from minidist.lesson.quiz import as_csv, as_qti, bank
+    from minidist.course.lesson.quiz import as_csv, as_qti, bank
 
     form = format_of(output, None, {"csv": (".csv",), "qti": (".xml",)}, "csv")
     made = bank(questions, seed)

@@ -27,9 +27,9 @@ from minidist.commands.dry_run import settings_that_need_values
 from minidist.commands.explanation import trial
 from minidist.commands.output import say
 from minidist.commands.runner import job_size, number_of_ranks
-from minidist.config.train_config import TrainConfig, flag, resolve_batches
-from minidist.train.state import TrainResult
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig, flag, resolve_batches
+from minidist.job.train.state import TrainResult
+from minidist.job.train.trainer import train
 
 
 def choose_micro_batch(config: TrainConfig, ranks: int | None, has_values: bool = True) -> TrainConfig:

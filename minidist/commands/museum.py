@@ -34,8 +34,8 @@ def museum(
     A bug is injected in memory, for the time of the run; no file is changed. Exhibits from 101 on are of 2024 to 2026,
     each with the public thread that reports it.
     """
-    from minidist.museum import exhibits, find, run_exhibit
-    from minidist.museum.exhibit_run import table
+    from minidist.course.museum import exhibits, find, run_exhibit
+    from minidist.course.museum.exhibit_run import table
 
     is_table = number is None or "-" in number
     if output is not None and is_table:

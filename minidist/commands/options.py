@@ -20,7 +20,7 @@ import typer
 from minidist.base.device import creating_on, device_of
 from minidist.base.errors import UsageError
 from minidist.commands.output import say, with_parameters
-from minidist.config.train_config import TrainConfig, flag
+from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed
 
 Ranks = Annotated[
@@ -103,7 +103,7 @@ def takes_config(function: Callable[..., Any]) -> Callable[..., None]:
         settings = {name: values.pop(name) for name in TrainConfig.model_fields}
         _written.set(frozenset())
         if config is not None or overrides:
-            from minidist.config.config_file import read_config, read_overrides
+            from minidist.job.config.config_file import read_config, read_overrides
 
             # The first of flag, --set and file gives the value.
             given, written = given_flags(), {} if config is None else read_config(config)
@@ -145,7 +145,7 @@ def with_deepspeed(config: TrainConfig, path: Path | None) -> TrainConfig:
     if path is None:
         return config
     from minidist.comm.launched import launched_rank
-    from minidist.config.deepspeed import apply_deepspeed, read_deepspeed
+    from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed
 
     translation = read_deepspeed(path)
     job = apply_deepspeed(config, translation, given_settings())

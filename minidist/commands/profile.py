@@ -15,7 +15,7 @@ from minidist.base.files import writing
 from minidist.comm.launch import writable
 from minidist.commands.options import takes_config
 from minidist.commands.output import Result, json_or_table, say
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 
 SECONDS_BETWEEN_LINES = 2.0
 

@@ -16,28 +16,28 @@ from typing import Any
 from minidist.base.errors import UsageError, quoted_path
 from minidist.base.limits import check_ranks
 from minidist.base.trace import write_traces
-from minidist.checkpoint.directory import Checkpoint, save_bytes
-from minidist.checkpoint.initial_weights import initial_checkpoint
-from minidist.checkpoint.resume import check_saving, read_job_state
 from minidist.comm import Comm
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_rank, launched_size
 from minidist.comm.mpi.agreement import check_same_settings
-from minidist.config.rules import check_rules, notices
-from minidist.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.data import data_digest, load_dataset
-from minidist.equality.compare import Comparison, compare_rank, float_tier_settings, tier_of
-from minidist.equality.expected import expected_snapshots
-from minidist.equality.served import compare_served, serve_and_keep
+from minidist.job.checkpoint.directory import Checkpoint, save_bytes
+from minidist.job.checkpoint.initial_weights import initial_checkpoint
+from minidist.job.checkpoint.resume import check_saving, read_job_state
+from minidist.job.config.rules import check_rules, notices
+from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
+from minidist.job.equality.compare import Comparison, compare_rank, float_tier_settings, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.equality.served import compare_served, serve_and_keep
+from minidist.job.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
+from minidist.job.train.progress import Progress
+from minidist.job.train.state import Observer, TrainResult
+from minidist.job.train.strategies.parameter_server import parameter_server_bytes
+from minidist.job.train.teacher import teacher_checkpoint
+from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
 from minidist.techniques import changes_batches, of_job
-from minidist.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
-from minidist.train.progress import Progress
-from minidist.train.state import Observer, TrainResult
-from minidist.train.strategies.parameter_server import parameter_server_bytes
-from minidist.train.teacher import teacher_checkpoint
-from minidist.train.trainer import train
 
 
 @dataclass

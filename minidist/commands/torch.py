@@ -58,8 +58,8 @@ def torch(
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
     extra("torch", "minidist torch")
 
-    from minidist.equality.own_functions import compare_returned, returned_tensors
-    from minidist.torch_ranks import program
+    from minidist.debug.torch_ranks import program
+    from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
     main = program.load_program(script, arguments or ())

@@ -14,7 +14,7 @@ from minidist.comm.launched import launched_rank
 from minidist.commands.flags import Timeout, command_line
 from minidist.commands.options import DeepSpeed, DeviceName, EagerBytes, Ranks, on_device, takes_config, with_deepspeed
 from minidist.commands.output import Result, json_or_table, say
-from minidist.config.train_config import TrainConfig, resolve_dims
+from minidist.job.config.train_config import TrainConfig, resolve_dims
 
 MAX_TRACED_RANKS = 64  # whose events are kept where no --trace is given
 
@@ -83,7 +83,7 @@ def train(
             raise UsageError("--hf-shards says how --save-hf writes its files; add --save-hf FOLDER, or leave it out")
         check_count(hf_shards, "--hf-shards", least=1, most=MAX_RANKS)
     if save_hf is not None:
-        from minidist.checkpoint.huggingface import check_saving_huggingface, only_written
+        from minidist.job.checkpoint.huggingface import check_saving_huggingface, only_written
 
         if dry:
             raise UsageError("--save-hf needs values, and a dry run has none; leave it out")
@@ -123,8 +123,8 @@ def train(
 
 def _written(config: TrainConfig, folder: Path, shards: int | None) -> Result | None:
     """Write the last checkpoint as a folder of Hugging Face; under mpiexec rank 0 does."""
-    from minidist.checkpoint import Checkpoint
-    from minidist.checkpoint.huggingface import write_huggingface
+    from minidist.job.checkpoint import Checkpoint
+    from minidist.job.checkpoint.huggingface import write_huggingface
 
     if launched_rank() != 0:
         return None

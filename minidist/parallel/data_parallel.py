@@ -4,7 +4,7 @@
     rank 1   rows 4..7    forward, backward ──┼─ all-reduce of the gradients ──▶ the same step on every rank
     rank 2   rows 8..11   forward, backward ──┘
 
-It equals training on one device with the whole batch (up to rounding; equality/reference.py says when bit for bit) when
+It equals training on one device with the whole batch (up to rounding; job/equality/reference.py says when bit for bit) when
 three things hold: the replicas start equal (rank 0's values are broadcast), every gradient of every layer is summed,
 and the divisor of the loss is the *global* batch. With reduction="sum" each rank divides its loss by the global number
 of rows or tokens, which is right for shards of unequal size, too. reduction="mean" divides the sum by the number of

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from minidist.base.errors import UsageError, quoted, quoted_path
-from minidist.config.config_file import read_config
-from minidist.config.models import llama_inner
-from minidist.config.train_config import TrainConfig
 from minidist.data import TokenDataset, load_dataset
+from minidist.job.config.config_file import read_config
+from minidist.job.config.models import llama_inner
+from minidist.job.config.train_config import TrainConfig
 from minidist.planning.architecture import Architecture, checked
 from minidist.techniques import installed
 

@@ -18,13 +18,13 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.base.random import batch_coordinates
-from minidist.config.pipeline_plan import count_blocks
-from minidist.config.rules import MODEL_AND_DATA, check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.pipeline_plan import count_blocks
+from minidist.job.config.rules import MODEL_AND_DATA, check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import Job, as_input, build
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
 from minidist.pipeline.runtime.stages import backward_from, has_gradient
-from minidist.train.job import Job, as_input, build
 
 
 def profile_layers(

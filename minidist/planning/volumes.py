@@ -25,10 +25,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from minidist import collectives
-from minidist.config.models import ITEMSIZE
-from minidist.config.pipeline_plan import make_plan, period_of, streams
-from minidist.config.train_config import Batches, TrainConfig, pruning_of, updates_of
 from minidist.data import Shares
+from minidist.job.config.models import ITEMSIZE
+from minidist.job.config.pipeline_plan import make_plan, period_of, streams
+from minidist.job.config.train_config import Batches, TrainConfig, pruning_of, updates_of
+from minidist.job.train.repartition import CutRun, repartition_bytes
+from minidist.job.train.strategies.data_axis import AxisSizes
+from minidist.job.train.teacher import teacher_bytes
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
@@ -43,9 +46,6 @@ from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import Run, of_job
-from minidist.train.repartition import CutRun, repartition_bytes
-from minidist.train.strategies.data_axis import AxisSizes
-from minidist.train.teacher import teacher_bytes
 
 
 def closed_form_bytes(

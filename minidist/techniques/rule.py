@@ -4,7 +4,7 @@
          "--dropout {dropout} belongs to --model gpt, not to {model}",      <- {field} is a setting of the job
          "leave it out")
 
-A technique has its rules in its folder; those of the layouts and models are in `config/rules.py`.
+A technique has its rules in its folder; those of the layouts and models are in `job/config/rules.py`.
 
 Proved by: tests/config/test_rules.py, tests/techniques/test_rule.py
 """

@@ -236,7 +236,7 @@ MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "fromb
 TABLES = {
     "collectives/tuning.py": ("__version__", "argmin", "full_like", "interp", "isfinite", "quantile"),
     "pipeline/runtime/layer_profile.py": ("concatenate", "median", "zeros_like"),
-    "train/repartition.py": ("concatenate", "max"),
+    "job/train/repartition.py": ("concatenate", "max"),
     "techniques/data_ledger/ledger.py": ("bincount", "repeat", "concatenate", "unique", "flatnonzero", "any"),
 }
 EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the host, and what only one backend has
@@ -256,7 +256,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("parallel/replica_check.py", "argwhere"),
     ("parallel/replica_check.py", "repeat"),
     ("parallel/selection.py", "append"),
-    ("train/strategies/parameter_server.py", "unique"),
+    ("job/train/strategies/parameter_server.py", "unique"),
     ("collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
     ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in streams of their own
 }

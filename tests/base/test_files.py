@@ -8,10 +8,10 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
 from minidist.base.trace import Trace, read_traces, write_traces
-from minidist.checkpoint import Storage
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute
+from minidist.job.checkpoint import Storage
 from minidist.report.frame import save
 from minidist.report.page import write_page
 from tests.checkpoint.test_directory import assert_holds, write

@@ -66,7 +66,7 @@ def test_blas_is_limited_where_numpy_is_not_loaded_yet():
 
 
 def test_importing_the_lessons_limits_blas():
-    run("import minidist.lesson\n" + ONE_THREAD)
+    run("import minidist.course.lesson\n" + ONE_THREAD)
 
 
 def test_the_answer_is_what_the_libraries_say(monkeypatch):

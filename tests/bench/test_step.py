@@ -11,7 +11,7 @@ from minidist.bench import workloads
 from minidist.bench.step import bench_step, compare_case, tape_microseconds
 from minidist.bench.workloads import StepCase, make_model, own_step
 from minidist.cli import main
-from minidist.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.nn import GPTConfig
 from tests.cupy.stand_in import Device, DeviceArray
 

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
-from minidist.checkpoint.initial_weights import load_initial_weights
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs
-from minidist.train.trainer import train as train_job
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.checkpoint.initial_weights import load_initial_weights
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train as train_job
 
 MODEL = """
 from minidist.autograd import relu
@@ -65,7 +65,7 @@ def test_a_new_job_begins_with_the_statistics_of_its_initial_weights(train, tmp_
 
 def test_a_checkpoint_without_them_is_one_sentence(train, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("minidist.checkpoint.resume.buffer_shards", lambda *_: [])
+        patch.setattr("minidist.job.checkpoint.resume.buffer_shards", lambda *_: [])
         train(2, save=str(tmp_path / "ck"))
     with pytest.raises(UsageError, match=r"has no tensor 'buffers/norm.running_mean'"):
         train(4, save=str(tmp_path / "ck"), resume=True)

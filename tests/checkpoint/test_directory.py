@@ -11,9 +11,9 @@ from safetensors.numpy import load_file
 from minidist.base.errors import UsageError
 from minidist.base.half import named_dtype
 from minidist.base.layout import chunk_sizes, offsets
-from minidist.checkpoint import Checkpoint, CheckpointShard, ReplicaId, Storage, save
-from minidist.checkpoint.directory import _digest, save_bytes
 from minidist.comm import SimWorld
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, Storage, save
+from minidist.job.checkpoint.directory import _digest, save_bytes
 
 SHAPES = {"a": (7, 3), "b": (5,), "c": (2, 2, 2)}
 

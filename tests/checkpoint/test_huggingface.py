@@ -9,8 +9,10 @@ from safetensors.numpy import load_file, save_file
 
 from minidist import cli
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
-from minidist.checkpoint.huggingface import (
+from minidist.comm import SimWorld
+from minidist.data import load_dataset
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.checkpoint.huggingface import (
     CONFIG,
     INDEX,
     SINGLE,
@@ -18,12 +20,10 @@ from minidist.checkpoint.huggingface import (
     check_saving_huggingface,
     write_huggingface,
 )
-from minidist.checkpoint.initial_weights import load_initial_weights
-from minidist.comm import SimWorld
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig, resolve_dims
-from minidist.data import load_dataset
-from minidist.train.trainer import train
+from minidist.job.checkpoint.initial_weights import load_initial_weights
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig, resolve_dims
+from minidist.job.train.trainer import train
 
 JOB = {"layers": 2, "width": 24, "heads": 3, "context": 8, "data": "markov", "steps": 2, "global_batch": 8}
 MODELS = {"gpt": {"model": "gpt"}, "llama": {"model": "llama", "kv_heads": 1}}

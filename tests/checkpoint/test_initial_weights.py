@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.commands.runner import number_of_ranks
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.train.job import build
-from minidist.train.trainer import train
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.job import build
+from minidist.job.train.trainer import train
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"layers": 2, "width": 16, "heads": 2, "context": 6, "global_batch": 4, "steps": 2}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint, RankState, Storage, rank_state_shards, read_rank_state, save
 from minidist.comm import SimWorld
+from minidist.job.checkpoint import Checkpoint, RankState, Storage, rank_state_shards, read_rank_state, save
 from tests.checkpoint.test_directory import assert_holds, write
 
 

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from minidist.autograd import Parameter
 from minidist.base.layout import Layout
-from minidist.checkpoint import Checkpoint
-from minidist.checkpoint.parameter_shards import LocalShard, boxes_of_range, checkpoint_shards
-from minidist.checkpoint.resume import resume_job, save_job
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.checkpoint.parameter_shards import LocalShard, boxes_of_range, checkpoint_shards
+from minidist.job.checkpoint.resume import resume_job, save_job
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import build
+from minidist.job.train.recipe import parallelize
+from minidist.job.train.trainer import train
 from minidist.parallel.tensor.sharding import take_shard
-from minidist.train.job import build
-from minidist.train.recipe import parallelize
-from minidist.train.trainer import train
 
 SMALL = {
     "layers": 2,

@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Storage, storage
-from minidist.checkpoint.resume import saving_alone
 from minidist.comm import SimWorld
 from minidist.comm.launcher import mpiexec_command
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.checkpoint import Storage, storage
+from minidist.job.checkpoint.resume import saving_alone
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from tests.checkpoint.test_directory import assert_holds, write
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from minidist.checkpoint import Storage
+from minidist.job.checkpoint import Storage
 with Storage().locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

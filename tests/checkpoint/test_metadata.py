@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint, CheckpointShard, save
-from minidist.checkpoint.directory import DTYPES, _digest
-from minidist.checkpoint.resume import resume_job
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.train.job import build
-from minidist.train.recipe import parallelize
-from minidist.train.trainer import train
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
+from minidist.job.checkpoint.directory import DTYPES, _digest
+from minidist.job.checkpoint.resume import resume_job
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import build
+from minidist.job.train.recipe import parallelize
+from minidist.job.train.trainer import train
 from tests.checkpoint.test_directory import SHAPES, write
 
 GPT = {"layers": 1, "width": 8, "heads": 2, "context": 4, "data": "markov", "global_batch": 2, "steps": 1}

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint, save
-from minidist.checkpoint.resume import job_state, same_job
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.models import llama_inner
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.train.job import build
-from minidist.train.trainer import train
+from minidist.job.checkpoint import Checkpoint, save
+from minidist.job.checkpoint.resume import job_state, same_job
+from minidist.job.config.models import llama_inner
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import build
+from minidist.job.train.trainer import train
 
 GPT = {
     "model": "gpt",
@@ -109,11 +109,11 @@ def test_any_layout_resumes_from_any_other(before, after, tmp_path_factory):
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_checkpoint_saved_again_on_another_layout_has_the_same_bytes(zero, tmp_path):
     """Load and save with no step between: nothing is lost or rounded."""
-    from minidist.checkpoint import Checkpoint
-    from minidist.checkpoint.resume import resume_job, save_job
-    from minidist.config.train_config import resolve_batches
-    from minidist.train.job import build
-    from minidist.train.recipe import parallelize
+    from minidist.job.checkpoint import Checkpoint
+    from minidist.job.checkpoint.resume import resume_job, save_job
+    from minidist.job.config.train_config import resolve_batches
+    from minidist.job.train.job import build
+    from minidist.job.train.recipe import parallelize
 
     run(3, zero=1, steps=2, save=str(tmp_path / "a"), global_batch=12)
 
@@ -276,6 +276,6 @@ def test_a_batch_plan_has_a_batch_for_every_step(tmp_path, monkeypatch):
     SimWorld(2).run(train, TrainConfig.make(**values, steps=3))
     checkpoint = Checkpoint(tmp_path)
     checkpoint.state["batch_plan"]["samples"].append(8)
-    monkeypatch.setattr("minidist.checkpoint.resume.Checkpoint", lambda *_, **__: checkpoint)
+    monkeypatch.setattr("minidist.job.checkpoint.resume.Checkpoint", lambda *_, **__: checkpoint)
     with pytest.raises(UsageError, match=r"does not describe a job \(it has 4 batches of 3 steps\)"):
         SimWorld(2).run(train, TrainConfig.make(**values, steps=4, resume=True))

@@ -7,9 +7,9 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.train.metrics import read_metrics
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.metrics import read_metrics
+from minidist.job.train.trainer import train
 
 MLP = {"model": "mlp", "width": 8, "layers": 1, "global_batch": 4}
 

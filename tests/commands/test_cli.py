@@ -13,7 +13,7 @@ import pytest
 from minidist import cli
 from minidist.base.trace import read_traces
 from minidist.commands import app
-from minidist.train.progress import Progress
+from minidist.job.train.progress import Progress
 
 SMALL = [
     "--layers",
@@ -321,7 +321,7 @@ def test_report_draws(here, tmp_path, picture):
 def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags, ranks):
     """On standard error, so that the JSON stays one object; a short comparison says nothing."""
     assert here("compare", *SMALL, "--dp", 2, *flags).stderr == ""
-    monkeypatch.setattr("minidist.train.progress.SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("minidist.job.train.progress.SECONDS_BETWEEN_LINES", -1.0)
     answer = here("compare", *SMALL, "--dp", 2, *flags, "--json")
     assert json.loads(answer.stdout)["equal"] is True
     lines = {line.split("  loss")[0] for line in answer.stderr.splitlines()}
@@ -354,7 +354,7 @@ def test_what_needs_no_command_imports_none(words):
 
 def test_the_progress_of_a_long_job_is_few_lines(monkeypatch, capsys):
     seconds = iter(range(10_000))
-    monkeypatch.setattr("minidist.train.progress.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
+    monkeypatch.setattr("minidist.job.train.progress.time", SimpleNamespace(monotonic=lambda: float(next(seconds))))
     with Progress(600, interactive=False) as progress:
         for step in range(600):
             progress(SimpleNamespace(step=step, loss=1.0))

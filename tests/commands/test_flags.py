@@ -13,7 +13,7 @@ from minidist.base.errors import UsageError
 from minidist.base.limits import MAX_VALUE, MIN_VALUE
 from minidist.comm import LinkModel
 from minidist.commands.flags import above_zero, within_limits
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 
 OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400")
 

@@ -13,11 +13,11 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import Vocabulary, as_text, as_tokens, choose, generate, load_model, run_generation
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.metrics import read_metrics
+from minidist.job.train.trainer import train
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
-from minidist.train.metrics import read_metrics
-from minidist.train.trainer import train
 
 GPT = {
     "model": "gpt",

@@ -7,12 +7,12 @@ from math import inf
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint.saved_model import named_checkpoint, saved_config
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.train.trainer import train
+from minidist.job.checkpoint.saved_model import named_checkpoint, saved_config
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 24, "steps": 2}
 DATA = {**SMALL, "dp": 2, "zero": 2}

@@ -7,8 +7,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.config.config_file import read_config, read_overrides
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.config_file import read_config, read_overrides
+from minidist.job.config.train_config import TrainConfig
 
 TOML = """
 steps = 2

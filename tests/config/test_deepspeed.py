@@ -16,13 +16,13 @@ from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands import explanation
 from minidist.commands.runner import number_of_ranks
-from minidist.config.deepspeed import apply_deepspeed, read_deepspeed, translate
-from minidist.config.deepspeed_keys import APPLIED, NOTED, REFUSED, as_markdown
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.train.job import build, make_optimizer
-from minidist.train.trainer import train
+from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed, translate
+from minidist.job.config.deepspeed_keys import APPLIED, NOTED, REFUSED, as_markdown
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.job import build, make_optimizer
+from minidist.job.train.trainer import train
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
@@ -493,7 +493,7 @@ def test_every_key_of_the_page_that_is_refused_is(key, content, why):
 
 
 def test_the_page_of_keys_is_current():
-    """docs/deepspeed.md is written by `python -m minidist.config.deepspeed_keys > docs/deepspeed.md`."""
+    """docs/deepspeed.md is written by `python -m minidist.job.config.deepspeed_keys > docs/deepspeed.md`."""
     page = Path(__file__).parents[2] / "docs" / "deepspeed.md"
     assert page.read_text(encoding="utf-8") == as_markdown()
 

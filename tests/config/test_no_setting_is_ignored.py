@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import MinidistError, UsageError
-from minidist.checkpoint.resume import check_saving
 from minidist.comm import SimWorld
-from minidist.config.rules import check_rules, notices
-from minidist.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
-from minidist.train import job as train_job
-from minidist.train.trainer import train
+from minidist.job.checkpoint.resume import check_saving
+from minidist.job.config.rules import check_rules, notices
+from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
+from minidist.job.train import job as train_job
+from minidist.job.train.trainer import train
 
 BASE = {"layers": 2, "width": 8, "heads": 2, "context": 8, "data": "markov", "steps": 3, "micro_batch": 2, "lr": 0.01}
 FP16, SERVER, EXPERTS = {"precision": "fp16"}, {"strategy": "ps", "dp": 4, "consistency": "asp"}, {"experts": 2}

@@ -7,7 +7,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.commands.generation import load_model
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 from minidist.planning.profiler import profile_layers
 
 MODELS = """

@@ -9,10 +9,10 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm.launch import execute, writable
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
-from minidist.config.resolved_job import ResolvedJob
-from minidist.config.rules import RULES, as_markdown, check_rules, notices
-from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.compare import tier_of
+from minidist.job.config.resolved_job import ResolvedJob
+from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
+from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.job.equality.compare import tier_of
 from minidist.report.frame import new_figure, save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
@@ -571,7 +571,7 @@ def test_the_names_of_the_rules_are_unique_and_all_have_a_case():
 
 
 def test_the_page_of_rules_is_current():
-    """docs/rules.md is written by `python -m minidist.config.rules > docs/rules.md`."""
+    """docs/rules.md is written by `python -m minidist.job.config.rules > docs/rules.md`."""
     page = Path(__file__).parents[2] / "docs" / "rules.md"
     assert page.read_text(encoding="utf-8") == as_markdown()
 

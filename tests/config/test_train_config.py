@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError
-from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import weighted_shards
-from minidist.train.job import build, make_optimizer
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import build, make_optimizer
 
 sizes = st.integers(1, 12)
 

@@ -18,8 +18,8 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from tests.config.test_no_setting_is_ignored import BASE, STREAMED, VALUES, ranks_of, what_happens
 from tests.cupy.stand_in import Device, DeviceArray
 

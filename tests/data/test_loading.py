@@ -19,7 +19,6 @@ from minidist.base.cache import content_hash, key_of
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import LinkModel, SimWorld
-from minidist.config.train_config import TrainConfig
 from minidist.data import (
     GlobalBatchSampler,
     PrefetchingSampler,
@@ -30,7 +29,8 @@ from minidist.data import (
     text_file,
     weighted_shards,
 )
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from mpi_examples import uneven_ranks
 
 

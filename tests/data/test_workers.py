@@ -11,10 +11,10 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
 from minidist.data import LoaderError, WorkerSampler
 from minidist.data.workers import open_sampler
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 OPEN = partial(open_sampler, "markov", False, 6, 8, 3)
 REQUESTS = [(step, first, 2) for step in range(4) for first in (0, 2, 4)]

@@ -5,7 +5,7 @@ import numpy as np
 from minidist.autograd import no_grad
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
-from minidist.equality.dump import write_dump
+from minidist.debug.dumps.dump import write_dump
 from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
 
 ROWS, LENGTH, WORDS, WIDTH, HEADS, LAYERS = 4, 6, 11, 16, 4, 2

@@ -11,7 +11,7 @@ import pytest
 from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.collectives import ALGORITHMS, algorithm, ring
-from minidist.equality.collective_check import Case, cases, check_collective
+from minidist.job.equality.collective_check import Case, cases, check_collective
 
 QUICK = [("all_reduce", "rabenseifner"), ("all_to_all", "bruck"), ("scatter", "binomial"), ("broadcast", "ring")]
 

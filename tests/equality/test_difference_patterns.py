@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minidist.equality.difference_patterns import Context, explain
+from minidist.job.equality.difference_patterns import Context, explain
 
 DRAW = np.random.default_rng(5)
 ROWS = [DRAW.standard_normal((12, 8)) for _ in range(4)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.equality.dump import LAYOUT, read_dump, write_dump
+from minidist.debug.dumps.dump import LAYOUT, read_dump, write_dump
 
 WHOLE = np.arange(48.0, dtype=np.float32).reshape(4, 12)
 

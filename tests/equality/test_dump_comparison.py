@@ -9,9 +9,9 @@ import pytest
 
 from minidist import cli
 from minidist.base.errors import UsageError
-from minidist.equality.dump import read_dump, write_dump
-from minidist.equality.dump_comparison import compare_dumps, compare_with_ours
-from minidist.equality.dump_names import Heads
+from minidist.debug.dumps.dump import read_dump, write_dump
+from minidist.debug.dumps.dump_comparison import compare_dumps, compare_with_ours
+from minidist.debug.dumps.dump_names import Heads
 from tests.equality import planted
 
 

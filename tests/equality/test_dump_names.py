@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.equality.dump_names import Heads, to_ours
+from minidist.debug.dumps.dump_names import Heads, to_ours
 
 HEADS, KEYS, SIZE, WIDTH, INNER = 4, 2, 6, 24, 40
 DRAW = np.random.default_rng(0)

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.equality.reference import reference
-from minidist.equality.served import compare_served, serve_and_keep
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.equality.reference import reference
+from minidist.job.equality.served import compare_served, serve_and_keep
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import train
 
 SMALL_GPT = {
     "model": "gpt",

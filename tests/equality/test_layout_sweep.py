@@ -11,9 +11,9 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.equality import layout_sweep
+from minidist.job.equality import layout_sweep
+from minidist.job.train.trainer import train
 from minidist.parallel import GradientReducer
-from minidist.train.trainer import train
 
 RANKS = 8
 

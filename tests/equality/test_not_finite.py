@@ -9,12 +9,12 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.base.files import strict
 from minidist.commands.output import Result, json_or_table
-from minidist.equality.compare import Judge
-from minidist.equality.difference_patterns import Context, distance, explain
-from minidist.equality.dump_comparison import _compared
-from minidist.equality.own_functions import compare_returned
-from minidist.train.metrics import MetricsFile, check_same_run, read_metrics
-from minidist.train.state import StepEnd
+from minidist.debug.dumps.dump_comparison import _compared
+from minidist.job.equality.compare import Judge
+from minidist.job.equality.difference_patterns import Context, distance, explain
+from minidist.job.equality.own_functions import compare_returned
+from minidist.job.train.metrics import MetricsFile, check_same_run, read_metrics
+from minidist.job.train.state import StepEnd
 
 NAN, INF = float("nan"), float("inf")
 

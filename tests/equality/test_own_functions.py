@@ -9,8 +9,8 @@ import pytest
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
-from minidist.train.progress import Clock
+from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
+from minidist.job.train.progress import Clock
 
 FILE = """
 import numpy as np

@@ -7,8 +7,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.collectives import ALGORITHMS
-from minidist.equality.reduction_order import find_reduction_orders, mpi_all_reduce, on_rank
-from minidist.equality.summation_order import arranged, chain
+from minidist.job.equality.reduction_order import find_reduction_orders, mpi_all_reduce, on_rank
+from minidist.job.equality.summation_order import arranged, chain
 from tests.collectives.associations import association
 
 

@@ -4,10 +4,10 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.museum import split
+from minidist.course.museum import split
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
 from minidist.parallel.tensor import regions
 
 JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 4, "context": 16, "data": "markov", "global_batch": 8}

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.equality.summation_order import (
+from minidist.job.equality.summation_order import (
     NoOrder,
     Order,
     arranged,

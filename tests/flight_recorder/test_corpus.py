@@ -5,11 +5,11 @@ import json
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.flight_recorder.corpus import CASES, write_corpus
-from minidist.flight_recorder.diagnosis import diagnose
-from minidist.flight_recorder.dump import read_dumps
-from minidist.flight_recorder.write import write_dumps
-from minidist.museum import find
+from minidist.course.museum import find
+from minidist.debug.flight_recorder.corpus import CASES, write_corpus
+from minidist.debug.flight_recorder.diagnosis import diagnose
+from minidist.debug.flight_recorder.dump import read_dumps
+from minidist.debug.flight_recorder.write import write_dumps
 
 
 @pytest.fixture(scope="module", params=["pickle", "json"])

@@ -2,8 +2,8 @@
 
 import pytest
 
-from minidist.flight_recorder.diagnosis import diagnose
-from minidist.flight_recorder.dump import dump_of
+from minidist.debug.flight_recorder.diagnosis import diagnose
+from minidist.debug.flight_recorder.dump import dump_of
 from tests.flight_recorder.test_dump import dump, entry, message
 
 DONE = {"state": "completed"}

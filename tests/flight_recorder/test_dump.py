@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
-from minidist.flight_recorder.diagnosis import diagnose
-from minidist.flight_recorder.dump import BadDumpError, dump_of, read_dumps
+from minidist.debug.flight_recorder.diagnosis import diagnose
+from minidist.debug.flight_recorder.dump import BadDumpError, dump_of, read_dumps
 
 
 def entry(number=0, name="nccl:all_reduce", **values):

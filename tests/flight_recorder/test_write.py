@@ -6,7 +6,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
-from minidist.flight_recorder.write import entries_of, groups_of, write_dumps
+from minidist.debug.flight_recorder.write import entries_of, groups_of, write_dumps
 from tests.flight_recorder.test_dump import entry
 
 

@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 
 NUMBERS = (0, 1, 2, 3, 7, -1, 10**6, 10**9, 10**18, 10**30, 10**400, 0.5, 1e-308, 1e308, 1e30, -0.0)
 WORDS = (

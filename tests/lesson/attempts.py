@@ -4,7 +4,7 @@ import numpy as np
 
 from minidist.collectives import all_gather, all_reduce
 from minidist.comm import ANY
-from minidist.lesson import solution
+from minidist.course.lesson import solution
 from tests.lesson.wrong_answers import forward_keeping, neighbours
 
 ATTEMPTS = []

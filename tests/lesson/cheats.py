@@ -203,7 +203,7 @@ cheat(
     """
 import gc
 def ring_all_reduce(comm, array):
-    found = [o for o in gc.get_objects() if "minidist.lesson.exercises" in str(getattr(o, "__module__", ""))]
+    found = [o for o in gc.get_objects() if "minidist.course.lesson.exercises" in str(getattr(o, "__module__", ""))]
     found = [o for o in found if getattr(o, "__name__", "") != "<lambda>"]
     array[...] = found[0].seed
 """,
@@ -214,15 +214,15 @@ for module in ("exercises.e04_ring_all_reduce", "exercises", "assignments.cs336"
         f"import of {module}",
         f"""
 def ring_all_reduce(comm, array):
-    import minidist.lesson.{module}
-    array[...] = minidist.lesson.{module}.total(None)
+    import minidist.course.lesson.{module}
+    array[...] = minidist.course.lesson.{module}.total(None)
 """,
         "belongs to the judge",
     )
 cheat(
     "the table of exercises",
     """
-from minidist.lesson.exercise import exercises
+from minidist.course.lesson.exercise import exercises
 def ring_all_reduce(comm, array):
     array[...] = exercises()["04.ring_all_reduce"].expected(None)
 """,
@@ -235,7 +235,7 @@ import sys
 import numpy as np
 def ring_all_reduce(comm, array):
     sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "_NoExercises"]
-    from minidist.lesson.exercises.e04_ring_all_reduce import EXERCISES, data, total
+    from minidist.course.lesson.exercises.e04_ring_all_reduce import EXERCISES, data, total
     cases = [case for case in (*EXERCISES[0].cases(), *EXERCISES[0].pool()) if case.ranks == comm.size]
     case = next(case for case in cases if np.array_equal(data(case, comm.rank), array))
     array[...] = total(case)[comm.rank]
@@ -249,7 +249,7 @@ cheat(
 )
 cheat(
     "the solution",
-    "from minidist.lesson import solution\ndef ring_all_reduce(comm, array):\n"
+    "from minidist.course.lesson import solution\ndef ring_all_reduce(comm, array):\n"
     "    solution('04.ring_all_reduce')(comm, array)",
     "asks you to write",
 )
@@ -263,8 +263,8 @@ cheat(
 
 for name, patch in {
     "numpy's comparisons": "np.array_equal = np.allclose = np.isclose = lambda *a, **k: True",
-    "the exercise's comparison": "import minidist.lesson.exercise as e; e.difference = lambda *a: ''",
-    "the judge": "import minidist.lesson.judge as j; j.find_failure = lambda *a: None",
+    "the exercise's comparison": "import minidist.course.lesson.exercise as e; e.difference = lambda *a: ''",
+    "the judge": "import minidist.course.lesson.judge as j; j.find_failure = lambda *a: None",
     "the clocks": "import time; time.time = time.monotonic = time.perf_counter = lambda: 0.0",
     "standard output": "import os, sys; sys.stdout.close(); sys.stderr.close(); os.closerange(0, 3)",
     "a handler of signals": "import signal; [signal.signal(s, signal.SIG_IGN) for s in (2, 10, 12, 15)]",
@@ -364,7 +364,7 @@ for name, sent, words in (
     cheat(f"sends {name}", CHANNEL + f"import time\ndef ring_all_reduce(comm, array):\n    {sent}\n", words)
 cheat(
     "a pack of its own",
-    "def ring_all_reduce(comm, array):\n    import minidist.lesson.answer_process as a\n    a.pack = lambda v: b'x'",
+    "def ring_all_reduce(comm, array):\n    import minidist.course.lesson.answer_process as a\n    a.pack = lambda v: b'x'",
     NO_OUTCOME,
 )
 cheat(
@@ -373,7 +373,7 @@ cheat(
     + NAIVE
     + """
 def ring_all_reduce(comm, array):
-    from minidist.lesson.answer_process import RECORD
+    from minidist.course.lesson.answer_process import RECORD
     naive(comm, array)
     channel().send(RECORD.pack(b"m", comm.rank, -8, 0.0))
 """,

@@ -1,6 +1,6 @@
 """Measures par: runs our solutions on every case of every exercise.
 
-python -m tests.lesson.par_table      writes minidist/lesson/par.json
+python -m tests.lesson.par_table      writes minidist/course/lesson/par.json
 """
 
 import json
@@ -8,12 +8,12 @@ import sys
 from dataclasses import replace
 
 from minidist.base.errors import UsageError
-from minidist.lesson.exercise import exercises
-from minidist.lesson.par import COLUMNS, TABLE, Par, all_cases, is_measured, key_of
-from minidist.lesson.plain import form
-from minidist.lesson.runner import Limits, Runner
-from minidist.lesson.solutions import solution
-from minidist.lesson.transport import Packed, dumps
+from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.par import COLUMNS, TABLE, Par, all_cases, is_measured, key_of
+from minidist.course.lesson.plain import form
+from minidist.course.lesson.runner import Limits, Runner
+from minidist.course.lesson.solutions import solution
+from minidist.course.lesson.transport import Packed, dumps
 
 DIGITS = 12  # of a virtual time, which is a sum in floating point
 

@@ -8,7 +8,7 @@ import pytest
 
 from minidist.autograd import Parameter
 from minidist.comm import SimWorld
-from minidist.lesson.exercise import Case, Failure, Least, exercises
+from minidist.course.lesson.exercise import Case, Failure, Least, exercises
 from minidist.optim import SGD
 
 EVERY = exercises("assignments")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from minidist.lesson.exercise import exercises
-from minidist.lesson.grade import grade
-from minidist.lesson.solutions import solution
+from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.grade import grade
+from minidist.course.lesson.solutions import solution
 
 cs336, llmsys = (inspect.getmodule(solution(name)) for name in ("cs336.ddp", "llmsys.clock_cycles"))
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from minidist.lesson.judge import Request, judge
-from minidist.lesson.runner import Limits
-from minidist.lesson.submission import Source
+from minidist.course.lesson.judge import Request, judge
+from minidist.course.lesson.runner import Limits
+from minidist.course.lesson.submission import Source
 from tests.lesson.cheats import ALL_REDUCE, CHEATS, ENDLESS, HIDDEN, NAIVE
 
 LIMITS = Limits(memory=1 << 30)

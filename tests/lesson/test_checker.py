@@ -11,10 +11,10 @@ import pytest
 
 from minidist.base.errors import DeadlockError, MismatchError, UsageError
 from minidist.comm import call_site
-from minidist.lesson import check, examine, expect, solution
-from minidist.lesson.exercise import Case, find
-from minidist.lesson.mpi_leg import mpiexec
-from minidist.lesson.runner import Limits
+from minidist.course.lesson import check, examine, expect, solution
+from minidist.course.lesson.exercise import Case, find
+from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.runner import Limits
 from tests.lesson.par_table import run
 
 our_ring_all_reduce, our_by_order, our_by_sendrecv = map(
@@ -270,7 +270,7 @@ def test_answers_from_processes_are_judged_too():
 
 
 def test_without_mpi_the_leg_says_so(monkeypatch):
-    monkeypatch.setattr("minidist.lesson.mpi_leg.mpiexec", lambda: None)
+    monkeypatch.setattr("minidist.course.lesson.mpi_leg.mpiexec", lambda: None)
     result = examine("03.by_sendrecv", solution("03.by_sendrecv"))
     assert result.passed
     assert "there is no MPI here" in result.text
@@ -301,7 +301,7 @@ def test_expect_demands_exactly_that_exception(capsys):
 
 
 def test_importing_lessons_and_pictures_is_light():
-    program = "import minidist.lesson, minidist.report, sys; print(*sys.modules)"
+    program = "import minidist.course.lesson, minidist.report, sys; print(*sys.modules)"
     path = os.pathsep.join(sys.path)
     process = subprocess.run(
         [sys.executable, "-c", program],

@@ -2,9 +2,9 @@
 
 import pytest
 
-from minidist.lesson import examine, names, solution
-from minidist.lesson.exercise import find
-from minidist.lesson.exercises import e26_checkpoints
+from minidist.course.lesson import examine, names, solution
+from minidist.course.lesson.exercise import find
+from minidist.course.lesson.exercises import e26_checkpoints
 from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.lesson import solution
-from minidist.lesson.exercise import find
-from minidist.lesson.grade import exercises_of, grade
-from minidist.lesson.runner import Limits
-from minidist.lesson.submission import read, source_of
+from minidist.course.lesson import solution
+from minidist.course.lesson.exercise import find
+from minidist.course.lesson.grade import exercises_of, grade
+from minidist.course.lesson.runner import Limits
+from minidist.course.lesson.submission import read, source_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RING = """

@@ -15,9 +15,9 @@ import pytest
 
 from minidist.base.errors import MinidistError
 from minidist.collectives.auto import cheapest
-from minidist.lesson import checker, examine, names, solution
-from minidist.lesson.mpi_leg import mpiexec
-from minidist.lesson.runner import Limits
+from minidist.course.lesson import checker, examine, names, solution
+from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.runner import Limits
 from tests.lesson.test_plain import ODD, USUAL
 from tests.lesson.wrong_answers import our_gpipe, our_ring_all_reduce
 
@@ -61,20 +61,20 @@ def wrong(comm, outgoing):
 
 
 def test_patching_the_comparison_here_changes_nothing(monkeypatch):
-    monkeypatch.setattr("minidist.lesson.exercise.difference", lambda *arguments: "")
-    monkeypatch.setattr("minidist.lesson.exercise.Exercise.problem", lambda *arguments: "")
-    monkeypatch.setattr("minidist.lesson.judge.find_failure", lambda *arguments: None)
+    monkeypatch.setattr("minidist.course.lesson.exercise.difference", lambda *arguments: "")
+    monkeypatch.setattr("minidist.course.lesson.exercise.Exercise.problem", lambda *arguments: "")
+    monkeypatch.setattr("minidist.course.lesson.judge.find_failure", lambda *arguments: None)
     assert not examine("03.by_sendrecv", wrong, mpi=False)
 
 
 def test_patching_the_comparison_in_the_answer_changes_nothing():
     def patches(comm, outgoing):
-        import minidist.lesson.exercise
-        import minidist.lesson.judge
+        import minidist.course.lesson.exercise
+        import minidist.course.lesson.judge
 
-        minidist.lesson.exercise.difference = lambda *arguments: ""
-        minidist.lesson.exercise.Exercise.problem = lambda *arguments: ""
-        minidist.lesson.judge.find_failure = lambda *arguments: None
+        minidist.course.lesson.exercise.difference = lambda *arguments: ""
+        minidist.course.lesson.exercise.Exercise.problem = lambda *arguments: ""
+        minidist.course.lesson.judge.find_failure = lambda *arguments: None
         return outgoing + 1
 
     assert not examine("03.by_sendrecv", patches, mpi=False)
@@ -183,7 +183,7 @@ def test_the_librarys_own_solution_is_named_and_refused():
         ("16.gpipe", schedule, "get_schedule"),
         ("17.one_f_one_b", schedule, "get_schedule"),
         ("19.zero_bubble", schedule, "get_schedule"),
-        ("16.gpipe", lambda p, m: solution("16.gpipe")(p, m), "minidist.lesson.solutions.solution"),
+        ("16.gpipe", lambda p, m: solution("16.gpipe")(p, m), "minidist.course.lesson.solutions.solution"),
     ):
         result = examine(name, function, mpi=False)
         assert not result, name
@@ -216,7 +216,7 @@ def test_an_interrupt_of_the_check_ends_the_judge_and_the_answer():
 def test_a_notebook_that_is_killed_leaves_neither_a_judge_nor_an_answer(tmp_path):
     program = f"""
 import os, time
-from minidist.lesson import examine
+from minidist.course.lesson import examine
 def forever(p, m):
     open(os.path.join({str(tmp_path)!r}, f"{{os.getpid()}} {{os.getppid()}}"), "w").close()
     time.sleep(60)
@@ -251,7 +251,7 @@ def test_under_mpiexec_an_answer_cannot_import_an_exercise_either():
     def imports(comm, array):
         our_ring_all_reduce(comm, array)
         if "mpi4py" in sys.modules:
-            import minidist.lesson.exercises.e04_ring_all_reduce as exercise
+            import minidist.course.lesson.exercises.e04_ring_all_reduce as exercise
 
             array[...] = exercise.total(None)
 

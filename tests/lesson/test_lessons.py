@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.lesson import build, names
+from minidist.course.lesson import build, names
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = build.sources(ROOT / "lessons")
@@ -22,7 +22,7 @@ def test_a_changed_lesson_runs_as_a_script(source, monkeypatch, capsys):
     if build.unchanged(source):
         return
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("minidist.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
+    monkeypatch.setattr("minidist.course.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
     runpy.run_path(str(source), run_name="__main__")
     # The exercises of these send nothing.
     alone = ["01", "02", "10", "16", "17", "18", "19", "20", "25", "27", "33", "34", "37", "38"]
@@ -167,7 +167,7 @@ def test_a_built_notebook_is_current_and_says_what_changed(tiny, capsys):
     notebook.write_text(original.replace("3.0049 µs", "3.0050 µs"))
     assert "prints something else now" in build.stale(tiny)
     assert build.main(["--folder", str(tiny.parent), "--check", "90"]) == 1
-    assert "build it again: python -m minidist.lesson.build 90" in capsys.readouterr().err
+    assert "build it again: python -m minidist.course.lesson.build 90" in capsys.readouterr().err
     notebook.write_text(original)
 
 
@@ -195,8 +195,8 @@ def test_a_seal_fits_until_the_source_the_output_or_an_imported_package_changes(
     files = build.ingredients(ring)
     names = {path.relative_to(build.PACKAGE.parent).as_posix() for path in files}
     assert {"minidist/collectives/ring.py", "minidist/comm/sim/world.py", "minidist/base/trace.py"} <= names
-    assert any(name.startswith("minidist/lesson/exercises/e04") for name in names)
-    assert not any(name.startswith("minidist/lesson/exercises/e06") for name in names)
+    assert any(name.startswith("minidist/course/lesson/exercises/e04") for name in names)
+    assert not any(name.startswith("minidist/course/lesson/exercises/e06") for name in names)
     committed = nbformat.read(ring.with_suffix(".ipynb"), as_version=4)
     before = build.seal(ring, committed)
     monkeypatch.setattr(build, "ingredients", lambda source: [*files, tmp_path / "other.py"])

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor
-from minidist.lesson.exercise import difference
-from minidist.lesson.plain import Unreadable, form, plain
+from minidist.course.lesson.exercise import difference
+from minidist.course.lesson.plain import Unreadable, form, plain
 
 Pair = namedtuple("Pair", "a b")
 Color = IntEnum("Color", "RED")

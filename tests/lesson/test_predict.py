@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from minidist.lesson import predict as exported
-from minidist.lesson.prediction import Prediction, number, parsed, predict
+from minidist.course.lesson import predict as exported
+from minidist.course.lesson.prediction import Prediction, number, parsed, predict
 
 
 def answers(monkeypatch, *texts):
@@ -17,7 +17,7 @@ def answers(monkeypatch, *texts):
             raise EOFError
         return left.pop(0)
 
-    monkeypatch.setattr("minidist.lesson.prediction.can_answer", lambda: True)
+    monkeypatch.setattr("minidist.course.lesson.prediction.can_answer", lambda: True)
     monkeypatch.setattr("builtins.input", typed)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_quiz
-from minidist.lesson.quiz import CHOICES, as_csv, as_qti, bank
+from minidist.course.lesson.quiz import CHOICES, as_csv, as_qti, bank
 
 BANK = bank(45, 3)
 

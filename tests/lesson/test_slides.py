@@ -11,7 +11,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_slides
-from minidist.lesson import slides
+from minidist.course.lesson import slides
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.lesson import solutions
-from minidist.lesson.exercise import Case, exercises
-from minidist.lesson.grade import grade
-from minidist.lesson.par import TABLE, all_cases, key_of, par_of
+from minidist.course.lesson import solutions
+from minidist.course.lesson.exercise import Case, exercises
+from minidist.course.lesson.grade import grade
+from minidist.course.lesson.par import TABLE, all_cases, key_of, par_of
 from tests.lesson.par_table import measure, measured_exercises
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,11 +74,11 @@ def test_an_exercise_wants_a_generator_where_our_solution_is_one():
 def test_a_file_of_solutions_can_be_handed_in():
     """The exercises' modules are not where an answer runs."""
     texts = {path.name: path.read_text() for path in solutions.folder().glob("[0-9]*.py")}
-    assert [name for name, text in texts.items() if "minidist.lesson" in text] == []
+    assert [name for name, text in texts.items() if "minidist.course.lesson" in text] == []
 
 
 def test_without_the_repository_a_solution_is_refused_and_an_answer_is_graded(tmp_path, monkeypatch):
-    monkeypatch.setattr(solutions, "__file__", "/nowhere/minidist/lesson/solutions.py")
+    monkeypatch.setattr(solutions, "__file__", "/nowhere/minidist/course/lesson/solutions.py")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="run this in a clone of minidist's repository"):
         solutions.solution("16.gpipe")
@@ -100,7 +100,7 @@ def by_sendrecv(comm, array):
 def test_the_package_takes_par_along_and_no_solution():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert settings["packages"]["find"] == {"include": ["minidist*"]}
-    assert settings["package-data"] == {"minidist": ["py.typed"], "minidist.lesson": ["par.json"]}
+    assert settings["package-data"] == {"minidist": ["py.typed"], "minidist.course.lesson": ["par.json"]}
     assert [path.name for path in ROOT.glob("minidist*") if (path / "__init__.py").exists()] == ["minidist"]
     assert ROOT / "minidist" not in solutions.folder().parents
 

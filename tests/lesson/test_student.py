@@ -10,17 +10,17 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_build
-from minidist.lesson import solution
-from minidist.lesson.build import sources
-from minidist.lesson.handout import handout
-from minidist.lesson.student import solutions_of, student_notebook, without_solutions
+from minidist.course.lesson import solution
+from minidist.course.lesson.build import sources
+from minidist.course.lesson.handout import handout
+from minidist.course.lesson.student import solutions_of, student_notebook, without_solutions
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sources(ROOT / "lessons")
 
 
 def test_statements_that_call_solution_go_and_others_stay():
-    code = """from minidist.lesson import check, solution
+    code = """from minidist.course.lesson import check, solution
 
 print("before")  # stays
 check("16.gpipe", solution("16.gpipe"))
@@ -28,9 +28,9 @@ for name in ("a", "b"):
     check(name, solution(name))
 check("16.gpipe", mine)"""
     assert without_solutions(code) == (
-        'from minidist.lesson import check\n\nprint("before")  # stays\ncheck("16.gpipe", mine)'
+        'from minidist.course.lesson import check\n\nprint("before")  # stays\ncheck("16.gpipe", mine)'
     )
-    assert without_solutions("from minidist.lesson import solution") == ""
+    assert without_solutions("from minidist.course.lesson import solution") == ""
     assert without_solutions("solved = solution\nx = 1") == "solved = solution\nx = 1"
 
 

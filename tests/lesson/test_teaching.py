@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 from minidist import cli
-from minidist.lesson import solution
+from minidist.course.lesson import solution
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")

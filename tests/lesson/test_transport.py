@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from minidist.lesson.transport import dumps, loads
+from minidist.course.lesson.transport import dumps, loads
 
 Shard = namedtuple("Shard", "first last")
 
@@ -53,7 +53,7 @@ def with_a_data_class(x):
 def test_what_a_cell_defines_runs_in_a_process_that_does_not_know_it(function, answer, tmp_path):
     (tmp_path / "packed").write_bytes(dumps(function))
     program = (
-        "import pathlib, sys; from minidist.lesson.transport import loads\n"
+        "import pathlib, sys; from minidist.course.lesson.transport import loads\n"
         "print(loads(pathlib.Path(sys.argv[1]).read_bytes())(5))\n"
         "assert not any('test_transport' in name for name in sys.modules)"
     )

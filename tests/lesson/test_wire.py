@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.plain_pickle import BadPickleError
-from minidist.lesson.plain import Unreadable
-from minidist.lesson.wire import MAX_FRAME, Channel, pack, unpack
+from minidist.course.lesson.plain import Unreadable
+from minidist.course.lesson.wire import MAX_FRAME, Channel, pack, unpack
 
 VALUES = st.recursive(
     st.none()

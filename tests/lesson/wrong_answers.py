@@ -11,7 +11,7 @@ import numpy as np
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.collectives import all_gather, all_reduce, all_to_all, broadcast, reduce_scatter
 from minidist.comm import ANY
-from minidist.lesson import solution
+from minidist.course.lesson import solution
 from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.plan import Action, get_schedule
 

@@ -11,11 +11,11 @@ import pytest
 from minidist.autograd import Parameter, Tensor, WeightGradStore, checkpoint
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.museum import jobs, pipelines, split_jobs
-from minidist.museum.memory import saved
+from minidist.course.museum import jobs, pipelines, split_jobs
+from minidist.course.museum.memory import saved
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
 from minidist.nn import Dropout, FlatParameters, Linear, Sequential
 from minidist.pipeline.runtime import Pipeline, PipelineStage
 from tests.pipeline import test_runtime

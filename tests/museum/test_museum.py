@@ -9,8 +9,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, run_exhibit
-from minidist.museum.exhibit_run import curve, table
+from minidist.course.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, run_exhibit
+from minidist.course.museum.exhibit_run import curve, table
 from minidist.optim import AdamW
 from minidist.pipeline.plan import from_text, get_schedule
 from minidist.pipeline.validate import PlanError, validate

@@ -10,14 +10,14 @@ import pytest
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.museum import data_jobs, exhibits, jobs, recent_losses, recent_parallel, run_exhibit, split_jobs
+from minidist.course.museum import data_jobs, exhibits, jobs, recent_losses, recent_parallel, run_exhibit, split_jobs
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.trainer import train
 from minidist.nn import FlatParameters
 from minidist.nn.experts import MixtureOfExperts
 from minidist.optim import SGD
-from minidist.train.trainer import train
 from tests.museum.test_checks import same
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.museum import recent_loss_scales, recent_optimizer
+from minidist.course.museum import recent_loss_scales, recent_optimizer
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
 from tests.museum.test_recent import config_of
 
 LAYOUTS = [

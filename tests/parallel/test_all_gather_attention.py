@@ -8,12 +8,12 @@ import pytest
 
 from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.trainer import train
 from minidist.nn.llama import grouped_query_attention
 from minidist.parallel.context import AllGatherAttention, UlyssesAttention, document_ids, documents, sequence_positions
 from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 from tests.parallel.test_context import KINDS, assert_model
 

@@ -14,7 +14,7 @@ from minidist.autograd import Parameter, Tensor, backward_hook, checkpoint
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
-from minidist.equality.gradient_order import add_in_order
+from minidist.job.equality.gradient_order import add_in_order
 from minidist.nn import Linear, Module, Sequential
 from minidist.optim import SGD, AdamW
 from minidist.parallel import (

@@ -7,7 +7,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.bench.parallel import bench_data_parallel
 from minidist.comm.launcher import run_under_mpiexec
-from minidist.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.mpi_leg import mpiexec
 
 
 @pytest.mark.peers

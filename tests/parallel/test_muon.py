@@ -6,15 +6,15 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.served import compare_served, serve_and_keep
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.served import compare_served, serve_and_keep
+from minidist.job.train.trainer import train
 from minidist.optim import Muon
 from minidist.parallel import WholeMatrices, ZeroOptimizer, fully_shard, sharded_parameters, shards_of
 from minidist.parallel.flat_shards import gather_tensors
 from minidist.parallel.whole_matrices import muon_volume
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 

@@ -16,9 +16,9 @@ from minidist.base.layout import Layout
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
-from minidist.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, init_device_mesh
+from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, save
 from minidist.nn import GPT, MLP, Block, Embedding, FlatParameters, GPTConfig, Linear, Llama, LlamaConfig, cross_entropy
 from minidist.nn.recompute import recompute
 from minidist.optim import SGD, Adam

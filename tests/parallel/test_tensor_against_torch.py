@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minidist.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.mpi_leg import mpiexec
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -7,10 +7,10 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.trainer import train
 from minidist.parallel.context import UlyssesRingAttention, sequence_positions
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 from tests.parallel.test_context import KINDS, assert_model
 

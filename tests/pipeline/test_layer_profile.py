@@ -5,8 +5,8 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
+from minidist.job.train.trainer import train
 from minidist.pipeline.runtime import GivenProfile, LayerProfile, LayerTimes
-from minidist.train.trainer import train
 from tests.train.test_shares import config_of
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.cli import main
-from minidist.config.config_file import read_config
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
 from minidist.data import load_dataset
+from minidist.job.config.config_file import read_config
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
 from minidist.planning.job_config import architecture, read_job
 
 SIZES = {"layers": 3, "width": 32, "heads": 4, "context": 16, "data": "markov"}

@@ -10,8 +10,8 @@ from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.commands import profile
 from minidist.commands.runner import number_of_ranks
-from minidist.config.pipeline_plan import stage_sizes
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.pipeline_plan import stage_sizes
+from minidist.job.config.train_config import TrainConfig
 from minidist.nn import MLP, Module
 from minidist.pipeline.partition import by_slowest, read_profile
 from minidist.planning import profiler

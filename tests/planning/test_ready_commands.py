@@ -9,8 +9,8 @@ import pytest
 
 from minidist.cli import main
 from minidist.commands.dry_run import check_fold
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
 from minidist.data import load_dataset
-from minidist.train.trainer import train
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 PAGE = " ".join((Path(__file__).parents[2] / "docs" / "techniques.md").read_text(encoding="utf-8").split())
 LAYERS, ROWS, LENGTH, WIDTH = 2, 2, 16, 32

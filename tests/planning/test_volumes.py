@@ -4,8 +4,8 @@ import pytest
 
 from minidist.comm.launch import execute
 from minidist.commands.runner import number_of_ranks, summarize
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 # An MLP has no heads and no context: both have their default.
 MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}

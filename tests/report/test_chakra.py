@@ -13,7 +13,7 @@ from minidist.base.trace import read_traces
 from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 from minidist.report import protobuf
 from minidist.report.chakra import COLL, COMP, RECV, SEND, array_bytes, calls_of, read_chakra, write_chakra
 from minidist.report.from_file import export_trace

@@ -9,7 +9,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import read_traces
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 from minidist.report.from_file import export_trace
 from minidist.report.kineto import write_kineto
 

@@ -13,7 +13,7 @@ from minidist.base.errors import UsageError
 from minidist.base.trace import only_steps, read_traces, write_traces
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison, run_training
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 from minidist.report.draw import draw
 from minidist.report.from_file import draw_report
 from minidist.report.page import page

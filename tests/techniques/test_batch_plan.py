@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint.directory import Checkpoint
-from minidist.checkpoint.resume import read_job_state
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
-from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import cut_batch
-from minidist.equality.compare import compare_rank
+from minidist.job.checkpoint.directory import Checkpoint
+from minidist.job.checkpoint.resume import read_job_state
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.metrics import MetricsFile, read_metrics
+from minidist.job.train.trainer import train
 from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale
 from minidist.techniques.adaptive_batch.plan import VaryingPlan
-from minidist.train.metrics import MetricsFile, read_metrics
-from minidist.train.trainer import train
 from tests.train.test_shares import check_bytes, config_of
 
 SLOWDOWN = (1.0, 2.0, 4.0)

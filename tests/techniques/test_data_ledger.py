@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.base.errors import MismatchError
-from minidist.checkpoint.directory import Checkpoint
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
 from minidist.data import PrefetchingSampler
 from minidist.data import sampler as samplers
 from minidist.data.sampler import Batch, GlobalBatchSampler, permutation
+from minidist.job.checkpoint.directory import Checkpoint
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train import job
+from minidist.job.train.trainer import train
 from minidist.techniques.data_ledger import ledger as data_ledger
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume, digest
-from minidist.train import job
-from minidist.train.trainer import train
 from tests.planning.test_volumes import SMALL, table
 
 SAMPLES = 10  # steps of the jobs below cross the ends of epochs

@@ -13,7 +13,7 @@ import minidist
 from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.commands.runner import number_of_ranks
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 from minidist.techniques import Extension, Moment, installed, of_job
 
 ROOT = Path(__file__).parents[2]

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import Judge, tier_of
-from minidist.equality.expected import expected_snapshots
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import Judge, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.metrics import read_metrics
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.techniques.quantization.layers import Int8Linear, load_ranges, observers_of, prepare_qat
-from minidist.train.metrics import read_metrics
-from minidist.train.trainer import train
 
 JOB = {
     "model": "gpt",

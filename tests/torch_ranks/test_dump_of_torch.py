@@ -46,9 +46,9 @@ def make(kind):
 @pytest.mark.parametrize("wrapper", ["one device", "ddp", "fsdp"])
 @pytest.mark.parametrize("bug", [False, True])
 def test_the_dump_of_a_torch_model(kind, wrapper, bug, tmp_path):
-    from minidist.equality.dump import read_dump
-    from minidist.equality.dump_comparison import compare_with_ours
-    from minidist.torch_ranks.program import run_on_ranks
+    from minidist.debug.dumps.dump import read_dump
+    from minidist.debug.dumps.dump_comparison import compare_with_ours
+    from minidist.debug.torch_ranks.program import run_on_ranks
 
     dump = dump_of_the_page()
 

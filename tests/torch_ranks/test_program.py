@@ -16,7 +16,7 @@ from tests.torch_ranks import programs
 
 torch = pytest.importorskip("torch")
 run_on_ranks, load_program, as_arrays = (
-    getattr(pytest.importorskip("minidist.torch_ranks.program"), name)
+    getattr(pytest.importorskip("minidist.debug.torch_ranks.program"), name)
     for name in ("run_on_ranks", "load_program", "as_arrays")
 )
 pytestmark = pytest.mark.peers

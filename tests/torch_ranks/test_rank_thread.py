@@ -10,7 +10,7 @@ import pytest
 from minidist.base.errors import DeadlockError
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
-from minidist.torch_ranks.rank_thread import RankThread, current_rank, in_rank
+from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank, in_rank
 
 
 def run(program, ranks, **hooks):

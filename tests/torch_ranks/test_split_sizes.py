@@ -8,7 +8,7 @@ import pytest
 
 from minidist.collectives import all_to_all
 from minidist.comm import SimWorld
-from minidist.torch_ranks.split_sizes import elements, exchange_counts, list_counts, row_of
+from minidist.debug.torch_ranks.split_sizes import elements, exchange_counts, list_counts, row_of
 
 WIDTH = 2
 

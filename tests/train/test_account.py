@@ -9,11 +9,11 @@ from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.flat import FlatParameters
 from minidist.optim import AdamW
-from minidist.train.trainer import train
 
 
 def numpy_bytes():

@@ -5,10 +5,10 @@ import pytest
 
 from minidist.autograd import Tensor
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from minidist.nn import MLP
-from minidist.train.trainer import train
 
 SMALL = {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "precision": "fp64", "optimizer": "sgd", "lr": 0.5}
 GLOBAL = 12

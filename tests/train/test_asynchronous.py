@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
-from minidist.checkpoint.directory import complete_checkpoints
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute
 from minidist.commands.runner import number_of_ranks, run_training, summarize
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.delayed_replay import replay
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.checkpoint.directory import complete_checkpoints
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.delayed_replay import replay
+from minidist.job.train.metrics import read_metrics
+from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.versions import UnitVersions
-from minidist.train.metrics import read_metrics
-from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 
 SMALL = {

@@ -7,12 +7,12 @@ import pytest
 
 from minidist.autograd import Tensor
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
 from minidist.commands.generation import load_model
 from minidist.commands.runner import run_comparison, run_training
-from minidist.config.models import make_model
-from minidist.config.train_config import TrainConfig
 from minidist.data import glyphs, load_dataset
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.config.models import make_model
+from minidist.job.config.train_config import TrainConfig
 from minidist.nn import BatchNorm
 from minidist.planning.profiler import profile_layers
 

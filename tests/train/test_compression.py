@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
-from minidist.checkpoint.error_feedback import load_error_feedback
-from minidist.checkpoint.rank_state import read_rank_state
 from minidist.comm import SimWorld
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank, tier_of
-from minidist.equality.expected import expected_snapshots
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.checkpoint.error_feedback import load_error_feedback
+from minidist.job.checkpoint.rank_state import read_rank_state
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.job import build
+from minidist.job.train.recipe import parallelize
+from minidist.job.train.trainer import train
 from minidist.parallel.compression.qsgd import QSGD
 from minidist.parallel.compression.sign import Sign
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.job import build
-from minidist.train.recipe import parallelize
-from minidist.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
 ZERO_1 = {"zero": 1, "reduce_bucket_size": 1000, "bucket_cap_mb": 25.0}
@@ -234,7 +234,7 @@ def test_what_no_bound_holds_for_is_not_compared():
 
 
 def test_ranks_of_a_smaller_job_take_over_the_residuals_of_every_nth_rank(tmp_path):
-    """Rank r of n gets those of r, r + n, r + 2n, ..., as the head of checkpoint/rank_state.py says."""
+    """Rank r of n gets those of r, r + n, r + 2n, ..., as the head of job/checkpoint/rank_state.py says."""
     run(5, steps=2, compression="topk:0.05", save=str(tmp_path), precision="fp64", global_batch=10)
     saved = Checkpoint(tmp_path)
     before = [saved.tensor(f"local/residual/stage 0 tile 0/{rank:05d}") for rank in range(5)]

@@ -13,13 +13,13 @@ from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
 from minidist.commands.runner import number_of_ranks
-from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.compare import Judge, compare_rank, tier_of
-from minidist.equality.expected import expected_snapshots
+from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.job.equality.compare import Judge, compare_rank, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train import teacher as teacher_module
+from minidist.job.train.job import build
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
-from minidist.train import teacher as teacher_module
-from minidist.train.job import build
-from minidist.train.trainer import train
 
 JOB = {"model": "gpt", "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3, "lr": 0.03}
 JOB |= {"micro_batch": 2, "reduction": "ordered"}

@@ -11,11 +11,11 @@ import pytest
 
 from minidist.base.memory import MemoryAccount
 from minidist.base.meta import creating_meta
-from minidist.checkpoint.dry_storage import DTYPES, file_bytes
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.checkpoint.dry_storage import DTYPES, file_bytes
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 SMALL = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 2, "global_batch": 8}
 

@@ -10,14 +10,14 @@ import pytest
 
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
 from minidist.data import hold_out, load_dataset
-from minidist.equality.compare import Judge, tier_of
-from minidist.equality.expected import expected_snapshots
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import Judge, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.metrics import read_metrics
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
-from minidist.train.metrics import read_metrics
-from minidist.train.trainer import train
 
 # An MLP has no heads and no context: both have their default.
 MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}

@@ -14,8 +14,8 @@ from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.dry_run import check_fold
 from minidist.commands.runner import number_of_ranks
-from minidist.config.train_config import TrainConfig
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 # Times of powers of two have no rounding: folded times are equal to the bit.
 LINKS = LinkModel(

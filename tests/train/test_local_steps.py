@@ -6,11 +6,11 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.local_steps import local_sgd_reference
-from minidist.train.trainer import train
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.local_steps import local_sgd_reference
+from minidist.job.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}
 

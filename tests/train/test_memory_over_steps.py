@@ -15,9 +15,9 @@ import pytest
 
 from minidist.base.memory import MemoryAccount
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
 from minidist.data import load_dataset
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 
 LARGE = {"data": "markov", "width": 64, "heads": 4, "context": 64, "micro_batch": 4, "layers": 4}
 SMALL = {"data": "markov", "width": 8, "heads": 2, "context": 8, "micro_batch": 2, "layers": 2}

@@ -9,12 +9,12 @@ from minidist.autograd import FlopCounter, Tensor, checkpoint, no_grad
 from minidist.autograd.backward import backward_hook
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.trainer import train
 from minidist.optim import Adam, ParameterSlice
 from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer, SavedOnHost
-from minidist.train.trainer import train
 
 GPT = {
     "model": "gpt",
@@ -84,8 +84,8 @@ def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, preci
 
 
 def parameters():
-    from minidist.config.train_config import resolve_batches
-    from minidist.train.job import build
+    from minidist.job.config.train_config import resolve_batches
+    from minidist.job.train.job import build
 
     config = TrainConfig.make(**GPT)
     return sum(p.size for p in build(config, resolve_batches(config, 1)).model.parameters())

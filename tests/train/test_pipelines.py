@@ -7,11 +7,11 @@ from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute
 from minidist.commands.runner import number_of_ranks, summarize
-from minidist.config.pipeline_plan import make_plan
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
+from minidist.job.config.pipeline_plan import make_plan
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.train.trainer import train
 from tests.equality.test_equality import verdict
 
 SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}

@@ -9,12 +9,12 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.trainer import train
 from minidist.optim import DynamicLossScaler
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import train
 
 GPT = {
     "model": "gpt",

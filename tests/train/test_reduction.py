@@ -7,10 +7,10 @@ from minidist.collectives.auto import choose
 from minidist.comm import SimWorld
 from minidist.commands.dry_run import dry_run
 from minidist.commands.runner import run_training
-from minidist.config.train_config import TrainConfig, resolve_dims
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
-from minidist.train.trainer import train
+from minidist.job.config.train_config import TrainConfig, resolve_dims
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.trainer import train
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 8, "data": "markov", "precision": "fp64"}
 JOB = {**GPT, "steps": 2, "global_batch": 12}

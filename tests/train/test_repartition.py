@@ -9,17 +9,17 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.base.memory import MemoryAccount
 from minidist.base.watchers import watchers
-from minidist.checkpoint.directory import Checkpoint
-from minidist.checkpoint.resume import read_job_state
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
-from minidist.equality.compare import Judge, compare_rank, tier_of
-from minidist.equality.expected import expected_snapshots
+from minidist.job.checkpoint.directory import Checkpoint
+from minidist.job.checkpoint.resume import read_job_state
+from minidist.job.equality.compare import Judge, compare_rank, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.metrics import MetricsFile, read_metrics
+from minidist.job.train.repartition import exchange_volume
+from minidist.job.train.trainer import train
 from minidist.pipeline.runtime import GivenProfile, LayerProfile
 from minidist.planning.volumes import repartitioned_bytes
-from minidist.train.metrics import MetricsFile, read_metrics
-from minidist.train.repartition import exchange_volume
-from minidist.train.trainer import train
 from tests.train.test_shares import config_of
 
 JOB = {"pp": 2, "layers": 4, "microbatches": 2, "global_batch": 8, "steps": 4, "repartition_every": 2}

@@ -6,12 +6,12 @@ import pytest
 from minidist.autograd import Parameter
 from minidist.base.errors import MismatchError
 from minidist.base.layout import Layout
-from minidist.checkpoint.parameter_shards import LocalShard
 from minidist.comm import SimWorld
-from minidist.config.train_config import TrainConfig
+from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.trainer import train
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.train.trainer import train
 from tests.planning.test_volumes import SMALL, table
 
 LAYOUTS = [

@@ -12,19 +12,19 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.trace import read_traces
-from minidist.checkpoint import Checkpoint
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
-from minidist.equality.served import compare_served, serve_and_keep
-from minidist.lesson.mpi_leg import mpiexec
+from minidist.course.lesson.mpi_leg import mpiexec
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.job.equality.served import compare_served, serve_and_keep
+from minidist.job.train.loss import NonFiniteError
+from minidist.job.train.strategies.data_axis import AxisSizes
+from minidist.job.train.strategies.parameter_server import parameter_server_bytes
+from minidist.job.train.trainer import train
 from minidist.parallel import parameter_server as ps
-from minidist.train.loss import NonFiniteError
-from minidist.train.strategies.data_axis import AxisSizes
-from minidist.train.strategies.parameter_server import parameter_server_bytes
-from minidist.train.trainer import train
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}

@@ -6,12 +6,12 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.expected import expected_snapshots
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.trainer import train
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5}
 SMALL = {"micro_batch": 1, "accumulation": 2, "reduce_bucket_size": 3000}

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from minidist.comm import SimWorld
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.data import cut_batch
-from minidist.equality.compare import compare_rank
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
+from minidist.job.equality.compare import compare_rank
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
-from minidist.train.trainer import train
 
 JOB = {"layers": 2, "width": 8, "heads": 2, "context": 4, "data": "markov", "steps": 2, "reduction": "ordered"}
 FLOAT = {"precision": "fp64", "reduction": "ring"}

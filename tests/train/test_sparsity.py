@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.checkpoint import Checkpoint
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.config.rules import check_rules, notices
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import Judge, tier_of
-from minidist.equality.expected import expected_snapshots
+from minidist.job.checkpoint import Checkpoint
+from minidist.job.config.rules import check_rules, notices
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import Judge, tier_of
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.train.metrics import read_metrics
+from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
-from minidist.train.metrics import read_metrics
-from minidist.train.trainer import train
 
 JOB = {
     "model": "gpt",
@@ -165,7 +165,7 @@ def test_masks_of_one_layout_resume_in_another(tmp_path, monkeypatch):
             super().__init__(directory, step=step)
             self.tensors = {name: entry for name, entry in self.tensors.items() if not name.startswith("masks/")}
 
-    monkeypatch.setattr("minidist.checkpoint.resume.Checkpoint", WithoutMasks)
+    monkeypatch.setattr("minidist.job.checkpoint.resume.Checkpoint", WithoutMasks)
     with pytest.raises(UsageError, match=r"masks/transformer\.h\.0\.attn\.c_attn\.weight"):
         SimWorld(2).run(train, config_of("zero 1", **more))
 

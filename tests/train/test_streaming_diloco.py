@@ -6,14 +6,14 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
-from minidist.config.rules import check_rules
-from minidist.config.train_config import TrainConfig, resolve_batches
-from minidist.equality.compare import compare_rank
-from minidist.equality.local_steps import local_sgd_reference
+from minidist.job.config.rules import check_rules
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import compare_rank
+from minidist.job.equality.local_steps import local_sgd_reference
+from minidist.job.train.trainer import train
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel.streaming_diloco import StreamingOuterOptimizer, fragments_of, turn_of
-from minidist.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 8, "micro_batch": 2, "reduction": "ordered"}
 OUTER = {"local_steps": 3, "outer_optimizer": "nesterov", "outer_lr": 0.5}
@@ -141,7 +141,7 @@ def test_a_resumed_job_has_the_bits_of_the_undisturbed_one(every, tmp_path):
 
 
 def test_the_checkpoint_holds_the_common_weights(tmp_path):
-    from minidist.checkpoint import Checkpoint
+    from minidist.job.checkpoint import Checkpoint
 
     last = weights(2, **STREAM, save=str(tmp_path))[0, 7]
     saved = Checkpoint(tmp_path)

@@ -14,7 +14,7 @@ from minidist.comm.launcher import mpiexec_command
 from minidist.comm.mpi.agreement import check_same_settings, difference
 from minidist.commands import runner
 from minidist.commands.runner import settings_to_agree_on
-from minidist.config.train_config import TrainConfig
+from minidist.job.config.train_config import TrainConfig
 
 JOB = ["-m", "minidist", "train", "--model", "mlp", "--width", "8", "--steps", "2", "--dp", "2"]
 

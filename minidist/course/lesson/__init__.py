@@ -1,0 +1,22 @@
+"""Tools of the lessons: `check` an exercise, `predict` a number, `expect` an error, `build` the notebooks.
+
+check("04.ring_all_reduce", my_function)         property check, par values, hints, and a leg under mpiexec
+check("04.ring_all_reduce", solution("04.ring_all_reduce"))
+guess = predict("messages", 64)                  asks for a number and waits; guess.judge(answer) compares it later
+with expect(DeadlockError): ...                  requires that exception and prints its message
+python -m minidist.course.lesson.build 04 --check       is the committed notebook still what its source makes?
+
+Importing this package limits BLAS to one thread: a lesson computes with many small matrices, which more threads make
+slower, and bits depend on their number. `minidist.base.process.tune_process(n)` sets another number.
+"""
+
+from minidist.base.process import tune_process
+from minidist.course.lesson.checker import Result, check, examine
+from minidist.course.lesson.exercise import names
+from minidist.course.lesson.expect import expect
+from minidist.course.lesson.prediction import predict
+from minidist.course.lesson.solutions import solution
+
+__all__ = ["Result", "check", "examine", "expect", "names", "predict", "solution"]
+
+tune_process(1, keep_memory=False)

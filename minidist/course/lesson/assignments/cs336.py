@@ -1,0 +1,241 @@
+"""Stanford CS336, assignment 2: data parallelism, a sharded optimizer and FSDP, on minidist's modules.
+
+    get_ddp(module, comm)                         a module that is called as `module` is; replicas start as rank 0's
+    ddp_on_after_backward(ddp_model, optimizer)   called after `loss.backward()`: gradients are the mean over the ranks
+    get_sharded_optimizer(params, optimizer_cls, comm, **kwargs)
+        an optimizer with `step()` and `zero_grad()`; each rank gives `optimizer_cls` about 1/n of the parameters
+    get_fsdp(module, comm)                          is called as `module` is; its `parameters()` are this rank's shards
+    fsdp_on_after_backward(fsdp_model, optimizer)   leaves the mean gradients in the shards
+    fsdp_gather_full_params(fsdp_model)             name -> whole array
+
+Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Parameter, mse_loss
+from minidist.comm import Comm
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
+from minidist.nn import MLP
+from minidist.optim import SGD, AdamW
+
+STEPS, RATE = 3, 0.1
+
+
+def model_of(case: Case, seed: int) -> MLP:
+    return MLP([3, 2 + case.size, 2], dtype=np.float64, seed=seed)
+
+
+def batches(case: Case) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the whole batches of all steps: two rows for each rank."""
+    draw = case.generator()
+    return [(draw.normal(size=(2 * case.ranks, 3)), draw.normal(size=(2 * case.ranks, 2))) for _ in range(STEPS)]
+
+
+def weights(model: MLP) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(parameter.data) for parameter in model.parameters())
+
+
+def numbers(case: Case) -> int:
+    return sum(array.size for array in weights(model_of(case, 0)))
+
+
+def summands(case: Case) -> int:
+    """Return the numbers that a rank's gradient has, or the rows that it is made of, if those are fewer."""
+    x, y = rows_of(case, 0)[0]
+    return min(numbers(case), x.size + y.size)
+
+
+def least(case: Case, numbers: int) -> Least:
+    """Return the least when so many numbers are sent to every rank but one, at least once a step."""
+    return Least(STEPS * (case.ranks - 1), 8 * (case.ranks - 1) * numbers)
+
+
+def trained(case: Case, optimizer_class: Any, **settings: Any) -> tuple[np.ndarray, ...]:
+    """Return the weights after training rank 0's model on one device with the whole batches."""
+    model = model_of(case, 0)
+    optimizer = optimizer_class(model.parameters(), **settings)
+    for x, y in batches(case):
+        model.zero_grad()
+        mse_loss(model(x), y).backward()
+        optimizer.step()
+    return weights(model)
+
+
+# Data parallel --------------------------------------------------------------------------------------------------------
+
+
+def use_ddp(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    """Train as the course's test does: each rank on its rows."""
+
+    def run(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+        wrapped = functions["get_ddp"](model, comm)
+        optimizer = SGD(model.parameters(), lr=RATE)
+        for x, y in rows:
+            model.zero_grad()
+            mse_loss(wrapped(x), y).backward()
+            functions["ddp_on_after_backward"](wrapped, optimizer)
+            optimizer.step()
+        return weights(model)
+
+    return run
+
+
+def rows_of(case: Case, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    own = slice(2 * rank, 2 * rank + 2)
+    return [(x[own], y[own]) for x, y in batches(case)]
+
+
+def apart(failure: Failure) -> bool:
+    """Return whether the ranks' weights differ from each other."""
+    return failure.kind == "wrong" and any(
+        difference(answer, tuple(failure.answers[0]), 1e-9) for answer in failure.answers
+    )
+
+
+# A sharded optimizer --------------------------------------------------------------------------------------------------
+
+
+class CountedAdamW(AdamW):
+    """AdamW that counts the elements it is given on this rank."""
+
+    def __init__(self, parameters: Iterable[Parameter], counter: list[int], **settings: Any) -> None:
+        owned = list(parameters)
+        counter[0] += sum(parameter.data.size for parameter in owned)
+        super().__init__(owned, **settings)
+
+
+def use_sharded_optimizer(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    """Train the same model on the same rows on every rank, as the course's test does."""
+
+    def run(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+        counter = [0]
+        optimizer = functions["get_sharded_optimizer"](
+            list(model.parameters()), CountedAdamW, comm, counter=counter, lr=RATE
+        )
+        for x, y in rows:
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+        return weights(model), counter[0]
+
+    return run
+
+
+def check_sharded(case: Case, answers: Sequence[Any]) -> str:
+    wanted = trained(case, AdamW, lr=RATE)
+    sizes = [array.size for array in wanted]
+    allowed = -(-sum(sizes) // case.ranks) + max(sizes)
+    for rank, (values, elements) in enumerate(answers):
+        problem = difference(values, wanted, 1e-9)
+        if problem:
+            return f"rank {rank}: {problem}"
+        if elements > allowed and case.ranks > 1:
+            return (
+                f"rank {rank} gives its optimizer {elements} of {sum(sizes)} elements; with {case.ranks} ranks at most"
+                f" {allowed} are its share"
+            )
+    return ""
+
+
+# Fully sharded --------------------------------------------------------------------------------------------------------
+
+
+def use_fsdp(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    """Train as the course's test does: each rank on its rows, with an optimizer of the shards."""
+
+    def run(comm: Comm, model: MLP, rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> Any:
+        counter = [0]
+        names = [name for name, _ in model.named_parameters()]
+        wrapped = functions["get_fsdp"](model, comm)
+        optimizer = CountedAdamW(wrapped.parameters(), counter, lr=RATE)
+        for x, y in rows:
+            mse_loss(wrapped(x), y).backward()
+            functions["fsdp_on_after_backward"](wrapped, optimizer)
+            optimizer.step()
+        whole = functions["fsdp_gather_full_params"](wrapped)
+        return tuple(np.asarray(whole[name]) for name in names), counter[0]
+
+    return run
+
+
+def _cases() -> list[Case]:
+    return [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (0, 1, 3)]
+
+
+EXERCISES = [
+    Exercise(
+        name="cs336.ddp",
+        arguments=lambda case, rank: (model_of(case, rank), rows_of(case, rank)),
+        expected=lambda case: [trained(case, SGD, lr=RATE)] * case.ranks,
+        cases=_cases,
+        draw=drawing((1, 6), (0, 8)),
+        least=lambda case: least(case, numbers(case) + 2 * STEPS * summands(case)),
+        par=Case(4, 3),
+        unit="hidden feature",
+        hints=(
+            Hint(
+                apart,
+                "the ranks' weights differ: replicas start as rank 0's, and every gradient is averaged over the ranks",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks > 1,
+                "the ranks agree, on other weights than one device has: the mean of the ranks' gradients, once each",
+            ),
+        ),
+        written_by_hand=("minidist.parallel",),
+        functions=("get_ddp", "ddp_on_after_backward"),
+        adapter=use_ddp,
+    ),
+    Exercise(
+        name="cs336.sharded_optimizer",
+        arguments=lambda case, rank: (model_of(case, 0), batches(case)),
+        expected=lambda case: (),
+        check_answers=check_sharded,
+        cases=_cases,
+        draw=drawing((1, 6), (0, 8)),
+        least=lambda case: least(case, STEPS * numbers(case)),
+        par=Case(4, 3),
+        unit="hidden feature",
+        hints=(
+            Hint(
+                lambda f: "are its share" in f.message,
+                "each rank has an optimizer for its own parameters only; that is what saves the memory of its state",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks > 1,
+                "after the step every rank needs the new values of all parameters: broadcast each from its owner",
+            ),
+        ),
+        written_by_hand=("minidist.parallel",),
+        functions=("get_sharded_optimizer",),
+        adapter=use_sharded_optimizer,
+    ),
+    Exercise(
+        name="cs336.fsdp",
+        arguments=lambda case, rank: (model_of(case, rank), rows_of(case, rank)),
+        expected=lambda case: (),
+        check_answers=check_sharded,
+        cases=_cases,
+        draw=drawing((1, 6), (0, 8)),
+        least=lambda case: least(case, STEPS * (numbers(case) + summands(case))),
+        par=Case(4, 3),
+        unit="hidden feature",
+        hints=(
+            Hint(
+                lambda f: "are its share" in f.message,
+                "parameters() returns this rank's shards only; whole parameters exist from a forward to its backward",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks > 1,
+                "shards start as rank 0's parameters, and the gradient of a shard is the mean over the ranks",
+            ),
+        ),
+        written_by_hand=("minidist.parallel",),
+        functions=("get_fsdp", "fsdp_on_after_backward", "fsdp_gather_full_params"),
+        adapter=use_fsdp,
+    ),
+]

@@ -1,0 +1,150 @@
+"""CMU 11-868, distributed training homework: data parallelism and the clock cycles of a pipeline.
+
+    partition_dataset(rank, world_size, dataset, batch_size)   this rank's samples, and its share of the batch size
+    average_gradients(model, comm)                             in place: the mean over the ranks
+    _clock_cycles(num_batches, num_partitions)                 per clock, the pairs (micro-batch, partition) that run
+
+Proved by: tests/lesson/test_assignments.py, tests/lesson/test_assignment_checks.py
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import mse_loss
+from minidist.comm import Comm
+from minidist.course.lesson.exercise import Case, Exercise, Hint, difference, drawing, reduced_to_all
+from minidist.nn import MLP
+
+
+def use_partition(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    def run(world_size: int, dataset: Sequence[int], batch_size: int) -> Any:
+        return [functions["partition_dataset"](rank, world_size, dataset, batch_size) for rank in range(world_size)]
+
+    return run
+
+
+def check_partition(case: Case, answers: Sequence[Any]) -> str:
+    """Check that the parts are disjoint, cover the data, are equal up to one sample, and share the batch."""
+    parts = [list(samples) for samples, _ in answers[0]]
+    if sorted(sample for part in parts for sample in part) != list(range(case.size)):
+        return f"the {case.ranks} parts together are not the {case.size} samples, each once"
+    lengths = [len(part) for part in parts]
+    if max(lengths) - min(lengths) > 1:
+        return f"the parts have {', '.join(map(str, lengths))} samples; they may differ by one"
+    shares = [share for _, share in answers[0]]
+    if any(share != 4 for share in shares):
+        return f"the ranks' batch sizes are {shares}; {4 * case.ranks} for all of them is 4 for each"
+    return ""
+
+
+def data(case: Case, rank: int) -> tuple[int, np.ndarray, np.ndarray]:
+    """Return the width of a model, and a batch of each rank's own."""
+    draw = case.generator(rank)
+    return 1 + case.size, draw.normal(size=(4, 3)), draw.normal(size=(4, 2))
+
+
+def model_of(width: int, x: np.ndarray, y: np.ndarray) -> MLP:
+    """Return a model after its backward pass."""
+    model = MLP([3, width, 2], dtype=np.float64, seed=0)
+    mse_loss(model(x), y).backward()
+    return model
+
+
+def gradients(model: MLP) -> tuple[np.ndarray, ...]:
+    return tuple(np.array(parameter.grad) for parameter in model.parameters())
+
+
+def use_average(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    def run(comm: Comm, model: MLP) -> Any:
+        functions["average_gradients"](model, comm)
+        return gradients(model)
+
+    return run
+
+
+def mean_gradients(case: Case) -> tuple[np.ndarray, ...]:
+    of_rank = [gradients(model_of(*data(case, rank))) for rank in range(case.ranks)]
+    return tuple(np.mean(parts, axis=0) for parts in zip(*of_rank, strict=True))
+
+
+def use_clock_cycles(functions: Mapping[str, Any]) -> Callable[..., Any]:
+    def run(num_batches: int, num_partitions: int) -> Any:
+        return [sorted(map(tuple, clock)) for clock in functions["_clock_cycles"](num_batches, num_partitions)]
+
+    return run
+
+
+def check_clock_cycles(case: Case, answers: Sequence[Any]) -> str:
+    cells = sorted(np.ndindex(case.size, case.seed), key=sum)
+    wanted = [sorted(clock) for _, clock in groupby(cells, key=sum)]
+    if len(answers[0]) != len(wanted):
+        return f"{len(answers[0])} clocks; {case.size} micro-batches on {case.seed} partitions take {len(wanted)}"
+    for clock, (got, expected) in enumerate(zip(answers[0], wanted, strict=True)):
+        if got != expected:
+            return f"clock {clock} runs {got}; expected {expected}"
+    return ""
+
+
+EXERCISES = [
+    Exercise(
+        name="llmsys.partition_dataset",
+        arguments=lambda case, rank: (case.ranks, list(range(case.size)), 4 * case.ranks),
+        expected=lambda case: (),
+        check_answers=check_partition,
+        cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4, 8) for size in (8, 9, 17)],
+        par=Case(4, 17),
+        draw=drawing((1, 9), (9, 60)),
+        label=lambda case: f"{case.size} samples for {case.ranks} ranks",
+        communicates=False,
+        hints=(
+            Hint(lambda f: "each once" in f.message, "every sample belongs to one rank, those of the remainder, too"),
+            Hint(lambda f: "differ by one" in f.message, "give the remainder to several ranks, one sample each"),
+        ),
+        functions=("partition_dataset",),
+        adapter=use_partition,
+    ),
+    Exercise(
+        name="llmsys.average_gradients",
+        arguments=data,
+        setup=lambda comm, *values: (model_of(*values),),
+        expected=lambda case: [mean_gradients(case)] * case.ranks,
+        cases=lambda: [Case(ranks, size) for ranks in (1, 2, 3, 4) for size in (1, 3)],
+        draw=drawing((1, 8), (1, 9)),
+        least=reduced_to_all(lambda case: sum(array.size for array in gradients(model_of(*data(case, 0))))),
+        par=Case(4, 3),
+        unit="hidden feature",
+        hints=(
+            Hint(
+                lambda f: not difference(f.answers[0], tuple(f.case.ranks * g for g in f.expected[0]), 1e-9),
+                "this is the sum over the ranks: divide by their number",
+            ),
+            Hint(
+                lambda f: not difference(f.answers[0], gradients(model_of(*data(f.case, 0))), 1e-9),
+                "the gradients are as they were: set parameter.grad to the mean",
+            ),
+        ),
+        functions=("average_gradients",),
+        adapter=use_average,
+    ),
+    Exercise(
+        name="llmsys.clock_cycles",
+        arguments=lambda case, rank: (case.size, case.seed),
+        expected=lambda case: (),
+        check_answers=check_clock_cycles,
+        cases=lambda: [Case(1, m, p) for m in (1, 2, 3, 5) for p in (1, 2, 3, 4)],
+        draw=drawing((1, 1), (1, 12), (1, 9)),
+        par=Case(1, 4, 3),
+        label=lambda case: f"{case.size} micro-batches, {case.seed} partitions",
+        communicates=False,
+        hints=(
+            Hint(lambda f: "take" in f.message, "the last micro-batch enters at clock m - 1 and leaves p - 1 later"),
+            Hint(lambda f: "runs" in f.message, "at clock k partition j works on micro-batch k - j, if there is one"),
+        ),
+        generator=True,
+        functions=("_clock_cycles",),
+        adapter=use_clock_cycles,
+    ),
+]

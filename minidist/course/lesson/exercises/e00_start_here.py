@@ -1,0 +1,116 @@
+"""Lesson 00: print in rank order. Each rank speaks once, rank 0 first, and two ranks never speak at the same time.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from minidist.base.errors import DeadlockError, UnmatchedMessageError, UsageError
+from minidist.comm import Comm, SimWorld
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+
+SPEAKING = 1e-3  # seconds that a sentence takes; without it a rank that passes the token too early would not be noticed
+
+
+class Say:
+    """`say(text)` for one rank. It records when the rank began and ended to speak."""
+
+    def __init__(self, comm: Comm) -> None:
+        self.comm = comm
+        self.spoken: list[tuple[float, float, str]] = []
+
+    def __call__(self, text: str) -> None:
+        real = not isinstance(self.comm.world, SimWorld)  # processes have separate clocks; the machine has one
+        now: Callable[[], float] = time.perf_counter if real else self.comm.time
+        start = now()
+        if real:
+            time.sleep(SPEAKING)
+        self.comm.compute(seconds=SPEAKING, name="say")
+        self.spoken.append((start, now(), text))
+
+
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
+    for rank, spoken in enumerate(answers):
+        if len(spoken) != 1:
+            return f"rank {rank} spoke {len(spoken)} times; each rank speaks once"
+    for rank in range(1, case.ranks):
+        (before,), (after,) = answers[rank - 1], answers[rank]
+        if after[0] < before[1]:
+            return f"rank {rank} began to speak before rank {rank - 1} had finished"
+    return ""
+
+
+def lost_token(failure: Failure) -> bool:
+    return failure.raised(DeadlockError, UnmatchedMessageError)
+
+
+def overlapped(failure: Failure) -> bool:
+    return failure.kind == "wrong" and "before rank" in failure.message
+
+
+def no_rank_waited(failure: Failure) -> bool:
+    return overlapped(failure) and failure.answers[0][0][0] == failure.answers[1][0][0]
+
+
+def reversed_order(failure: Failure) -> bool:
+    """Return whether each rank speaks before the one that should speak before it."""
+    starts = [spoken[0][0] for spoken in failure.answers]
+    return overlapped(failure) and starts == sorted(starts, reverse=True) and len(set(starts)) > 1
+
+
+def told_by_one_rank(failure: Failure) -> bool:
+    """Return whether rank 0 sends to several ranks."""
+    return overlapped(failure) and len({message.peer for message in failure.traces[0].sent()}) > 1
+
+
+def no_rank_begins(failure: Failure) -> bool:
+    """Return whether every rank waits in a receive."""
+    waiting = getattr(failure.error, "waiting", ())
+    return failure.raised(DeadlockError) and {item.rank for item in waiting if item.what.startswith("receive")} == set(
+        range(failure.case.ranks)
+    )
+
+
+EXERCISES = [
+    Exercise(
+        name="00.in_rank_order",
+        arguments=lambda case, rank: (),
+        setup=lambda comm: (Say(comm),),
+        expected=lambda case: (),
+        answer=lambda arguments, returned: arguments[0].spoken,
+        check_answers=check_answers,
+        cases=lambda: [Case(ranks, 1) for ranks in (1, 2, 3, 4, 5, 7, 8, 13)],
+        draw=drawing((1, 16), (1, 1)),
+        least=lambda case: Least(case.ranks - 1, 0),
+        par=Case(4, 1),
+        unit="sentence",
+        limits=("messages",),
+        hints=(
+            Hint(
+                no_rank_waited, "no rank waits: before it speaks, a rank must receive something from the rank before it"
+            ),
+            Hint(reversed_order, "the ranks speak in the reverse order: rank 0 begins, and each passes on to rank + 1"),
+            Hint(
+                told_by_one_rank,
+                "one rank lets all others speak at once: the token comes from the rank that speaks just before",
+            ),
+            Hint(overlapped, "the token leaves too early: speak first, then send it on"),
+            Hint(no_rank_begins, "every rank waits for a token and none has one: rank 0 speaks without waiting"),
+            Hint(
+                lambda f: f.raised(UsageError) and "names rank" in f.message,
+                "the first rank receives from no one and the last one sends to no one: their neighbour does not exist",
+            ),
+            Hint(lambda f: "spoke 2 times" in f.message, "say(...) is called once per rank, with all of its text"),
+            Hint(
+                lost_token, "a rank waits for one that is done: does the last rank send a token that no rank receives?"
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "a barrier per turn makes every rank send every time; one message from each rank to the next is enough",
+            ),
+            Hint(lambda f: "spoke 0 times" in f.message, "every rank calls say(...) exactly once"),
+        ),
+    )
+]

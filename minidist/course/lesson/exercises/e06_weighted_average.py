@@ -1,0 +1,88 @@
+"""Lesson 06: the mean over all rows, from means over shards of different sizes, some of them empty.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, summed
+
+
+def counts(case: Case) -> list[int]:
+    """Return the rows (or tokens that are not masked) of each rank: ragged, some 0, never all."""
+    result = case.generator().integers(0, 6, case.ranks)
+    result[case.seed % case.ranks] += 1
+    return [int(count) for count in result]
+
+
+def rows(case: Case) -> list[np.ndarray]:
+    """Return (count, size) for each rank: the gradient of each row."""
+    return [case.generator(rank, 1).integers(-50, 50, (n, case.size)) * 1.0 for rank, n in enumerate(counts(case))]
+
+
+def means(case: Case) -> list[np.ndarray]:
+    return [shard.mean(axis=0) if len(shard) else np.full(case.size, np.nan) for shard in rows(case)]
+
+
+def least(case: Case) -> Least:
+    return summed(sum(count > 0 for count in counts(case)), case.ranks, case.size)
+
+
+def truth(case: Case) -> list[np.ndarray]:
+    return [np.concatenate(rows(case)).mean(axis=0)] * case.ranks
+
+
+def plain_average(failure: Failure) -> bool:
+    return failure.answers_are([np.mean(means(failure.case), axis=0)] * failure.case.ranks)
+
+
+def divided_by_ranks(failure: Failure) -> bool:
+    total = np.concatenate(rows(failure.case)).sum(axis=0)
+    return failure.answers_are([total / failure.case.ranks] * failure.case.ranks)
+
+
+def not_a_number(failure: Failure) -> bool:
+    return failure.kind == "wrong" and 0 in counts(failure.case) and bool(np.isnan(failure.answers[0]).any())
+
+
+def differs(answers: Sequence[np.ndarray]) -> bool:
+    return any(not np.array_equal(answer, answers[0]) for answer in answers)
+
+
+EXERCISES = [
+    Exercise(
+        name="06.weighted_average",
+        arguments=lambda case, rank: (means(case)[rank], counts(case)[rank]),
+        expected=truth,
+        least=least,
+        par=Case(4, 16),
+        unit="parameter",
+        hints=(
+            Hint(plain_average, "this is the mean of the means: a rank with 3 rows counts as much as one with 5"),
+            Hint(
+                divided_by_ranks,
+                "the sum is right; divide it by the number of rows of all ranks, not by the number of ranks",
+            ),
+            Hint(
+                lambda f: f.answers_are([np.concatenate(rows(f.case)).sum(axis=0)] * f.case.ranks),
+                "this is the sum over all rows: divide it by their number",
+            ),
+            Hint(
+                lambda f: f.answers_are([np.sum(means(f.case), axis=0)] * f.case.ranks),
+                "this is the sum of the means: weight each rank's mean by its rows, and divide by all rows",
+            ),
+            Hint(
+                lambda f: f.answers_are(means(f.case)),
+                "this is each rank's own mean: nothing has been summed over the ranks",
+            ),
+            Hint(not_a_number, "a rank without rows has the mean nan, and 0 * nan is nan: let it contribute zeros"),
+            Hint(
+                lambda f: f.kind == "wrong" and f.answers[0] is not None and differs(f.answers),
+                "the ranks got different averages, so their replicas would drift apart: the divisor must be summed over"
+                " all ranks too",
+            ),
+        ),
+    )
+]

@@ -1,0 +1,113 @@
+"""Lesson 11: a ZeRO step on a flat partition with padding.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import MismatchError, UsageError
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, difference, reduced_to_all
+
+RATE = 0.5
+
+
+class Update:
+    """`update(weights, gradient)`: make one step of SGD, in place, and count the elements."""
+
+    def __init__(self) -> None:
+        self.elements = 0
+
+    def __call__(self, weights: np.ndarray, gradient: np.ndarray) -> None:
+        self.elements += weights.size
+        weights -= RATE * gradient
+
+
+def shapes(case: Case) -> list[tuple[int, ...]]:
+    """Return the shapes of `case.size` small parameters of one or two dimensions."""
+    draw = case.generator()
+    return [tuple(int(n) for n in draw.integers(1, 5, int(draw.integers(1, 3)))) for _ in range(case.size)]
+
+
+def data(case: Case, *more: int) -> list[np.ndarray]:
+    draw = case.generator(*more)
+    return [draw.integers(-50, 50, shape) * 1.0 for shape in shapes(case)]
+
+
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    return data(case, 0), data(case, 1, rank), Update()
+
+
+def flat(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0), *(array.reshape(-1) for array in arrays)])
+
+
+def truth(case: Case) -> list[np.ndarray]:
+    total = np.sum([flat(data(case, 1, rank)) for rank in range(case.ranks)], axis=0)
+    return [flat(data(case, 0)) - RATE * total] * case.ranks
+
+
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
+    for rank, ((weights, _), wanted) in enumerate(zip(answers, truth(case), strict=True)):
+        problem = difference(weights, wanted, 1e-9)
+        if problem:
+            return f"rank {rank}: {problem}"
+    share = -(-truth(case)[0].size // case.ranks)
+    for rank, (_, elements) in enumerate(answers):
+        if elements > share:
+            return f"the weights are right, but rank {rank} updated {elements} elements; its share is {share}"
+    return ""
+
+
+def right_in_places(failure: Failure) -> bool:
+    """Return whether some weights are as before the step and all others are right."""
+    if failure.kind != "wrong" or "updated" in failure.message:
+        return False
+    before, after = flat(data(failure.case, 0)), truth(failure.case)[0]
+    return all(np.all((w == before) | (w == after)) and np.any(w == before) for w, _ in failure.answers)
+
+
+EXERCISES = [
+    Exercise(
+        name="11.zero_step",
+        arguments=arguments,
+        expected=lambda case: (),
+        answer=lambda arguments, returned: (flat(arguments[0]), arguments[2].elements),
+        check_answers=check_answers,
+        least=reduced_to_all(lambda case: flat(data(case, 0)).size),
+        par=Case(4, 16),
+        unit="parameter",
+        limits=("bytes",),
+        hints=(
+            Hint(
+                lambda f: right_in_places(f) and all((w == flat(data(f.case, 0))).all() for w, _ in f.answers),
+                "the weights are as they were: write the result into the arrays of `weights`",
+            ),
+            Hint(
+                lambda f: right_in_places(f) and not all(np.array_equal(w, f.answers[0][0]) for w, _ in f.answers),
+                "each rank has its own shard's new weights only, and the replicas differ: gather the shards after the"
+                " update",
+            ),
+            Hint(
+                right_in_places,
+                "some elements never get an update: numel // n forgets the rest; pad the flat array to a multiple of n",
+            ),
+            Hint(
+                lambda f: "its share is" in f.message,
+                "a rank does more than 1/n of the update (and would keep more than 1/n of the optimizer's state): cut"
+                " the flat array, not the list of parameters",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but too many bytes: a rank needs the summed gradient of its own shard only, so a reduce-scatter"
+                " is enough",
+            ),
+            Hint(
+                lambda f: f.raised(MismatchError, UsageError, ValueError),
+                "do the shards have equal sizes? Pad the flat array to a multiple of n first",
+            ),
+        ),
+    )
+]

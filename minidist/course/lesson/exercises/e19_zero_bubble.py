@@ -1,0 +1,77 @@
+"""Lesson 19: beat 1F1B's time within its memory, by splitting the backward in two.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from minidist.base.errors import UsageError
+from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
+from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of, says
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.timing import time_plan
+
+
+def check_answers(case: Case, answers: Sequence[Any]) -> str:
+    """Check that it is as short as ZB-H1, with nowhere more alive than on 1F1B's fullest stage."""
+    try:
+        plan = plan_of(answers[0], case)
+    except UsageError as error:
+        return f"not a plan: {in_the_readers_words(error)}"
+    mine, par = time_plan(plan), time_plan(get_schedule("zb-h1").plan(case.size, case.seed))
+    old = time_plan(get_schedule("1f1b").plan(case.size, case.seed))
+    for stage, held in enumerate(mine.peak):
+        if held > max(old.peak):
+            return f"stage {stage} holds {held} micro-batches at once; 1F1B's fullest stage holds {max(old.peak)}"
+    if mine.makespan > par.makespan:
+        return (
+            f"it takes {mine.makespan:g}, {par.makespan:g} is possible and 1F1B takes {old.makespan:g} (F, I and W take"
+            " 1 each)"
+        )
+    return ""
+
+
+EXERCISES = [
+    Exercise(
+        name="19.zero_bubble",
+        arguments=lambda case, rank: (case.size, case.seed),
+        expected=lambda case: (),
+        check_answers=check_answers,
+        cases=cases,
+        draw=drawing((1, 1), (1, 9), (1, 12)),
+        par=Case(1, 4, 8),
+        label=describe,
+        communicates=False,
+        written_by_hand=("minidist.pipeline.plan",),
+        hints=(
+            Hint(
+                says("holds"),
+                "a micro-batch is alive until its W: put W off only as long as the stage would have waited, s"
+                " micro-batches on stage s",
+            ),
+            Hint(
+                says("it takes"),
+                "the stage before waits for I, no stage waits for W: do I as soon as the gradient arrives, and W where"
+                " a stage would wait",
+            ),
+            Hint(
+                lambda f: says("before")(f) and says("W")(f),
+                "W needs the gradient that has arrived: on each stage a micro-batch's I comes before its W",
+            ),
+            Hint(
+                says("twice", "take one form"),
+                "a micro-batch is once F, once I and once W on each stage, or F and B: B is I and W at once",
+            ),
+            Hint(
+                says("one list for each"),
+                "the answer is a list with one list of names for each stage: [['F0', 'I0', 'W0'], ...]",
+            ),
+            Hint(
+                says("is missing", "has no action"),
+                "each micro-batch needs F, I and W (or B, which is I and W at once) on each stage",
+            ),
+            *COMMON,
+        ),
+    )
+]

@@ -1,0 +1,125 @@
+"""Lesson 22: attention to keys and values that are passed round a ring, merged by an online softmax.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import MismatchError
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least
+
+SIZE = 2
+
+
+def counts(case: Case) -> list[int]:
+    """Return the rows of each rank: at least one token per rank, ragged."""
+    return chunk_sizes(case.ranks + case.size, case.ranks)
+
+
+def data(case: Case) -> tuple[np.ndarray, ...]:
+    """Return q, k, v of all tokens; scores are in the hundreds."""
+    draw, tokens = case.generator(), case.ranks + case.size
+    q, k, v = draw.normal(size=(3, tokens, SIZE))
+    return q * 40, k * 40, v
+
+
+def arguments(case: Case, rank: int) -> tuple[Any, ...]:
+    first, last = offsets(counts(case))[rank : rank + 2]
+    return (*(part[first:last].copy() for part in data(case)), counts(case))
+
+
+def least(case: Case) -> Least:
+    """Return what comes in for a rank's rows: a number for each of theirs, or the others' keys and values."""
+    own = np.array(counts(case))
+    return Least(2 * (case.ranks - 1), int(8 * SIZE * np.minimum(own, 2 * (own.sum() - own)).sum()))
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    scores = q @ k.T / np.sqrt(q.shape[1])
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    mixed: np.ndarray = (weights / weights.sum(axis=1, keepdims=True)) @ v
+    return mixed
+
+
+def split(case: Case, whole: np.ndarray) -> list[np.ndarray]:
+    return np.split(whole, offsets(counts(case))[1:-1])
+
+
+def truth(case: Case) -> list[np.ndarray]:
+    return split(case, attend(*data(case)))
+
+
+def blocks(case: Case, merge: Callable[[np.ndarray, int], np.ndarray]) -> list[np.ndarray]:
+    """Return merge(outputs of the blocks in the order of arrival, rank) for each rank's queries."""
+    q, k, v = (split(case, part) for part in data(case))
+    n = case.ranks
+    return [
+        merge(np.stack([attend(q[r], k[(r - step) % n], v[(r - step) % n]) for step in range(n)]), r) for r in range(n)
+    ]
+
+
+def without_scaling(case: Case) -> list[np.ndarray]:
+    """Return the outputs when a new maximum does not rescale what was accumulated before."""
+    q, k, v = (split(case, part) for part in data(case))
+    results = []
+    for r in range(case.ranks):
+        largest, total, out = np.full(len(q[r]), -np.inf), np.zeros(len(q[r])), np.zeros(q[r].shape)
+        for step in range(case.ranks):
+            owner = (r - step) % case.ranks
+            scores = q[r] @ k[owner].T / np.sqrt(SIZE)
+            largest = np.maximum(largest, scores.max(axis=1))
+            now = np.exp(scores - largest[:, None])
+            total, out = total + now.sum(axis=1), out + now @ v[owner]
+        results.append(out / total[:, None])
+    return results
+
+
+def not_finite(f: Failure) -> bool:
+    return f.kind == "wrong" and any(a is not None and not np.isfinite(np.asarray(a, float)).all() for a in f.answers)
+
+
+EXERCISES = [
+    Exercise(
+        name="22.ring_attention",
+        arguments=arguments,
+        expected=truth,
+        least=least,
+        par=Case(4, 12),
+        label=lambda case: f"{case.ranks} rank{'s' * (case.ranks != 1)}, {case.ranks + case.size} tokens",
+        limits=("bytes", "messages"),
+        tolerance=1e-8,
+        hints=(
+            Hint(not_finite, "scores of hundreds overflow exp: shift by the largest score so far, and remember it"),
+            Hint(
+                lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs.mean(axis=0))),
+                "the mean of the blocks' outputs gives every block the same weight; its weight is its sum of"
+                " exponentials",
+            ),
+            Hint(
+                lambda f: f.answers_are(blocks(f.case, lambda outputs, rank: outputs[0])),
+                "a rank's queries have met its own keys only: pass K and V on, n - 1 times",
+            ),
+            Hint(
+                lambda f: f.answers_are(without_scaling(f.case)),
+                "when the maximum grows, what was summed before was shifted by less: multiply sum and output by exp(old"
+                " - new)",
+            ),
+            Hint(
+                lambda f: f.raised(MismatchError),
+                "blocks are ragged: after s steps the block of rank (rank - s) % n is here, with rows[...] of it",
+            ),
+            Hint(
+                lambda f: f.kind == "limit",
+                "right, but more than K and V once round: n - 1 steps, and both in one message",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong" and f.case.ranks > 2,
+                "pass on the block that has just come, not your own again; after n - 1 steps each has seen all",
+            ),
+        ),
+    )
+]

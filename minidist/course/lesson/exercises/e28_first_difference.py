@@ -1,0 +1,69 @@
+"""Lesson 28: are the replicas still equal, bit for bit, without sending them?
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+import numpy as np
+
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, drawing
+
+
+def replicas(case: Case) -> list[np.ndarray]:
+    """Return replicas: equal, or with two entries exchanged, or the last bit of one flipped, on one or two ranks."""
+    draw = case.generator()
+    base = draw.standard_normal(case.size)
+    result = [base.copy() for _ in range(case.ranks)]
+    if case.size > 1 and case.ranks > 1 and case.seed % 3:
+        for rank in draw.choice(case.ranks, min(2, case.ranks - 1), replace=False):
+            if case.seed % 3 == 1:
+                result[rank][[0, 1]] = result[rank][[1, 0]]  # the sum stays as it was
+            else:
+                result[rank][-1] = np.nextafter(result[rank][-1], np.inf)
+    return result
+
+
+def truth(case: Case) -> int:
+    arrays = replicas(case)
+    return next((rank for rank, array in enumerate(arrays) if not np.array_equal(array, arrays[0])), -1)
+
+
+def cases() -> list[Case]:
+    """Return cases with arrays that are longer than a digest."""
+    return sorted(Case(ranks, size, seed) for ranks in (1, 2, 3, 5) for size in (8, 40) for seed in range(3)) + [
+        Case(8, 100, 4)
+    ]
+
+
+def compared_sums(failure: Failure) -> bool:
+    return failure.kind == "wrong" and failure.case.seed % 3 == 1 and failure.answers[0] == -1
+
+
+EXERCISES = [
+    Exercise(
+        name="28.first_difference",
+        arguments=lambda case, rank: (replicas(case)[rank],),
+        expected=lambda case: [truth(case)] * case.ranks,
+        cases=cases,
+        draw=drawing((1, 9), (8, 100)),
+        least=lambda case: Least(2 * (case.ranks - 1), 2 * (case.ranks - 1)),
+        par=Case(4, 100, 1),
+        limits=("bytes",),
+        unit="weight",
+        hints=(
+            Hint(
+                lambda f: f.kind == "limit",
+                "these are the weights themselves, or nearly; a digest of 16 bytes says as much",
+            ),
+            Hint(compared_sums, "two entries were exchanged: their sum is what it was. A digest of the bytes sees it"),
+            Hint(
+                lambda f: f.kind == "wrong" and any(answer != f.answers[0] for answer in f.answers),
+                "the ranks give different answers, and one that acts on it leaves the others waiting: every rank must"
+                " see the digest of every rank",
+            ),
+            Hint(
+                lambda f: f.kind == "wrong",
+                "the lowest rank that differs from rank 0, in any bit, or -1; an almost equal array is not equal",
+            ),
+        ),
+    )
+]

@@ -1,0 +1,78 @@
+"""Which hint fits a failure: the exercise's own, else one that fits any exercise.
+
+Proved by: tests/lesson/test_exercises.py
+"""
+
+from minidist.base.errors import (
+    BufferReuseError,
+    DeadlockError,
+    MismatchError,
+    RankTimeoutError,
+    UnmatchedMessageError,
+    UnwaitedRequestError,
+    UsageError,
+)
+from minidist.comm.has_run import NotRunError
+from minidist.course.lesson.answer_process import EndlessError
+from minidist.course.lesson.exercise import Exercise, Failure, Hint
+from minidist.course.lesson.library_calls import LibraryCallError
+from minidist.course.lesson.one_rank import ForbiddenCallError, ProgramExitError
+from minidist.course.lesson.runner import ProcessEndedError
+
+# What these say is sure, whatever the exercise.
+FIRST = (
+    Hint(lambda f: f.raised(NotImplementedError), "this is the stub; write the function, then run this cell again"),
+    Hint(
+        lambda f: f.raised(LibraryCallError),
+        "write it yourself here; outside of the exercise the library's function is the one to use",
+    ),
+    Hint(lambda f: f.raised(ProgramExitError), "return from the function instead of ending the program"),
+    Hint(
+        lambda f: f.raised(ProcessEndedError) and "function ended" in f.message,
+        "os._exit, os.kill, or a crash in compiled code, ends the process; return from the function instead",
+    ),
+)
+
+# What these say fits when the exercise has nothing better.
+LAST = (
+    Hint(lambda f: "returned None" in f.message, "does every path of your function end in a return?"),
+    Hint(
+        lambda f: f.raised(RankTimeoutError) or (f.raised(ProcessEndedError) and "still going on" in f.message),
+        "a loop does not end: does its condition change?",
+    ),
+    Hint(
+        lambda f: f.raised(MemoryError),
+        "the answer needs more memory than it may take (`--memory` of minidist grade): does a list grow without end?",
+    ),
+    Hint(lambda f: f.raised(EndlessError), "a loop sends again and again: count its steps for 2 ranks on paper"),
+    Hint(
+        lambda f: f.raised(UsageError) and "names rank" in f.message,
+        "ranks are 0 to n-1: a ring closes with % n, and at the ends of a chain a neighbour is missing",
+    ),
+    Hint(lambda f: f.raised(BufferReuseError), "give each message a buffer of its own, such as np.empty_like(array)"),
+    Hint(
+        lambda f: f.raised(MismatchError),
+        "both sides of a message have one dtype and one size: print the shapes on both ranks",
+    ),
+    Hint(lambda f: f.raised(UnmatchedMessageError), "each send needs one receive: count both for 2 ranks on paper"),
+    Hint(lambda f: f.raised(UnwaitedRequestError), "isend and irecv only start: wait for every request"),
+    Hint(lambda f: "the answer is" in f.message, "the answer has another form than the exercise asks for"),
+    Hint(lambda f: f.raised(ForbiddenCallError), "write it with the other methods of comm"),
+    Hint(
+        lambda f: f.raised(DeadlockError) and not f.buffered,
+        "follow the circle in the report: which of these ranks could receive first, or do both at once?",
+    ),
+    Hint(
+        lambda f: f.kind in ("mpi", "shared", "few"),
+        "ranks share nothing but messages; a list, a global or a default argument that every rank sees exists only "
+        "where all ranks live in one process",
+    ),
+)
+
+
+def hint_for(exercise: Exercise, failure: Failure) -> str:
+    """Return the text of the first hint that fits, or ""; what has not run at all has its remedy in its message."""
+    if failure.raised(NotRunError):
+        return ""
+    hints = (*FIRST, *exercise.hints, *LAST)
+    return next((hint.text for hint in hints if hint.fits(failure)), "")

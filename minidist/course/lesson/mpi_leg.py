@@ -1,0 +1,123 @@
+"""Runs an exercise in processes under mpiexec, where ranks share nothing; it is the last part of a check.
+
+judge    writes exercise name, function (see transport.py) and cases to a file, starts mpiexec
+rank     runs the cases one after the other; rank 0 writes the answers of all to a file
+judge    checks the answers
+
+Proved by: tests/lesson/test_checker.py
+"""
+
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minidist.base.errors import reason
+from minidist.base.plain_pickle import BadPickleError
+from minidist.comm import Comm
+from minidist.course.lesson.answer_process import Answer, Job, refuse_exercises
+from minidist.course.lesson.exercise import Case, Exercise
+from minidist.course.lesson.one_rank import one_rank
+from minidist.course.lesson.plain import plain
+from minidist.course.lesson.transport import dumps_of_exercise
+from minidist.course.lesson.wire import pack, unpack
+
+RANKS = 3
+TIMEOUT = 5.0  # seconds until the watchdog reports ranks that wait
+KILL = 30.0  # seconds for everything
+
+
+def mpiexec() -> str | None:
+    """Return the launcher beside this Python, else the first one on PATH, else None; None also without mpi4py."""
+    if importlib.util.find_spec("mpi4py") is None:
+        return None
+    return shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+
+
+def run_under_mpi(
+    exercise: Exercise, answer: Answer, cases: list[Case], launcher: str, places: Sequence[str]
+) -> tuple[str, str]:
+    """Return (problem, note), one of them empty.
+
+    answer: loads the function. places: where modules are found (sys.path).
+    """
+    # Job and answers are files, so that the parent needs no MPI itself.
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        job = Job(exercise.task, answer, tuple(places), (), TIMEOUT, None)
+        inputs = [[dumps_of_exercise(exercise.arguments(case, rank)) for rank in range(case.ranks)] for case in cases]
+        (directory / "job").write_bytes(dumps_of_exercise((job, inputs)))
+        root = str(Path(__file__).resolve().parents[3])
+        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": path,
+            "OPENBLAS_NUM_THREADS": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+            "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        }
+
+        # A hanging job is reported by the watchdog after TIMEOUT; KILL is for one that computes without end.
+        program = f"from minidist.course.lesson.mpi_leg import main; main({name!r})"
+        command = [launcher, "-n", str(RANKS), sys.executable, "-c", program]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        try:
+            output, _ = process.communicate(timeout=KILL)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            return f"still running after {KILL:g} s", ""
+        if process.returncode != 0 or not (directory / "answers").exists():
+            return _shortened(output), ""
+        try:
+            by_rank = unpack((directory / "answers").read_bytes())
+            by_case = [[by_rank[rank][index] for rank in range(RANKS)] for index in range(len(cases))]
+        except (BadPickleError, TypeError, LookupError) as error:
+            return f"what the ranks wrote are no answers: {reason(error)}", ""
+
+    for case, answers in zip(cases, by_case, strict=True):
+        problem = exercise.problem(case, answers, [])
+        if problem:
+            return f"{exercise.describe(case)}: {problem}", ""
+    return "", f"also correct on {RANKS} ranks"
+
+
+def _shortened(output: str) -> str:
+    """Return the lines that say what happened, without those of the launcher."""
+    lines = [line for line in output.splitlines() if line.strip() and not line.startswith((" ", "=", "Abort"))]
+    return "\n".join(lines[:8]) or "the job ended with an error"
+
+
+def main(directory: str) -> None:
+    """Run all cases of the job in `directory` as one rank."""
+    from minidist.comm.launch import execute
+
+    refuse_exercises()
+    job, inputs = pickle.loads((Path(directory) / "job").read_bytes())
+    sys.path[:] = [*job.path, *(place for place in sys.path if place not in job.path)]
+    function = job.answer.load()
+
+    def program(comm: Comm) -> list[Any]:
+        answers = []
+        for of_ranks in inputs:
+            answers.append(plain(one_rank(job.task, function, of_ranks[comm.rank], comm)))
+            comm.barrier()
+        return answers
+
+    outcome = execute(program, timeout=TIMEOUT)
+    if outcome.is_root:
+        (Path(directory) / "answers").write_bytes(pack(outcome.results))

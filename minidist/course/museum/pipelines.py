@@ -1,0 +1,272 @@
+"""Bugs of pipelines: buffers of micro-batches, the order of actions, and weights that two stages share.
+
+Proved by: tests/museum/test_museum.py
+"""
+
+from typing import Any
+
+import numpy as np
+
+from minidist.base import arrays as xp
+from minidist.base.errors import MinidistError
+from minidist.course.museum import jobs
+from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
+from minidist.pipeline.plan import from_text, get_schedule
+from minidist.pipeline.runtime import Pipeline, PostValidation, messages, pipeline, shared
+from minidist.pipeline.runtime.shapes import exchange_shapes
+from minidist.pipeline.validate import validate
+
+RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"
+# Rank 1 sends a gradient before it takes the next activation; rank 0 sends that activation before it takes the
+# gradient.
+CROSSED = "rank 0: 2SEND_F1 0F2 0SEND_F2 2RECV_B0\nrank 1: 3RECV_F1 3SEND_B0 3F1 3B1 1RECV_F2\n"
+
+
+def one_receive_buffer(patch: Patch) -> None:
+    """a stage receives every micro-batch into the same buffer, which its first layer still holds as its saved input"""
+    buffers: dict[Any, Any] = {}
+
+    class Shared:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(xp, name)
+
+        @staticmethod
+        def empty(shape: Any, dtype: Any) -> Any:
+            return buffers.setdefault((shape, str(dtype)), np.empty(shape, dtype))
+
+    patch.setattr(messages, "xp", Shared())
+
+
+def data_axis_before_tied(patch: Patch) -> None:
+    """replicas are summed before the copies of the tied embedding are"""
+    add, step = shared.SharedGradients.add, Pipeline.step
+    patch.setattr(shared.SharedGradients, "add", lambda self: None)
+
+    def late(self: Any, *batches: Any) -> Any:
+        losses = step(self, *batches)
+        add(self.shared)
+        return losses
+
+    patch.setattr(Pipeline, "step", late)
+
+
+def tied_copies_apart(patch: Patch) -> None:
+    """each copy of the tied embedding keeps the gradient of its own site"""
+    patch.setattr(shared.SharedGradients, "add", lambda self: None)
+
+
+def largest_buffer(patch: Patch) -> None:
+    """all micro-batches are received into buffers of the first one's size"""
+    right = exchange_shapes
+
+    def largest(comm: Any, rank_of: Any, stages: Any, inputs: Any, run: Any) -> Any:
+        found = right(comm, rank_of, stages, inputs, run)
+        found.tensors = {
+            (a, b, i): found.tensors.get((a, b, 0), tensors) for (a, b, i), tensors in found.tensors.items()
+        }
+        return found
+
+    patch.setattr(pipeline, "exchange_shapes", largest)
+
+
+def overflow_seen_by_one_stage(patch: Patch) -> None:
+    """each rank looks at its own gradients: the one with the overflow reverts its step, the others keep theirs"""
+    right = PostValidation._coefficient
+
+    def own(self: Any, squares: float) -> float | None:
+        return right(self, float(sum(blocks.sum() for blocks in self._sums.values())))
+
+    patch.setattr(PostValidation, "_coefficient", own)
+
+
+def plan_text() -> str:
+    """Return the plan of two ranks that `validated` passes to the validator."""
+    return get_schedule("1f1b").plan(2, 3).to_text()
+
+
+def crossed_sends(patch: Patch) -> None:
+    """two ranks send to each other before either receives"""
+    patch.setitem(globals(), "plan_text", lambda: CROSSED)
+
+
+def numbered_from_one(patch: Patch) -> None:
+    """the last rank's forwards are F1, F2, F3 where they should be F0, F1, F2"""
+    right = get_schedule("1f1b").plan(2, 3).to_text().splitlines()
+    last = right[-1].replace("1F2", "1F3").replace("1F1", "1F2").replace("1F0", "1F1")
+    patch.setitem(globals(), "plan_text", lambda: "\n".join([*right[:-1], last]))
+
+
+def validated() -> Recording:
+    """Validate the plan: it must be complete, and in an order that can run whether sends wait or not."""
+    validate(from_text(plan_text()))
+    return Recording([], [])
+
+
+def ragged() -> Recording:
+    """Train a pipeline of two stages; the last of three micro-batches has one row, the others two."""
+    from minidist.autograd import cross_entropy
+    from minidist.comm import Comm
+    from minidist.nn import GPT, GPTConfig
+    from minidist.optim import SGD
+    from minidist.pipeline.runtime import split_model
+
+    def main(comm: Comm) -> Any:
+        plan = get_schedule("1f1b").plan(2, 3)
+        model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
+        stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
+        pipe = Pipeline(comm, plan, stages, lambda y, t: cross_entropy(y, t, 5 * jobs.LENGTH), tied=tied)
+        optimizers = [SGD(flat, lr=0.3) for flat in pipe.flats]
+        losses = []
+        for step in range(jobs.STEPS):
+            pipe.zero_grad()
+            inputs, targets = jobs.tokens(step, 5)
+            # 5 rows: the last micro-batch has one, the others two.
+            cut = [slice(0, 2), slice(2, 4), slice(4, 5)]
+            losses.append(sum(pipe.step([inputs[c] for c in cut], [targets[c] for c in cut])))
+            for optimizer in optimizers:
+                optimizer.step()
+        return losses, {"weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}}
+
+    return jobs.recorded(2, main)
+
+
+class OverflowsOnRank0(Pipeline):
+    """A pipeline in which, in the second step, one gradient of rank 0 alone is infinite."""
+
+    summed = 0  # steps
+
+    def sum_gradients(self) -> None:
+        super().sum_gradients()
+        self.summed += 1
+        if self.comm.rank == 0 and self.summed == 2:
+            self.flats[0].grad[0] = np.inf
+
+
+def overflows() -> Recording:
+    """Train a pipeline of two stages that steps before the norm is known; the second step overflows on one of them."""
+    from minidist.autograd import cross_entropy
+    from minidist.comm import Comm
+    from minidist.nn import GPT, GPTConfig
+    from minidist.optim import SGD
+    from minidist.pipeline.runtime import split_model
+
+    def main(comm: Comm) -> Any:
+        plan = get_schedule("zb-h1").plan(2, 2)
+        model = GPT(GPTConfig(jobs.WORDS, jobs.LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
+        stages, tied = split_model(model, 2, [comm.rank])
+        pipe = OverflowsOnRank0(comm, plan, stages, lambda y, t: cross_entropy(y, t, 4 * jobs.LENGTH), tied=tied)
+        # No wait for the norm: a step is made at once, and reverted when an overflow becomes known.
+        trainer = PostValidation(pipe, lambda flat: SGD(flat, lr=0.3))
+        for step in range(jobs.STEPS):
+            inputs, targets = jobs.tokens(step, 4)
+            trainer.step([inputs[:2], inputs[2:]], [targets[:2], targets[2:]])
+        outcomes = trainer.finish()
+        return [sum(outcome.losses) for outcome in outcomes], {
+            "weights": {p.name: p.data.copy() for flat in pipe.flats for p in flat.parameters}
+        }
+
+    return jobs.recorded(2, main)
+
+
+def why_rejected(text: str) -> str:
+    """Return why the validator rejects a plan, or ""."""
+    try:
+        validate(from_text(text))
+    except MinidistError as error:
+        return str(error)
+    return ""
+
+
+EXHIBITS = [
+    Exhibit(
+        "34",
+        "one receive buffer for every micro-batch",
+        "The stage allocated its receive buffer once, as guides recommend. Its first layer had saved that"
+        " buffer as its input. When micro-batch 1 arrived, the saved input of micro-batch 0 changed. Gradients were off"
+        " by 70 to 130 %; the accuracy curves in the report looked as they should.",
+        one_receive_buffer,
+        jobs.train_job(
+            2,
+            40,
+            pp=2,
+            microbatches=4,
+            schedule="gpipe",
+            model="mlp",
+            layers=2,
+            width=32,
+            data="glyphs",
+            micro_batch=16,
+        ),
+        (
+            Catch(CHECKS, "test_a_pipeline_equals_one_device", ("mlp",), error="BufferReuseError"),
+            Catch(RUNTIME, "test_mlp_in_the_exact_tier", ("gpipe", "sgd"), error="BufferReuseError"),
+        ),
+    ),
+    Exhibit(
+        "13a",
+        "tied embeddings: each stage keeps its own gradient",
+        "Input and output embedding are one matrix on one device and two copies in a pipeline. Without the sum they"
+        " drift apart, and each looks like an embedding.",
+        tied_copies_apart,
+        jobs.train_job(2, pp=2, microbatches=4),
+        (
+            Catch(CHECKS, "test_a_pipeline_equals_one_device", ("gpt",)),
+            Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",)),
+        ),
+    ),
+    Exhibit(
+        "13b",
+        "tied embeddings: the data axis is summed before the two copies",
+        "The reduction over replicas ran inside backward, as it should; the copies of first and last stage were added"
+        " afterwards, to what was summed already. Each order alone is right in its own test.",
+        data_axis_before_tied,
+        jobs.train_job(4, pp=2, dp=2, microbatches=2, reduction="ordered"),
+        (Catch(RUNTIME, "test_with_a_data_axis", ("1f1b",), error="AutogradError"),),
+    ),
+    Exhibit(
+        "15b",
+        "an overflow that one stage sees: it reverts its step, the others do not",
+        "To avoid a barrier each stage stepped at once and looked at its own gradients for overflow. One stage's had"
+        " one, the other's were finite: one reverted its step and ran its forwards again, the other continued, and"
+        " each waited for what the other never sent.",
+        overflow_seen_by_one_stage,
+        overflows,
+        (
+            Catch(
+                "tests/pipeline/test_post_validation.py",
+                "test_an_overflow_on_one_rank_is_that_of_every_rank",
+                error="DeadlockError",
+            ),
+        ),
+    ),
+    Exhibit(
+        "18",
+        "uneven micro-batches are received into a buffer of the largest",
+        "The last micro-batch of an epoch was smaller. With a buffer of the usual size, old rows stay behind the new"
+        " ones and are trained on once more.",
+        largest_buffer,
+        ragged,
+        (
+            Catch(CHECKS, "test_a_pipeline_with_a_short_micro_batch_equals_one_device", error="MismatchError"),
+            Catch(RUNTIME, "test_gpt_with_tied_embeddings_in_the_ordered_tier", ("1f1b",), error="MismatchError"),
+        ),
+    ),
+    Exhibit(
+        "21",
+        "an order that deadlocks with synchronous sends only",
+        "On the developer's machine small messages were buffered, and the plan ran. With larger activations sends began"
+        " to wait, and both ranks were blocked in a send. The validator of plans assumes that sends wait.",
+        crossed_sends,
+        validated,
+        (Catch(CHECKS, "test_the_plan_of_the_exhibit_can_run"),),
+    ),
+    Exhibit(
+        "24",
+        "the last rank's micro-batches are numbered from one",
+        "The listing of a schedule printed F1 to Fm on one rank, where its backwards were B0 to B(m-1). It was a"
+        " listing in a text, and an implementation that copied it had a backward before its forward.",
+        numbered_from_one,
+        validated,
+        (Catch(CHECKS, "test_the_plan_of_the_exhibit_can_run"),),
+    ),
+]

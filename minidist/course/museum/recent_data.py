@@ -1,0 +1,240 @@
+"""Bugs of data, from public threads of 2024 to 2026: samples that are read twice in an epoch, or never.
+
+No tensor has a wrong shape and no loss looks wrong. What finds them is a ledger of the samples that all ranks have
+read (`--check-data`).
+
+Proved by: tests/museum/test_recent.py
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from minidist.course.museum import data_jobs
+from minidist.course.museum.exhibit import Catch, Exhibit, Patch
+from minidist.data import sampler as samplers
+from minidist.data.sampler import GlobalBatchSampler
+from minidist.job.checkpoint import resume
+from minidist.job.train import recipe, trainer
+from minidist.job.train.job import Job, build
+from minidist.techniques.data_ledger import ledger as data_ledger
+
+CHECKS = "tests/museum/test_recent.py"
+
+
+class Displaced(GlobalBatchSampler):
+    """A sampler that reads `by` places further in the endless list of samples than it is asked to."""
+
+    def __init__(self, sampler: Any, by: int) -> None:
+        super().__init__(sampler.dataset, sampler.global_batch, sampler.context, sampler.seed)
+        self.by = by
+
+    def _indices(self, places: np.ndarray) -> np.ndarray:
+        return super()._indices(places + self.by)
+
+
+def displace_resumed(patch: Patch, by: Callable[[int, Any, int], int]) -> None:
+    """Let a resumed job read on from another place; by: (samples read before, its sampler, its replicas) -> places."""
+
+    def resume_job(directory: Any, job: Any, strategy: Any) -> Any:
+        done, losses = resume.resume_job(directory, job, strategy)
+        job.sampler = Displaced(job.sampler, by(done * job.sampler.global_batch, job.sampler, strategy.axes.dp.size))
+        return done, losses
+
+    patch.setattr(trainer, "resume_job", resume_job)
+
+
+def place_from_steps(patch: Patch) -> None:
+    """the batch grows with the ranks, and a resumed job goes on at its steps times the batch that it has now"""
+    right = resume.same_job
+
+    def any_batch(checkpoint: Any, job: Any, rank: int = 0) -> Any:
+        batches = SimpleNamespace(global_batch=resume.read_job_state(checkpoint).global_batch)
+        same = SimpleNamespace(config=job.config, batches=batches, data_digest=job.data_digest, teacher_digest=None)
+        return right(checkpoint, same, rank)
+
+    patch.setattr(resume, "same_job", any_batch)
+    patch.setattr(data_jobs, "global_batch_on", lambda ranks: 2 * ranks)
+
+
+def epoch_from_zero(patch: Patch) -> None:
+    """the sampler of a resumed job begins with epoch 0, in whose order it skips what was read of the epoch"""
+    displace_resumed(patch, lambda read, sampler, ranks: -(read // sampler.samples) * sampler.samples)
+
+
+def one_batch_behind(patch: Patch) -> None:
+    """a resumed job begins one batch too early"""
+    displace_resumed(patch, lambda read, sampler, ranks: -sampler.global_batch)
+
+
+def pending_sample_lost(patch: Patch) -> None:
+    """a sample that was taken from the data, and not yet returned, is not in the saved position"""
+    displace_resumed(patch, lambda read, sampler, ranks: 1)
+
+
+def skip_divided_by_ranks(patch: Patch) -> None:
+    """all ranks together skip as many samples as each of them should"""
+    displace_resumed(patch, lambda read, sampler, ranks: read // ranks - read)
+
+
+def shuffled_again(patch: Patch) -> None:
+    """each epoch shuffles the order of the epoch before; a resumed job shuffles the data as they were"""
+    right = samplers.permutation
+    has_resumed = False
+
+    def order(seed: int, epoch: int, samples: int) -> np.ndarray:
+        result = right(seed, epoch, samples)
+        for earlier in reversed(range(0 if has_resumed else epoch)):
+            result = right(seed, earlier, samples)[result]
+        return result
+
+    def note(config: Any, *arguments: Any) -> Any:
+        nonlocal has_resumed
+        has_resumed = config.resume
+        return build(config, *arguments)
+
+    patch.setattr(trainer, "build", note)
+    for module in (samplers, data_ledger):
+        patch.setattr(module, "permutation", order)
+
+
+def same_order_every_epoch(patch: Patch) -> None:
+    """every epoch has the order of the first one"""
+    right = samplers.permutation
+    patch.setattr(samplers, "permutation", lambda seed, epoch, samples: right(seed, 0, samples))
+
+
+def all_ranks_read_alike(patch: Patch) -> None:
+    """the loader does not know its rank: every replica reads the rows of the first one"""
+    right = Job.micro_batch
+
+    def first_replicas(self: Any, step: int, number: int, *sides: Any) -> Any:
+        return right(self, step, number % self.batch.shares.accumulation, *sides)
+
+    patch.setattr(Job, "micro_batch", first_replicas)
+
+
+def every_process_reads_others(patch: Patch) -> None:
+    """batches are dealt out to all processes, also to those that split a layer and need the same one"""
+
+    class DealtOut(GlobalBatchSampler):
+        def __init__(self, sampler: Any, rank: int, ranks: int) -> None:
+            super().__init__(sampler.dataset, sampler.global_batch, sampler.context, sampler.seed)
+            self.rank, self.ranks = rank, ranks
+
+        def sample_indices(self, step: int) -> np.ndarray:
+            return super().sample_indices(step * self.ranks + self.rank)
+
+    def parallelize(job: Any, comm: Any, *rest: Any) -> Any:
+        job.sampler = DealtOut(job.sampler, comm.rank, comm.size)
+        return recipe.parallelize(job, comm, *rest)
+
+    patch.setattr(trainer, "parallelize", parallelize)
+
+
+def ledger(job: str) -> Catch:
+    """Return the test that runs a job of `data_jobs` with its ledger."""
+    return Catch(CHECKS, "test_each_sample_is_read_once", (job,), error="MismatchError")
+
+
+EXHIBITS = [
+    Exhibit(
+        "101",
+        "a job that is resumed on fewer ranks reads samples again",
+        "The position in the data followed from the number of steps, and how many samples a step has followed from the"
+        " number of workers. An elastic job that went on with another number of workers read more data than it should,"
+        " or less. The remedy that is proposed resumes by the samples that were trained on.",
+        place_from_steps,
+        data_jobs.resumed_on_one_rank,
+        (ledger("resumed on one rank"),),
+        "https://github.com/huggingface/transformers/issues/40245",
+    ),
+    Exhibit(
+        "102",
+        "a job that is resumed within an epoch goes on in the order of epoch 0",
+        "Training was resumed in the second epoch, and the loss was not that of the run without a stop; at the end of"
+        " an epoch it was. The sampler had been told its epoch. Skipping the first batches made a new loader, whose"
+        " count of epochs began at 0, and which told the sampler that number when iteration began.",
+        epoch_from_zero,
+        data_jobs.resumed,
+        (ledger("resumed"),),
+        "https://github.com/huggingface/accelerate/pull/4071",
+    ),
+    Exhibit(
+        "103",
+        "after a resume one batch is read again",
+        "With two replicas and a stateful loader the saved state was wrong: after a resume the samples 8 and 9 of rank"
+        " 0, and 10 and 11 of rank 1, came a second time.",
+        one_batch_behind,
+        data_jobs.resumed,
+        (ledger("resumed"),),
+        "https://github.com/huggingface/accelerate/issues/3938",
+    ),
+    Exhibit(
+        "104",
+        "a resumed job shuffles the data, and not the shuffled data",
+        "While a job trained, each epoch shuffled what the epoch before had shuffled. A resumed job shuffled the data"
+        " as they had been read, with the seed of its epoch. Both are orders of all samples, and they are different"
+        " ones.",
+        shuffled_again,
+        data_jobs.resumed,
+        (ledger("resumed"),),
+        "https://github.com/pytorch/torchtitan/issues/2864",
+    ),
+    Exhibit(
+        "105",
+        "a sample that was taken, and not yet returned, is lost",
+        "Samples are packed into a buffer. One that did not fit was kept in a local variable of the generator, beyond"
+        " the point at which it returned a batch, and was not part of its state. A resumed job went on with the sample"
+        " after it.",
+        pending_sample_lost,
+        data_jobs.resumed,
+        (ledger("resumed"),),
+        "https://github.com/pytorch/torchtitan/pull/3008",
+    ),
+    Exhibit(
+        "106",
+        "the samples to skip are divided by the ranks",
+        "A stream of data was first split over the ranks, and then told to skip what had been read. The number to skip"
+        " was itself split: `skip(10)` on two ranks skipped five samples on each. The loss after a resume was not that"
+        " of the run without a stop; the first remedy read all samples up to the place.",
+        skip_divided_by_ranks,
+        data_jobs.resumed,
+        (ledger("resumed"),),
+        "https://github.com/pytorch/torchtitan/pull/1082",
+    ),
+    Exhibit(
+        "107",
+        "every epoch has the same order",
+        "When the data ended, the loader began again. For a stream it set the number of the epoch; for data that lie in"
+        " memory it did nothing, so each epoch had the batches of the one before. Every sample is still read once per"
+        " epoch, and the order is not the one that was promised.",
+        same_order_every_epoch,
+        data_jobs.replicas,
+        (ledger("replicas"), Catch("tests/data/test_sampler.py", "test_the_order_depends_on_seed_and_epoch_alone")),
+        "https://github.com/pytorch/torchtitan/issues/2733",
+    ),
+    Exhibit(
+        "108",
+        "all ranks read the same samples",
+        "The loader was not one of those into which the framework puts a distributed sampler, and the framework seeds"
+        " all ranks alike. Every rank drew the same sequence of samples: twice the work on two devices, for the"
+        " gradient of one.",
+        all_ranks_read_alike,
+        data_jobs.replicas,
+        (ledger("replicas"),),
+        "https://github.com/yaak-ai/rbyte/pull/106",
+    ),
+    Exhibit(
+        "109",
+        "ranks that split a layer read different samples",
+        "A program gave its loader one data-parallel rank, for two processes that need the same data. Preparing the"
+        " loader dealt its batches out to all processes, and ranks of one data-parallel rank had different ones.",
+        every_process_reads_others,
+        data_jobs.split_layers,
+        (ledger("split layers"),),
+        "https://github.com/huggingface/accelerate/issues/3092",
+    ),
+]

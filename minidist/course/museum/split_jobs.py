@@ -1,0 +1,147 @@
+"""The small jobs of the exhibits of split layers: a GPT in tiles, a sequence in parts, experts on several ranks.
+
+Proved by: tests/museum/test_museum.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Tensor
+from minidist.base.arrays import Array
+from minidist.comm import Comm, Mesh, init_device_mesh
+from minidist.course.museum.exhibit import Recording
+from minidist.course.museum.jobs import BATCH, LENGTH, WORDS, Tensors, loop, recorded, summed, tokens
+from minidist.nn import GPT, GPTConfig, Llama, LlamaConfig
+from minidist.nn.flat import FlatParameters
+from minidist.parallel import DistributedDataParallel
+from minidist.parallel.context import RingAttention, UlyssesAttention, sequence_positions
+from minidist.parallel.context import gradient_axes as axes_of_a_sequence
+from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
+from minidist.parallel.tensor import clip_grad_norm_, full_tensor, gpt_plan, llama_plan, parallelize_module
+
+
+def gradient_axes(mesh: Mesh) -> Comm:
+    """Return the ranks over which gradients are summed when a sequence is split: dp and cp, also when dp is 1."""
+    return axes_of_a_sequence(mesh)
+
+
+def split(sequence_parallel: bool = False, clip: float | None = None) -> Callable[[], Recording]:
+    """Return a job that trains a GPT whose layers are cut over two ranks."""
+
+    def main(comm: Comm) -> tuple[list[float], Tensors]:
+        model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3)
+        rng = np.random.default_rng(7)
+        for parameter in model.parameters():  # biases that are not zero, as after some training
+            if parameter.name.endswith("bias"):
+                parameter.data[...] = 0.1 * rng.standard_normal(parameter.shape)
+        model = parallelize_module(model, comm, gpt_plan(WORDS, sequence_parallel))
+        flat = FlatParameters(model.parameters())
+        layouts = {p.name: (p.layout, p.shape) for p in flat.parameters}
+
+        def whole(parameter: Any, tile: Array) -> Array:
+            layout, shape = layouts[parameter.name]
+            return np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
+
+        def loss_of(step: int) -> Tensor:
+            return model(*tokens(step), BATCH * LENGTH)
+
+        before = (lambda: clip_grad_norm_(model, clip, comm)) if clip else (lambda: None)
+        return loop(model, loss_of, flat, whole=whole, before_step=before, lr=0.3)
+
+    return lambda: recorded(2, main)
+
+
+def shared_heads() -> Recording:
+    """Train a Llama with one key-value head on two ranks."""
+
+    def main(comm: Comm) -> tuple[list[float], Tensors]:
+        sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 1, max_position_embeddings=LENGTH)
+        model = parallelize_module(Llama(sizes, dtype=np.float64, seed=3), comm, llama_plan(WORDS))
+        layouts = {p.name: (p.layout, p.shape) for p in model.parameters()}
+
+        def whole(parameter: Any, tile: Array) -> Array:
+            layout, shape = layouts[parameter.name]
+            return (
+                tile
+                if ".k_proj." in parameter.name or ".v_proj." in parameter.name
+                else np.array(full_tensor(tile.reshape(shape), layout, {"tp": comm}))
+            )
+
+        flat = FlatParameters(model.parameters())
+        return loop(model, lambda step: model(*tokens(step), BATCH * LENGTH), flat, whole=whole, lr=0.3)
+
+    return recorded(2, main)
+
+
+def long_context(name: str = "gpt", kind: str = "ring") -> Callable[[], Recording]:
+    """Return a job that trains on a sequence that is split over two ranks; one replica."""
+    order, attention = {"ring": ("zigzag", RingAttention), "ulysses": ("contiguous", UlyssesAttention)}[kind]
+
+    def main(comm: Comm) -> tuple[list[float], Tensors]:
+        mesh = init_device_mesh(comm, (1, comm.size), ("dp", "cp"))
+        fn: Any = attention(mesh["cp"], LENGTH)
+        if name == "gpt":
+            model: Any = GPT(GPTConfig(WORDS, LENGTH, 16, 2, 4), dtype=np.float64, seed=3, attention_fn=fn)
+        else:
+            sizes = LlamaConfig(WORDS, 16, 24, 2, 4, 4, max_position_embeddings=LENGTH)
+            model = Llama(sizes, dtype=np.float64, seed=3, attention_fn=fn)
+        parallel = DistributedDataParallel(model, gradient_axes(mesh), reduction="sum")
+        # Each rank has its positions of the sequence; in zig-zag they are not contiguous.
+        mine = sequence_positions(LENGTH, comm.rank, comm.size, order)
+
+        def loss_of(step: int) -> Tensor:
+            inputs, targets = tokens(step)
+            return parallel(inputs[:, mine], targets[:, mine], BATCH * LENGTH, positions=mine)
+
+        return loop(parallel, loss_of, parallel.flat, total=summed(comm), lr=0.3)
+
+    return lambda: recorded(2, main)
+
+
+def with_experts(factor: float = 4.0) -> Callable[[], Recording]:
+    """Return a job that trains four experts distributed over two ranks."""
+
+    def main(comm: Comm) -> tuple[list[float], Tensors]:
+        mesh = init_device_mesh(comm, (1, 2), ("dp", "ep"))
+        sizes = GPTConfig(WORDS, LENGTH, 8, 2, 2, n_experts=4, capacity_factor=factor, aux_loss_weight=0.1)
+        model = parallelize_module(
+            GPT(sizes, dtype=np.float64, seed=3), mesh["ep"], {"transformer.h.*.mlp": ExpertParallel()}, axis="ep"
+        )
+        parallel = ExpertDataParallel(model, mesh)
+        mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+
+        class BothFlats:
+            def __init__(self) -> None:
+                self.parameters = [p for flat in parallel.flats for p in flat.parameters]
+
+            def __iter__(self) -> Any:
+                return iter(parallel.flats)
+
+            def zero_grad(self) -> None:
+                for flat in parallel.flats:
+                    flat.zero_grad()
+
+        def whole(parameter: Any, tile: Array) -> Array:
+            return np.array(full_tensor(tile, parameter.layout, mesh))
+
+        def loss_of(step: int) -> Tensor:
+            inputs, targets = tokens(step)
+            return parallel(inputs[mine], targets[mine], BATCH * LENGTH)
+
+        return loop(parallel, loss_of, BothFlats(), whole=whole, total=summed(comm), lr=0.3)
+
+    return lambda: recorded(2, main)
+
+
+def large_scores() -> Recording:
+    """Compute attention over a split sequence, of queries and keys with entries of about 100."""
+
+    def main(comm: Comm) -> tuple[list[float], Tensors]:
+        qkv = np.random.default_rng(0).standard_normal((1, 8, 6)) * 100
+        mine = sequence_positions(8, comm.rank, comm.size)
+        with np.errstate(all="ignore"):
+            return [], {"outputs": {"attention": RingAttention(comm, 8)(Tensor(qkv[:, mine]), 1).data.copy()}}
+
+    return recorded(2, main)

@@ -1,0 +1,309 @@
+"""Which rank waits for which, and where the ranks differ first: the diagnosis of a job from the dumps of all ranks.
+
+    rank 0   all_reduce 4   all_reduce 5 ── waits for rank 2
+    rank 1   all_reduce 4   all_reduce 5 ── waits for rank 2
+    rank 2   all_reduce 4   recv from 0  ── waits for rank 0      circle: 0 -> 2 -> 0
+
+[1] A group's collectives meet by their number: the first one that not all ranks have called, or that ranks have called
+unlike, is where the job went wrong. [2] Messages between two ranks meet in the order in which they were posted. [3] An
+operation that has not ended waits for the ranks that have not posted their side. A rank for which others wait, and
+which waits for nothing itself, is where to look first.
+
+Proved by: tests/flight_recorder/test_diagnosis.py
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from minidist.comm.call_log import ranks_text
+from minidist.comm.waiting import Waiting, circle_text, find_cycle
+from minidist.debug.flight_recorder.dump import Dump, Operation
+
+MAX_LINES = 16  # of a kind that are shown; a report must be read on a screen
+
+Missing = dict[tuple[int, int], tuple[int, ...]]  # (rank, number of its operation) -> the ranks that it waits for
+
+# Which shapes all ranks of a collective must pass equal; of the others ranks may differ.
+ALIKE = {
+    "all_reduce": "inputs",
+    "_all_gather_base": "inputs",
+    "all_gather_into_tensor_coalesced": "inputs",
+    "_reduce_scatter_base": "outputs",
+    "reduce_scatter_tensor_coalesced": "outputs",
+    "allreduce_coalesced": "inputs",
+    "broadcast": "inputs",
+    "reduce": "inputs",
+    "gather": "inputs",
+    "scatter": "outputs",
+}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """An operation that has not ended, and the ranks whose side of it is missing; none when all have posted theirs."""
+
+    operation: Operation
+    missing: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first collective of a group in which ranks differ. calls: what they called; absent: ranks without a call."""
+
+    group: str
+    sequence: int
+    calls: tuple[Operation, ...]
+    absent: tuple[int, ...]
+
+    @property
+    def created(self) -> int:
+        """When the first rank made the call, in nanoseconds."""
+        return min(operation.created for operation in self.calls)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the dumps of a job say together."""
+
+    versions: tuple[str, ...]
+    ranks: tuple[int, ...]  # of which there is a dump
+    without_dump: tuple[int, ...]
+    groups: dict[str, tuple[str, tuple[int, ...]]]  # name -> (description, ranks)
+    operations: int
+    waits: tuple[Wait, ...]
+    differences: tuple[Difference, ...]
+    unlike_messages: tuple[tuple[Operation, Operation], ...]  # a send and the receive that it meets, of other sizes
+    circle: tuple[int, ...]
+    suspects: tuple[int, ...]  # ranks that others wait for, and that wait for nothing themselves
+    last: dict[int, Operation] = field(default_factory=dict)  # the last operation of each rank
+
+    @property
+    def hangs(self) -> bool:
+        """Whether something has not ended, or ranks differ."""
+        return bool(self.waits or self.differences or self.unlike_messages)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what `--json` prints."""
+        return {
+            "versions": self.versions,
+            "ranks": self.ranks,
+            "without_dump": self.without_dump,
+            "groups": {name: {"description": text, "ranks": ranks} for name, (text, ranks) in self.groups.items()},
+            "operations": self.operations,
+            "waits": [{**asdict(wait.operation), "missing": wait.missing} for wait in self.waits],
+            "differences": [asdict(difference) for difference in self.differences],
+            "unlike_messages": [[asdict(side) for side in pair] for pair in self.unlike_messages],
+            "circle": self.circle,
+            "suspects": self.suspects,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the report for people."""
+        lines = [
+            f"{len(self.ranks)} dump{'s' * (len(self.ranks) != 1)} of version {', '.join(self.versions)}:"
+            f" {ranks_text(self.ranks)}, {self.operations:,} operations"
+        ]
+        if self.without_dump:
+            lines.append(f"no dump: {ranks_text(self.without_dump)}; a rank without one may have crashed")
+        if not self.hangs:
+            return [*lines, "nothing hangs: every recorded operation has ended, and all ranks made the same calls"]
+
+        # Who waits for whom.
+        waiting = {wait.operation.rank for wait in self.waits}
+        if waiting:
+            lines.append(f"{len(waiting)} of {len(self.ranks)} ranks wait")
+        lines += shortened(
+            together([(wait.operation.rank, self.wait_text(wait)) for wait in self.waits], "  ", " wait")
+        )
+        if self.circle:
+            lines.append(f"circle: {circle_text(self.circle)}")
+
+        # Where to look: what differs first, and who is awaited and waits for nothing.
+        lines += shortened([self.difference_line(difference) for difference in self.differences])
+        for send, receive in self.unlike_messages[:MAX_LINES]:
+            lines.append(
+                f"unlike message: rank {send.rank} sends {what_of(send, send.inputs)}{at(send)}, and rank"
+                f" {receive.rank} receives {what_of(receive, receive.outputs)}{at(receive)}"
+            )
+        suspects = [(rank, self.suspect_text(rank)) for rank in self.suspects]
+        return lines + shortened(together(suspects, "look first at ", ""))
+
+    def group_text(self, name: str) -> str:
+        """Return "group 1 (dp)"."""
+        description = self.groups.get(name, ("", ()))[0]
+        return f"group {name or '0'}" + (f" ({description})" if description not in ("", "undefined") else "")
+
+    def wait_text(self, wait: Wait) -> str:
+        """Return in what a rank waits, and for whom."""
+        operation = wait.operation
+        if operation.is_message:
+            way, shapes = ("to", operation.inputs) if operation.kind == "send" else ("from", operation.outputs)
+            text = f"{operation.kind} {way} rank {operation.peer} of {what_of(operation, shapes)}"
+        else:
+            text = f"{operation.kind} number {operation.sequence} of {what_of(operation, operation.inputs)}"
+        what = f" in {text}, {self.group_text(operation.group)}{at(operation)}"
+        if wait.missing:
+            return f"{what}, for {ranks_text(wait.missing)}"
+        return f"{what}; all sides are posted, so an earlier operation or the network holds it up"
+
+    def difference_line(self, difference: Difference) -> str:
+        """Return what ranks have called as the first unlike collective of a group."""
+        where = f"first difference: number {difference.sequence} of {self.group_text(difference.group)} is"
+        made: dict[str, list[Operation]] = defaultdict(list)
+        for operation in difference.calls:
+            made[f"{operation.kind} of {what_of(operation, compared(operation))}{at(operation)}"].append(operation)
+        calls = [f"{text} on {ranks_text(o.rank for o in operations)}" for text, operations in made.items()]
+        text = f"{where} {', and '.join(calls)}"
+        return text + (f"; {ranks_text(difference.absent)} made no such call" if difference.absent else "")
+
+    def suspect_text(self, rank: int) -> str:
+        """Return what a rank that others wait for has done last."""
+        if rank in self.without_dump:
+            return ": others wait, and there is no dump"
+        operation = self.last.get(rank)
+        if operation is None:
+            return ": others wait, and no operation is recorded there"
+        return (
+            f": others wait, and nothing is pending there; the last that is recorded is {operation.kind} number"
+            f" {operation.sequence} of {self.group_text(operation.group)}{at(operation)}"
+        )
+
+
+def together(texts: Sequence[tuple[int, str]], before: str, verb: str) -> list[str]:
+    """Return one line for all ranks with the same text: "ranks 0, 1 wait in ..."; a single rank "waits"."""
+    ranks: dict[str, list[int]] = defaultdict(list)
+    for rank, text in texts:
+        ranks[text].append(rank)
+    return [
+        f"{before}{ranks_text(each)}{verb}{'s' * (verb != '' and len(each) == 1)}{text}" for text, each in ranks.items()
+    ]
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return at most MAX_LINES of the lines, and how many more there are."""
+    more = [f"  ... and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
+    return [*lines[:MAX_LINES], *more]
+
+
+def what_of(operation: Operation, shapes: str) -> str:
+    """Return "Float [4]"."""
+    return f"{operation.dtypes} {shapes}".strip() or "nothing"
+
+
+def at(operation: Operation) -> str:
+    """Return ", at train.py:31 in step", or "" where the dump has no frames."""
+    return f", at {operation.site}" if operation.site else ""
+
+
+def compared(operation: Operation) -> str:
+    """Return the shapes that all ranks must pass equal in this collective."""
+    return str(getattr(operation, ALIKE[operation.kind])) if operation.kind in ALIKE else ""
+
+
+def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
+    """Match the operations of all ranks and return what they say together."""
+    groups = all_groups(dumps)
+    members = {rank for _, each in groups.values() for rank in each}
+
+    # [1] Collectives meet by number, [2] messages by order.
+    missing: Missing = {}
+    found = [match_collectives(dumps, name, ranks, missing) for name, (_, ranks) in groups.items()]
+    differences = [difference for difference in found if difference is not None]
+    unlike = match_messages(dumps, missing)
+
+    # [3] What has not ended: of each rank and group the first collective and the first message, which hold up the rest.
+    waits: dict[tuple[int, str, bool], Wait] = {}
+    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_done):
+        place = operation.rank, operation.group, operation.is_message
+        waits.setdefault(place, Wait(operation, missing[operation.rank, operation.number]))
+
+    # Every missing rank is needed, so each is an edge of its own.
+    edges = [Waiting(w.operation.rank, "main", (r,), w.operation.kind) for w in waits.values() for r in w.missing]
+    waiting = {wait.operation.rank for wait in waits.values()}
+    awaited = {rank for wait in waits.values() for rank in wait.missing}
+    ranks = tuple(dump.rank for dump in dumps)
+    return Diagnosis(
+        tuple(sorted({dump.version for dump in dumps})),
+        ranks,
+        tuple(sorted(members - set(ranks))),
+        groups,
+        sum(len(dump.operations) for dump in dumps),
+        tuple(waits.values()),
+        tuple(sorted(differences, key=lambda difference: difference.created)),
+        tuple(unlike),
+        tuple(find_cycle(edges)),
+        tuple(sorted(awaited - waiting)),
+        {dump.rank: dump.operations[-1] for dump in dumps if dump.operations},
+    )
+
+
+def all_groups(dumps: Sequence[Dump]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return every process group with its ranks: those that a dump lists, else those that have used the group."""
+    described: dict[str, str] = {}
+    listed: dict[str, set[int]] = defaultdict(set)
+    used: dict[str, set[int]] = defaultdict(set)
+    for dump in dumps:
+        for name, (description, ranks) in dump.groups.items():
+            described[name] = description or described.get(name, "")
+            listed[name].update(ranks)
+        for operation in dump.operations:
+            used[operation.group].update((dump.rank,) if operation.peer is None else (dump.rank, operation.peer))
+    return {name: (described.get(name, ""), tuple(sorted(listed[name] or used[name]))) for name in used}
+
+
+def match_collectives(dumps: Sequence[Dump], name: str, ranks: Sequence[int], missing: Missing) -> Difference | None:
+    """Return the first collective of a group in which its ranks differ; note in `missing` for whom each call waits."""
+    calls: dict[int, dict[int, Operation]] = {
+        dump.rank: {o.sequence: o for o in dump.operations if o.group == name and not o.is_message} for dump in dumps
+    }
+    # A ring buffer that is full has lost the first calls: what a rank did before its oldest entry is unknown.
+    oldest = {dump.rank: 0 if dump.is_whole else min(calls[dump.rank], default=None) for dump in dumps}
+
+    first: Difference | None = None
+    for sequence in sorted({number for of_rank in calls.values() for number in of_rank}):
+        made = [calls[rank][sequence] for rank in ranks if sequence in calls.get(rank, {})]
+        absent = [rank for rank in ranks if not may_have_called(rank, sequence, calls, oldest)]
+        kinds = {(operation.kind, operation.dtypes, compared(operation)) for operation in made}
+        if first is None and (len(kinds) > 1 or (absent and not all(operation.is_done for operation in made))):
+            first = Difference(name, sequence, tuple(made), tuple(absent))
+
+        # A call waits for the ranks that have not made it, and for those that have made another one in its place.
+        for operation in made:
+            others = [o.rank for o in made if o.kind != operation.kind]
+            missing[operation.rank, operation.number] = tuple(sorted([*absent, *others]))
+    return first
+
+
+def may_have_called(
+    rank: int, sequence: int, calls: dict[int, dict[int, Operation]], oldest: dict[int, int | None]
+) -> bool:
+    """Return whether a rank has made a group's call of this number, or may have made it before its oldest entry."""
+    if rank not in calls:
+        return False
+    start = oldest[rank]
+    return sequence in calls[rank] or start is None or sequence < start
+
+
+def match_messages(dumps: Sequence[Dump], missing: Missing) -> list[tuple[Operation, Operation]]:
+    """Pair the messages that have not ended; note in `missing` for whom the others wait; return the unlike pairs."""
+    open_messages: dict[tuple[str, int, int], tuple[list[Operation], list[Operation]]] = defaultdict(lambda: ([], []))
+    for operation in (o for dump in dumps for o in dump.operations if o.peer is not None and not o.is_done):
+        assert operation.peer is not None
+        if operation.kind == "send":
+            open_messages[operation.group, operation.rank, operation.peer][0].append(operation)
+        else:
+            open_messages[operation.group, operation.peer, operation.rank][1].append(operation)
+
+    unlike = []
+    for sends, receives in open_messages.values():
+        for send, receive in zip(sends, receives, strict=False):
+            missing[send.rank, send.number] = missing[receive.rank, receive.number] = ()
+            if (send.inputs, send.dtypes) != (receive.outputs, receive.dtypes):
+                unlike.append((send, receive))
+        met = min(len(sends), len(receives))
+        for alone in (*sends[met:], *receives[met:]):
+            assert alone.peer is not None
+            missing[alone.rank, alone.number] = (alone.peer,)
+    return unlike

@@ -1,0 +1,410 @@
+"""torch's process group on a simulated world: every collective of torch becomes one of ours, made of send and recv.
+
+    dist.all_reduce(tensor)  ──▶  allreduce([tensor])  ──▶  rank.call(all_reduce(comm, array))  ──▶  tensor
+
+Tensors are copied into arrays when an operation begins and back when it is waited for. An operation with async_op=True
+runs on the stream of its group, as ours do; a send or a receive is posted at once, so that messages match in the order
+in which they are posted, and not in that of the waits.
+
+Proved by: tests/torch_ranks/test_program.py
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from minidist import collectives
+from minidist.base.errors import UsageError
+from minidist.comm import ANY, Comm
+from minidist.debug.torch_ranks.isolation import BACKEND
+from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
+from minidist.debug.torch_ranks.split_sizes import elements, exchange_counts, list_counts
+
+REDUCTIONS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+}
+Tensors = Sequence[torch.Tensor]
+
+
+def array_of(tensor: torch.Tensor) -> np.ndarray:
+    """Return a copy of a tensor's elements as a 1-D array; bfloat16 as ml_dtypes', other 8-bit floats as bytes."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.dtype == torch.bfloat16:
+        return flat.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+    if flat.dtype == torch.bool or flat.dtype.itemsize == 1:
+        return flat.view(torch.uint8).numpy().copy()
+    if flat.dtype.is_complex:
+        return torch.view_as_real(flat).reshape(-1).numpy().copy()
+    return flat.numpy().copy()
+
+
+def put(array: np.ndarray, tensor: torch.Tensor) -> None:
+    """Copy what `array_of` made, or a result of the same form, into a tensor."""
+    if array.dtype == ml_dtypes.bfloat16:
+        flat = torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    else:
+        flat = torch.from_numpy(np.ascontiguousarray(array))
+        if tensor.dtype.is_complex:
+            flat = torch.view_as_complex(flat.reshape(-1, 2))
+        elif flat.dtype != tensor.dtype:
+            flat = flat.view(tensor.dtype)
+    with torch.no_grad():
+        tensor.detach().copy_(flat.reshape(tensor.shape))
+
+
+def reduction_of(reduce_op: Any) -> str:
+    """Return our name of a torch reduction; UsageError for one that we do not have."""
+    for ours, name in REDUCTIONS.items():
+        if reduce_op == ours:
+            return name
+    raise UsageError(f"{reduce_op} is not simulated; use SUM, AVG, PRODUCT, MIN or MAX")
+
+
+class SimulatedWork(dist._Work):
+    """An operation that has begun. finish: waits for it in the rank's world and writes its tensors."""
+
+    def __init__(self, rank: RankThread, finish: Callable[[], None], tensors: Tensors) -> None:
+        super().__init__()
+        self.rank, self.finish, self.tensors = rank, finish, list(tensors)
+        self.done = False
+        self.source = -1  # of a receive: the rank of the group that sent
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the operation is done."""
+        if not self.done:
+            self.done = True
+            self.finish()
+        return True
+
+    def synchronize(self) -> None:
+        """Block until the operation is done; on the CPU that is what waiting means."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has been waited for."""
+        return self.done
+
+    def is_success(self) -> bool:
+        """Return whether the operation has been waited for: one that fails ends the run."""
+        return self.done
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the tensors that the operation has written."""
+        self.wait()
+        return self.tensors
+
+    def _source_rank(self) -> int:
+        """Return the rank of the group from which a message has come."""
+        return self.source
+
+    def get_future(self) -> torch.futures.Future:
+        """Return a future that is done: DistributedDataParallel would wait for it outside of Python."""
+        self.wait()
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(self.tensors)
+        return future
+
+
+class SimulatedProcessGroup(dist.ProcessGroup):
+    """A process group of a simulated world. comm: its communicator."""
+
+    def __init__(self, comm: Comm, rank: RankThread) -> None:
+        super().__init__(comm.rank, comm.size)
+        self.comm, self.thread = comm, rank
+
+    # what torch asks of every group -----------------------------------------------------------------------------------
+
+    def size(self) -> int:
+        """Return the number of ranks of the group."""
+        return self.comm.size
+
+    def getBackendName(self) -> str:
+        """Return the name of the backend."""
+        return BACKEND
+
+    @property
+    def group_name(self) -> str:
+        """The name under which torch knows this group."""
+        return dist.distributed_c10d._world.pg_names[self]
+
+    @property
+    def pg_name(self) -> str:
+        """The name under which torch knows this group."""
+        return self.group_name
+
+    def shutdown(self) -> None:
+        """Nothing to do: the world ends with its run."""
+
+    def abort(self) -> None:
+        """Nothing to do: the world ends with its run."""
+
+    def _start_coalescing(self, device: Any) -> None:
+        """Nothing to do: operations of a block begin one after the other."""
+
+    def _end_coalescing(self, device: Any) -> SimulatedWork:
+        """Return a work that is done: the operations of the block have works of their own, which end with the rank."""
+        return self._work(lambda: None, ())
+
+    # how an operation runs --------------------------------------------------------------------------------------------
+
+    def _work(self, finish: Callable[[], None], tensors: Tensors) -> SimulatedWork:
+        work = SimulatedWork(self.thread, finish, tensors)
+        self.thread.open_works.append(work)
+        return work
+
+    def _run(
+        self, opts: Any, start: Callable[[bool], Any], write: Callable[[Any], None], tensors: Tensors
+    ) -> SimulatedWork:
+        """Begin a collective. start: (async_op) -> our result or our work. write: puts the result into the tensors."""
+        if not getattr(opts, "asyncOp", True):
+            result = self.thread.call(lambda: start(False))
+            write(result)
+            work = SimulatedWork(self.thread, lambda: None, tensors)
+            work.done = True
+            return work
+        ours = self.thread.call(lambda: start(True))
+        return self._work(lambda: write(self.thread.call(ours.wait)), tensors)
+
+    # collectives ------------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
+        """Replace every rank's tensor by the reduction of all."""
+        opts = dist.AllreduceOptions() if opts is None else opts
+        op, (tensor,) = reduction_of(opts.reduceOp), tensors
+        array = array_of(tensor)
+
+        def start(async_op: bool) -> Any:
+            return collectives.all_reduce(self.comm, array, op, async_op=async_op)
+
+        return self._run(opts, start, lambda result: put(result, tensor), tensors)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
+        """Reduce every tensor of a list."""
+        return self._all([self.allreduce([tensor], opts) for tensor in tensors], tensors)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> SimulatedWork:
+        """Give the root the reduction of all ranks' tensors."""
+        op, (tensor,) = reduction_of(opts.reduceOp), tensors
+        array = array_of(tensor)
+
+        def start(async_op: bool) -> Any:
+            return collectives.reduce(self.comm, array, opts.rootRank, op, async_op=async_op)
+
+        def write(result: Any) -> None:
+            if result is not None:
+                put(result, tensor)
+
+        return self._run(opts, start, write, tensors)
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
+        """Replace every rank's tensor by the root's."""
+        (tensor,) = tensors
+        array = array_of(tensor)
+
+        def start(async_op: bool) -> Any:
+            return collectives.broadcast(self.comm, array, opts.rootRank, async_op=async_op)
+
+        return self._run(opts, start, lambda result: put(result, tensor), tensors)
+
+    def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
+        """Give every rank the tensors of all, which may have other sizes on other ranks."""
+        (outputs,), (tensor,) = output_tensors, input_tensors
+        array, counts = array_of(tensor), [elements(output) for output in outputs]
+
+        def start(async_op: bool) -> Any:
+            return collectives.all_gather(self.comm, array, counts=counts, async_op=async_op)
+
+        return self._run(opts, start, lambda result: put_parts(result, outputs), outputs)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
+        """Give every rank the tensors of all, one after the other in one tensor."""
+        array = array_of(input)
+
+        def start(async_op: bool) -> Any:
+            return collectives.all_gather(self.comm, array, async_op=async_op)
+
+        return self._run(opts, start, lambda result: put(result, output), [output])
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """Gather every tensor of a list."""
+        works = [self.all_gather_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
+        return self._all(works, outputs)
+
+    def reduce_scatter(
+        self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
+    ) -> SimulatedWork:
+        """Give rank r the reduction of all ranks' r-th tensors."""
+        (output,), (inputs,) = output_tensors, input_tensors
+        array = np.concatenate([array_of(each) for each in inputs])
+        return self._reduce_scatter(output, array, [elements(each) for each in inputs], opts)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
+        """Give rank r the r-th part of the reduction of all ranks' tensors."""
+        return self._reduce_scatter(output, array_of(input), None, opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
+        """Reduce and scatter every tensor of a list."""
+        works = [self.reduce_scatter_single(out, each, opts) for out, each in zip(outputs, inputs, strict=True)]
+        return self._all(works, outputs)
+
+    def _reduce_scatter(
+        self, output: torch.Tensor, array: np.ndarray, counts: list[int] | None, opts: Any
+    ) -> SimulatedWork:
+        opts = dist.ReduceScatterOptions() if opts is None else opts
+        op = reduction_of(opts.reduceOp)
+
+        def start(async_op: bool) -> Any:
+            return collectives.reduce_scatter(self.comm, array, op, counts=counts, async_op=async_op)
+
+        return self._run(opts, start, lambda result: put(result, output), [output])
+
+    def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> SimulatedWork:
+        """Give the root the tensors of all ranks."""
+        (tensor,) = input_tensors
+        outputs = output_tensors[0] if self.comm.rank == opts.rootRank else []
+        array = array_of(tensor)
+
+        def start(async_op: bool) -> Any:
+            return collectives.gather(self.comm, array, opts.rootRank, async_op=async_op)
+
+        def write(result: Any) -> None:
+            if result is not None:
+                put_parts(result, outputs)
+
+        return self._run(opts, start, write, outputs)
+
+    def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> SimulatedWork:
+        """Give rank r the root's r-th tensor."""
+        (output,) = output_tensors
+        is_root = self.comm.rank == opts.rootRank
+        whole = np.concatenate([array_of(each) for each in input_tensors[0]]) if is_root else None
+        out = np.empty_like(array_of(output))
+
+        def start(async_op: bool) -> Any:
+            return collectives.scatter(self.comm, whole, out, opts.rootRank, async_op=async_op)
+
+        return self._run(opts, start, lambda result: put(out, output), [output])
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None,
+        input_split_sizes: Sequence[int] | None,
+        opts: Any = None,
+    ) -> SimulatedWork:
+        """Give rank r the r-th part of every rank's tensor. The sizes count rows."""
+        array = array_of(input)
+        sent, received = exchange_counts(output, input, output_split_sizes, input_split_sizes, self.comm.size)
+
+        def start(async_op: bool) -> Any:
+            return collectives.all_to_all(
+                self.comm, array, send_counts=sent, receive_counts=received, async_op=async_op
+            )
+
+        return self._run(opts, start, lambda result: put(result, output), [output])
+
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
+        """Give rank r every rank's r-th tensor."""
+        array = np.concatenate([array_of(each) for each in input_tensors])
+        sent, received = list_counts(output_tensors, input_tensors)
+
+        def start(async_op: bool) -> Any:
+            return collectives.all_to_all(
+                self.comm, array, send_counts=sent, receive_counts=received, async_op=async_op
+            )
+
+        return self._run(opts, start, lambda result: put_parts(result, output_tensors), output_tensors)
+
+    def barrier(self, opts: Any = None) -> SimulatedWork:
+        """Block until every rank of the group has entered."""
+        self.thread.call(self.comm.barrier)
+        work = SimulatedWork(self.thread, lambda: None, ())
+        work.done = True
+        return work
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        """Block until every rank of the group has entered; a rank that does not come is in the report of the hang."""
+        self.barrier()
+
+    # messages ---------------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dstRank: int, tag: int) -> SimulatedWork:
+        """Send a tensor to a rank of the group."""
+        (tensor,) = tensors
+        array = array_of(tensor)
+        request = self.thread.call(lambda: self.comm.isend(array, dstRank, tag))
+
+        def finish() -> None:
+            self.thread.call(request.wait)
+
+        return self._work(finish, tensors)
+
+    def recv(self, tensors: Tensors, srcRank: int, tag: int) -> SimulatedWork:
+        """Receive a tensor from a rank of the group."""
+        (tensor,) = tensors
+        array = np.empty_like(array_of(tensor))
+        request = self.thread.call(lambda: self.comm.irecv(array, srcRank, tag))
+
+        def finish() -> None:
+            self.thread.call(request.wait)
+            work.source = request.peer  # known by now, if it was any
+            put(array, tensor)
+
+        work = self._work(finish, tensors)
+        return work
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> SimulatedWork:
+        """Receive a tensor from whoever sends first."""
+        return self.recv(tensors, ANY, tag)
+
+    def _all(self, works: Sequence[SimulatedWork], tensors: Tensors) -> SimulatedWork:
+        """Return one work for several."""
+
+        def finish() -> None:
+            for work in works:
+                work.wait()
+
+        return self._work(finish, tensors)
+
+    # Names of older versions of torch for the same operations.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+
+def put_parts(array: np.ndarray, tensors: Tensors) -> None:
+    """Copy an array into tensors, one after the other."""
+    start = 0
+    for tensor in tensors:
+        put(array[start : start + elements(tensor)], tensor)
+        start += elements(tensor)
+
+
+def create(options: Any, _: Any = None) -> SimulatedProcessGroup:
+    """Make the group that torch asks for, of the rank to which this thread belongs."""
+    rank = current_rank()
+    members = list(options.global_ranks_in_group) or list(range(rank.comm.size))
+    comm = rank.comm
+    if len(members) < comm.size or options.group_id not in ("", "0"):
+        world, name, place = comm.world, f"group{options.group_id}", members.index(comm.rank)
+        comm = rank.call(lambda: Comm(world, name, members, place, ""))
+    group = SimulatedProcessGroup(comm, rank)
+    rank.groups.append(group)
+    return group
+
+
+def register() -> None:
+    """Make the backend known to torch, once per process."""
+    if BACKEND not in dist.Backend._plugins and BACKEND.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])

@@ -1,0 +1,29 @@
+"""Checkpoints: a directory of named global tensors, written by any number of ranks and read by any other number.
+
+directory.py          saving and loading a directory of global tensors
+parameter_shards.py   which parts of the global tensors a rank's arrays are
+rank_state.py         state that belongs to a rank
+error_feedback.py     the residuals of compressed gradients
+buffers.py            running statistics
+resume.py             a training job in a checkpoint and back
+saved_model.py        the model of a checkpoint
+initial_weights.py    the weights of a checkpoint, or of Hugging Face, in a new job
+huggingface.py        folders of Hugging Face
+storage.py            the file operations of a save
+dry_storage.py        the files of a dry run, which are counted
+"""
+
+from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
+from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+from minidist.job.checkpoint.storage import Storage
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointShard",
+    "RankState",
+    "ReplicaId",
+    "Storage",
+    "rank_state_shards",
+    "read_rank_state",
+    "save",
+]

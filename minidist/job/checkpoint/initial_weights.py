@@ -1,0 +1,59 @@
+"""`--init-from`: a new job that begins with the weights of a checkpoint, or of a folder of Hugging Face.
+
+Of the checkpoint only the weights count. Optimizer state, step count, losses, seed and data are those of a new job. The
+weights are whole global tensors, and every rank puts them into the whole model before any axis cuts it, so neither the
+layout that saved them nor the one that loads them matters. Sends nothing.
+
+Proved by: tests/checkpoint/test_initial_weights.py
+"""
+
+from typing import Any
+
+from minidist.base.errors import UsageError, quoted
+from minidist.job.checkpoint.directory import Checkpoint
+from minidist.job.checkpoint.huggingface import HuggingFaceFolder, is_huggingface_folder
+from minidist.job.checkpoint.resume import read_job_state
+from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint
+from minidist.job.config.train_config import TrainConfig, flag
+
+# The settings that make the model; heads do not show in any shape.
+ARCHITECTURE = ("model", "layers", "width", "heads", "kv_heads", "ffn", "experts")
+
+
+def initial_checkpoint(config: TrainConfig) -> Checkpoint | HuggingFaceFolder | None:
+    """Return what --init-from names, or None without the flag.
+
+    Of a --save directory it is the latest checkpoint, and of a folder in it that one. UsageError when there is none,
+    and when its model is not the job's.
+    """
+    if config.init_from is None:
+        return None
+    if is_huggingface_folder(config.init_from):
+        folder = HuggingFaceFolder(config.init_from)
+        folder.check(config)
+        return folder
+    checkpoint = named_checkpoint("--init-from", config.init_from)
+
+    state = read_job_state(checkpoint)
+    for name in ARCHITECTURE:
+        then = state.config.get(name, TrainConfig.model_fields[name].default)
+        if then != getattr(config, name):
+            raise UsageError(
+                f"--init-from {quoted(config.init_from)} holds a model with {flag(name)} {quoted(then, marks=False)},"
+                f" this job has {quoted(getattr(config, name), marks=False)}; "
+                + (
+                    f"leave out {flag(name)}"
+                    if then is None
+                    else f"train with {flag(name)} {quoted(then, marks=False)}, or start without --init-from"
+                )
+            )
+    return checkpoint
+
+
+def load_initial_weights(config: TrainConfig, model: Any) -> None:
+    """Give a whole new model the weights, and running statistics, of --init-from; without the flag do nothing."""
+    source = initial_checkpoint(config)
+    if isinstance(source, HuggingFaceFolder):
+        source.load(model)
+    elif source is not None:
+        load_weights(source, model)

@@ -1,0 +1,533 @@
+"""A training job in a checkpoint and back: weights, optimizer, position in the data, seed, losses.
+
+Everything is stored by its global name and place, so a job that was saved by 4 ranks with ZeRO 3 can be resumed on 1
+rank, or on 8 as tp 2 x pp 2 x ZeRO 1. On the same layout the next step has the same bits as without the interruption.
+
+The position in the data is the number of steps: a step's global batch depends on the seed and the step alone. Dropout
+masks depend on seed, step and sample. So there is no random state to save.
+
+A job and a strategy are known here only by what a checkpoint asks of them (`SavedJob`, `SavedStrategy`): training
+imports checkpoints, and not the other way round.
+
+Proved by: tests/checkpoint/test_resume.py, tests/checkpoint/test_layouts.py
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Annotated, Any, Protocol, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from minidist.autograd import Parameter
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.device import creating
+from minidist.base.errors import UsageError, quoted_path, reason
+from minidist.base.meta import NoDevice
+from minidist.comm import Comm
+from minidist.comm.sim.folded import others_of, seen_from
+from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
+from minidist.job.checkpoint.directory import (
+    Checkpoint,
+    CheckpointShard,
+    ReplicaId,
+    complete_checkpoints,
+    name_of_step,
+    order_of,
+    save,
+    tensors_of,
+)
+from minidist.job.checkpoint.dry_storage import DryStorage, file_bytes
+from minidist.job.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
+from minidist.job.checkpoint.parameter_shards import LocalShard, checkpoint_shards
+from minidist.job.checkpoint.storage import Storage
+from minidist.job.config.models import llama_inner
+from minidist.job.config.train_config import Batches, TrainConfig, flag
+from minidist.parallel.dims import Axes
+from minidist.parallel.tensor.sharding import local_tensor
+from minidist.techniques import Extension, installed
+
+# The settings on which the bits of the next step depend; a resumed job must not differ in them.
+FIXED = (
+    "model",
+    "batch_norm",
+    "layers",
+    "width",
+    "heads",
+    "kv_heads",
+    "ffn",
+    "context",
+    "dropout",
+    "attention_dropout",
+    "document_separator",
+    "experts",
+    "top_k",
+    "capacity_factor",
+    "aux_loss_weight",
+    "data",  # compared by its content, where the checkpoint has that
+    "optimizer",
+    "momentum",
+    "nesterov",
+    "trust_coefficient",
+    "betas",
+    "eps",
+    "weight_decay",
+    "precision",
+    "sparsity",
+    "sparsity_schedule",
+    "sparsity_scope",
+    "sparsity_pattern",
+    "seed",
+    "evaluate_every",
+    "local_steps",
+    "outer_optimizer",
+    "outer_lr",
+    "outer_momentum",
+    "outer_fragments",
+    "outer_delay",
+    "outer_mixing",
+    "distill_from",  # compared by the teacher's weights, where the checkpoint has that
+    "temperature",
+    "distill_weight",
+    "teacher_precision",
+)
+
+
+def fixed_settings() -> tuple[str, ...]:
+    """Return the settings, also of techniques, that a resumed job shares with the job that saved its checkpoint."""
+    return (*FIXED, *(name for kind in installed() for name in kind.fixed))
+
+
+class SavedPlan(Protocol):
+    """What a checkpoint asks of the batches to come; see `train.batch_plan.BatchPlan`."""
+
+    def state(self) -> dict[str, Any]: ...
+    def samples_of(self, steps: int) -> int: ...
+    def load(self, state: dict[str, Any], steps: int) -> None: ...
+
+
+class SavedJob(Protocol):
+    """What a checkpoint records of a job."""
+
+    config: TrainConfig
+    batches: Batches
+    model: Any
+
+    @property
+    def plan(self) -> SavedPlan: ...
+    @property
+    def extensions(self) -> Sequence[Extension]: ...
+    @property
+    def data_digest(self) -> str: ...
+    @property
+    def teacher_digest(self) -> str | None: ...
+
+
+class SavedAxis(CompressedAxis, Protocol):
+    """What a checkpoint asks of a data axis; see `train.strategies.data_axis.DataAxis`."""
+
+    optimizer: Any
+    state_replica: ReplicaId
+    state_prefix: str
+
+    def weights(self) -> list[LocalShard]: ...
+    def masks(self) -> list[LocalShard]: ...
+    def kept(self) -> dict[str, int]: ...
+    def masked(self, done: int) -> list[LocalShard]: ...
+    def load_masks(self, masks: Sequence[LocalShard]) -> None: ...
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
+    def updated(self) -> None: ...
+
+
+class SavedStrategy(Protocol):
+    """What a checkpoint asks of a strategy; see `train.strategies.mesh.MeshStrategy`."""
+
+    axes: Axes
+
+    @property
+    def data_axes(self) -> Sequence[SavedAxis]: ...
+    @property
+    def step_count(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]: ...
+    def replica_of(self, axis: Any, parameter: Parameter) -> ReplicaId: ...
+    def owns(self, axis: Any, parameter: Parameter) -> bool: ...
+    def buffers(self) -> Sequence[Buffer]: ...
+    def seen_from(self, comm: Comm) -> Self: ...
+    def scalars(self) -> dict[str, float]: ...
+    def load_scalars(self, scalars: dict[str, float]) -> None: ...
+
+
+def save_job(
+    comm: Comm,
+    directory: str | Path,
+    job: SavedJob,
+    strategy: SavedStrategy,
+    step: int,
+    losses: list[float],
+    storage: Storage | None = None,
+    partition: Sequence[int] | None = None,
+) -> Path:
+    """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank.
+
+    partition: blocks of each stage, where they are chosen while the job trains.
+    """
+    # Rank 0 writes the state; the others need not read all data for its fingerprint.
+    plan = job.plan.state()
+    state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
+    if comm.rank == 0:
+        state |= {"batch_plan": plan} if plan else {}
+        state |= {"optimizer_counts": counts} if (counts := strategy.counts) else {}
+        state |= {} if partition is None else {"partition": list(partition)}
+    path = save(comm, directory, step, _job_shards(strategy), state, storage)
+    keep_last(comm, directory, job.config.keep, losses, storage)
+    return path
+
+
+def saved_bytes(comm: Comm, strategy: SavedStrategy, storage: Storage) -> dict[int, int]:
+    """Return the bytes of a rank's file of tensors in the last checkpoint, by rank.
+
+    The result has this rank and, in a folded run, every rank that it represents.
+    """
+    result = {comm.rank: storage.tensor_bytes}
+    # Each of the others writes another part of the tensors, which the code of a save chooses by its place.
+    for rank in others_of(comm):
+        shards = _job_shards(strategy.seen_from(seen_from(comm, rank)))
+        result[rank] = file_bytes(tensors_of(shards))
+    return result
+
+
+def keep_last(
+    comm: Comm, directory: str | Path, keep: int | None, losses: Sequence[float], storage: Storage | None = None
+) -> None:
+    """Delete all but the last `keep` checkpoints of this run, and none of another one; rank 0 does it.
+
+    Those of this run have the losses that it has had: a resumed run knows them, and other runs have others.
+    """
+    if keep is None or comm.rank != 0:
+        return
+    mine = []
+    for name in complete_checkpoints(directory):
+        try:
+            checkpoint = Checkpoint(directory, name)
+            if checkpoint.state.get("losses") == list(losses[: checkpoint.step]):
+                mine.append(name)
+        except UsageError:
+            continue  # a damaged checkpoint belongs to no run
+    for name in sorted(mine, key=order_of)[:-keep]:
+        (storage or Storage()).discard(Path(directory) / name)
+
+
+@contextmanager
+def saving_alone(comm: Comm, config: TrainConfig) -> Iterator[Storage]:
+    """Hold the lock of the --save directory while a job runs; UsageError when another job saves there.
+
+    Yields what `save_job` takes as its storage.
+    """
+    storage = DryStorage() if isinstance(creating.get(), NoDevice) else Storage()
+    with ExitStack() as stack:
+        if config.save is not None and comm.rank == 0:
+            stack.enter_context(storage.locked(Path(config.save)))
+        yield storage
+
+
+def job_state(
+    job: SavedJob, step: int, losses: list[float], optimizer_steps: int, scalars: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the part of a checkpoint that is not tensors."""
+    return {
+        # The micro-batch is for people: it may change, and --micro-batch auto has become a number here.
+        "config": {name: getattr(job.config, name) for name in (*fixed_settings(), "micro_batch")},
+        "data_digest": job.data_digest,
+        **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
+        **{extension.key: state for extension in job.extensions if (state := extension.state())},
+        "global_batch": job.batches.global_batch,
+        "samples": step * job.batches.global_batch,
+        "optimizer_steps": optimizer_steps,
+        "losses": losses,
+        "scalars": scalars,
+    }
+
+
+class JobState(BaseModel):
+    """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
+
+    model_config = ConfigDict(strict=True, extra="allow")  # extensions read their own keys
+    config: dict[str, Any]
+    global_batch: int = Field(ge=1)
+    optimizer_steps: int = Field(ge=0)
+    optimizer_counts: dict[str, Annotated[int, Field(ge=0)]] = {}  # of parameters that have had fewer steps
+    losses: list[float]
+    scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
+    data_digest: str | None = None  # older checkpoints have none
+    teacher_digest: str | None = None  # with --distill-from
+    batch_plan: dict[str, Any] = {}  # where batches change while the job trains
+    partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
+
+
+def read_job_state(checkpoint: Checkpoint) -> JobState:
+    """Return the state of a job's checkpoint; UsageError when it is none of a job, or not as `job_state` writes it."""
+    if "config" not in checkpoint.state:
+        raise UsageError(
+            f"the checkpoint {quoted_path(checkpoint.path)} is not one of minidist train: it does not say which job"
+            " it is;"
+            " read its tensors with minidist.job.checkpoint.Checkpoint"
+        )
+    with _describing_a_job(checkpoint):
+        state = JobState.model_validate(checkpoint.state)
+        if len(state.losses) != checkpoint.step:
+            raise ValueError(f"it has {len(state.losses)} losses of {checkpoint.step} steps")
+    return state
+
+
+@contextmanager
+def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
+    """In the block a value that a checkpoint's state must not have is a UsageError. place: where the values are."""
+    try:
+        yield
+    except ValueError as error:
+        why = reason(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, (*place, *first['loc'])))[:80]}: {first['msg']}"
+        raise UsageError(
+            f"the checkpoint {quoted_path(checkpoint.path)} does not describe a job ({why}); {checkpoint.remedy}"
+        ) from None
+
+
+def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+    """Return all that this rank holds of a checkpoint."""
+    return [*_shards(strategy), *error_feedback_shards(strategy), *buffer_shards(strategy.buffers())]
+
+
+def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
+    """Return this rank's shards of weights and optimizer state."""
+    result: list[CheckpointShard] = []
+    for axis in strategy.data_axes:
+        # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
+        tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
+        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
+        # Of pruned weights the kept ones are stored, and bits in place of masks.
+        kept = {f"{kind}/{name}": number for name, number in axis.kept().items() for kind in ("weights", "masks")}
+        for p, start, stop in axis.state_ranges():
+            for key, array in axis.optimizer.state.get(p.name, {}).items():
+                name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
+                tensors.append((name, LocalShard(p, array, start, stop), axis.state_replica))
+        for name, shard, replica in tensors:
+            # A parameter that a pipeline holds on two stages is written by its first.
+            if shard.start < shard.stop and strategy.owns(axis, shard.parameter):
+                other = strategy.replica_of(axis, shard.parameter)
+                # Replicas on the data axis times those on the other axes.
+                both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
+                shards = checkpoint_shards(name, shard, strategy.axes, both)
+                if name in kept:
+                    shards = [replace(part, sparse=True, kept=kept[name]) for part in shards]
+                result += shards
+    return result
+
+
+def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) -> tuple[int, list[float]]:
+    """Load the latest checkpoint, or that of --from-step, into a newly built job; every rank calls it.
+
+    Returns (steps done, their losses).
+
+    All that this rank needs is read and checked before anything is changed. Errors: UsageError when the job is another
+    one, and those of `Checkpoint`.
+    """
+    checkpoint = Checkpoint(directory, step=job.config.from_step)
+    saved = same_job(checkpoint, job, strategy.axes.comm.rank)
+    _same_replicas(checkpoint, strategy)
+
+    # [1] Read and check all that this rank needs.
+    axes = strategy.axes
+    writes = [
+        (shard.values, _read(checkpoint, axes, shard.parameter, shard.start, shard.stop))
+        for axis in strategy.data_axes
+        for shard in axis.weights()
+    ]
+    states = [
+        {p.name: _state(checkpoint, axes, p, start, stop, axis.state_prefix) for p, start, stop in axis.state_ranges()}
+        for axis in strategy.data_axes
+    ]
+
+    masks = [
+        [
+            replace(shard, values=_read(checkpoint, axes, shard.parameter, shard.start, shard.stop, "masks", "bool"))
+            for shard in axis.masked(checkpoint.step)
+        ]
+        for axis in strategy.data_axes
+    ]
+
+    with _describing_a_job(checkpoint, "batch_plan"):
+        job.plan.load(saved.batch_plan, checkpoint.step)
+    load_extensions(job, saved, checkpoint)
+
+    # [2] Change the job, when nothing can be missing any more.
+    for array, values in writes:
+        xp.store(array, values)
+    strategy.load_scalars(saved.scalars)
+    for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
+        axis.load_masks(mask)
+        # A parameter without state (plain SGD) has no entry.
+        known = {name: arrays for name, arrays in state.items() if arrays}
+        counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
+        axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
+        axis.updated()
+        if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer, perhaps inside another one
+            axis.optimizer.refresh()
+    load_error_feedback(checkpoint, strategy)
+    load_buffers(checkpoint, job.model)
+    return checkpoint.step, saved.losses
+
+
+def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> None:
+    """Let the job's extensions continue where those of the checkpoint ended."""
+    samples = job.plan.samples_of(checkpoint.step)
+    for extension in job.extensions:
+        with _describing_a_job(checkpoint, extension.key):
+            extension.load((saved.model_extra or {}).get(extension.key), samples)
+
+
+def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
+    """Raise UsageError when the checkpoint has an optimizer for each of another number of replicas (--local-steps)."""
+    stored = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("replica/")}
+    ranks = strategy.axes.data.size
+    if stored and len(stored) != ranks:
+        raise UsageError(
+            f"the checkpoint {str(checkpoint.path)!r} holds the optimizer states of {len(stored)} replicas that trained"
+            f" alone, this job has {ranks} ranks; resume on {len(stored)}, or begin a new job with --init-from"
+        )
+
+
+def _state(
+    checkpoint: Checkpoint, axes: Axes, parameter: Parameter, start: int, stop: int, before: str = ""
+) -> dict[str, Array]:
+    prefix = f"{before}optimizer/{parameter.name}/"
+    names = [name for name in checkpoint.tensors if name.startswith(prefix)]
+    # Their dtypes, and which ones there must be, the optimizer checks.
+    for name in names:
+        checkpoint.expect(name, _global_shape(parameter))
+    return {name[len(prefix) :]: _elements(checkpoint, axes, parameter, name, start, stop) for name in names}
+
+
+def _read(
+    checkpoint: Checkpoint,
+    axes: Axes,
+    parameter: Parameter,
+    start: int,
+    stop: int,
+    kind: str = "weights",
+    dtype: Any = None,
+) -> Array:
+    name = f"{kind}/{parameter.name}"
+    checkpoint.expect(name, _global_shape(parameter), str(dtype or parameter.dtype))
+    return _elements(checkpoint, axes, parameter, name, start, stop)
+
+
+def _global_shape(parameter: Parameter) -> tuple[int, ...]:
+    return parameter.shape if parameter.layout is None else parameter.layout.global_shape
+
+
+def _elements(checkpoint: Checkpoint, axes: Axes, parameter: Parameter, name: str, start: int, stop: int) -> Array:
+    """Return elements [start, stop) of this rank's tensor-parallel shard of a tensor in the checkpoint."""
+    layout = parameter.layout
+    if layout is None or not layout.axes:
+        return checkpoint.read(name, start, stop)
+
+    # The whole tensor, cut as tensor parallelism cuts it, and of that the range.
+    return local_tensor(checkpoint.tensor(name), layout, axes).reshape(-1)[start:stop]
+
+
+def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
+    """Return the checkpoint's state; UsageError when the job differs in a setting on which the next step depends.
+
+    The content of the data is read and compared by rank 0 alone.
+    """
+    state, config, path = read_job_state(checkpoint), job.config, str(checkpoint.path)
+    for name in fixed_settings():
+        # Data are the same when their content is, whatever their path.
+        if name == "data" and state.data_digest is not None:
+            continue
+        # So is a teacher.
+        if name == "distill_from" and state.teacher_digest is not None and config.distill_from is not None:
+            continue
+        # Older checkpoints have fewer settings.
+        then, now = state.config.get(name, TrainConfig.model_fields[name].default), getattr(config, name)
+        # The width of a Llama's MLP is given, or follows from settings that were compared before it.
+        if name == "ffn" and config.model == "llama":
+            then, now = llama_inner(config.model_copy(update={"ffn": then})), llama_inner(config)
+        # How often a job is evaluated may differ: only asynchronous pipelines, which drain there, depend on it. Whether
+        # it is evaluated decides which data it trains on.
+        if name == "evaluate_every" and (then is None) == (config.evaluate_every is None):
+            continue
+        if then != now:
+            raise UsageError(
+                f"the checkpoint {quoted_path(path)} was made with {flag(name)} {_short(then)}, this job has"
+                f" {_short(now)}; "
+                + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
+            )
+    if rank == 0 and state.data_digest not in (None, job.data_digest):
+        name = _short(state.config.get("data"))
+        raise UsageError(
+            f"the checkpoint {quoted_path(path)} was made with --data {name}, whose content was not that of --data"
+            f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
+        )
+
+    if rank == 0 and state.teacher_digest is not None and state.teacher_digest != job.teacher_digest:
+        raise UsageError(
+            f"the checkpoint {quoted_path(path)} was made with another teacher than the one in --distill-from"
+            f" {_short(config.distill_from)} now; name the folder of the checkpoint that it learned from, such as"
+            " DIR/step-00000040"
+        )
+
+    # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
+    if state.global_batch != job.batches.global_batch:
+        raise UsageError(
+            f"the checkpoint {quoted_path(path)} was made with a global batch of {state.global_batch}, this job has"
+            f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
+            f" --global-batch {state.global_batch}"
+        )
+    # The last step of local SGD ends with an average, which a longer job would not make there.
+    if config.local_steps and not config.streams_outer and checkpoint.step % config.local_steps:
+        raise UsageError(
+            f"the checkpoint {path!r} was saved at the end of a job, after {checkpoint.step} steps, where --local-steps"
+            f" {config.local_steps} makes no average otherwise; resume --from-step with a multiple of"
+            f" {config.local_steps}, or begin a new job with --init-from"
+        )
+    if checkpoint.step >= config.steps:
+        raise UsageError(
+            f"the checkpoint {quoted_path(path)} has {checkpoint.step} steps already; raise --steps above"
+            f" {checkpoint.step}"
+        )
+    return state
+
+
+def _short(value: object) -> str:
+    return quoted_path(value, marks=False)
+
+
+def check_saving(config: TrainConfig) -> None:
+    """Make the directory of --save; UsageError when nothing can be written there, or an earlier run would be hidden."""
+    if config.save is not None and config.from_step is not None:
+        name_of_step(config.save, config.from_step)
+    if config.save is None or config.resume:
+        return
+    # A new run would let `latest` name its own checkpoints, and a later --resume would continue the wrong run.
+    there = complete_checkpoints(config.save)
+    if there and not config.overwrite:
+        raise UsageError(
+            f"--save {_short(config.save)} holds checkpoints of an earlier run (the last one is {there[-1]}); continue"
+            " it with --resume, choose another directory, or add --overwrite to save this run beside it"
+        )
+    try:
+        Path(config.save).mkdir(parents=True, exist_ok=True)
+        # Only writing shows whether writing is allowed.
+        with TemporaryFile(dir=config.save):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"checkpoints cannot be written to --save {_short(config.save)}: {error.strerror}; choose another directory"
+        ) from None

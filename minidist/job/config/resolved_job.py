@@ -1,0 +1,232 @@
+"""A job as the rules see it: its settings by name, and what follows from them.
+
+Proved by: tests/config/test_rules.py
+"""
+
+import os
+from functools import cached_property
+from typing import Any
+
+from minidist.base.errors import UsageError, quoted
+from minidist.data import load_dataset
+from minidist.job.config.models import make_model, parameter_count
+from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
+from minidist.job.config.train_config import Batches, TrainConfig, pruning_of, updates_of
+from minidist.nn.recompute import budget_of
+from minidist.optim.sparsity import SparsitySchedule
+from minidist.parallel.compression import check_compression
+from minidist.parallel.context import part_order, sequence_positions
+from minidist.parallel.parameter_server import parse_consistency
+
+
+class ResolvedJob:
+    """A job as the rules see it: the fields of its config by name, and what follows from them."""
+
+    def __init__(self, config: TrainConfig, batches: Batches, processes_here: int = 1) -> None:
+        self.config, self.batches, self.dims, self.processes_here = config, batches, batches.dims, processes_here
+
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this only for names that the class does not define: the fields of the config.
+        return getattr(self.config, name)
+
+    def optional(self, name: str) -> Any:
+        """Return a setting or a property of a technique that may not be installed; None without it."""
+        return getattr(self, name, None)
+
+    def small_model(self) -> Any:
+        """Return the job's model with one block: blocks of the package's own models are equal. A user's is whole."""
+        config = self.config
+        return make_model(config if config.is_own_model else config.model_copy(update={"layers": 1}), self.dataset)
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks, also where the config leaves them open."""
+        return self.dims.dp
+
+    @property
+    def streaming_flag(self) -> str:
+        """The flag that makes outer steps those of Streaming DiLoCo, with its value."""
+        if self.config.outer_fragments > 1:
+            return f"--outer-fragments {self.config.outer_fragments}"
+        delay, mixing = self.config.outer_delay, self.config.outer_mixing
+        return f"--outer-delay {delay}" if delay else f"--outer-mixing {mixing:g}"
+
+    @property
+    def replicas(self) -> str | None:
+        """The ranks of each stage of a pipeline, also where the file of --partition has them."""
+        given: str | None = self.config.replicas
+        found = None if given is not None else replicas_of(self.config)
+        return given if found is None else ",".join(map(str, found))
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that share the gradients of one stage."""
+        return self.dims.dp * self.dims.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which one copy of the model is sharded."""
+        return self.data_ranks // self.dp_replicate  # type: ignore[no-any-return]
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that share the gradients of one expert."""
+        return self.dims.edp * self.dims.cp
+
+    @property
+    def expert_shards(self) -> int:
+        """Ranks over which one copy of an expert is sharded."""
+        return self.expert_ranks // self.dp_replicate  # type: ignore[no-any-return]
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether two ranks hold the same values of a parameter."""
+        on_data_axis = self.dp_replicate > 1 if self.config.zero == 3 else self.data_ranks > 1
+        # Norms are on all tensor-parallel ranks, a GPT's embedding is on the first and on the last stage.
+        return on_data_axis or self.config.tp > 1 or (self.config.pp > 1 and self.config.model == "gpt")
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches of one pipeline in one step."""
+        return self.batches.accumulation
+
+    @cached_property
+    def dataset(self) -> Any:
+        """The data set; raises UsageError when there is none."""
+        return load_dataset(self.config.data)
+
+    @cached_property
+    def half(self) -> bool:
+        """Whether values have 16 bits."""
+        return self.config.precision in ("fp16", "bf16")
+
+    @cached_property
+    def budget(self) -> int | None:
+        """Bytes of `--recompute budget:BYTES`; raises UsageError for an unknown word."""
+        return budget_of(self.config.recompute)
+
+    @property
+    def recomputes_blocks(self) -> bool:
+        """Whether whole blocks run again in backward."""
+        return self.budget is not None or self.config.recompute in ("full", "sqrt")
+
+    @cached_property
+    def compressor(self) -> str:
+        """Name of the compressor; raises UsageError for an unknown one."""
+        return check_compression(self.config.compression)[0]
+
+    @property
+    def pruning_flag(self) -> str:
+        """The setting that says what is pruned, as it is typed."""
+        pattern = self.config.sparsity_pattern
+        return (
+            f"--sparsity {self.config.sparsity:g}"
+            if pattern is None
+            else f"--sparsity-pattern {quoted(pattern, marks=False)}"
+        )
+
+    @cached_property
+    def pruning(self) -> SparsitySchedule:
+        """When weights are pruned; raises UsageError for a schedule or a pattern that is none."""
+        return pruning_of(self.config)[0]
+
+    @property
+    def server(self) -> bool:
+        """Whether a parameter server takes the place of reductions."""
+        return self.config.strategy == "ps"
+
+    @cached_property
+    def server_axes(self) -> str:
+        """The flags of axes that are set although every worker holds a whole model."""
+        # A degree is off at 1, ZeRO at 0.
+        # --dp is not among them: the workers of a server are its replicas.
+        names = ("pp", "cp", "tp", "ep", "zero")
+        set_ones = [name for name in names if getattr(self.config, name) > (name != "zero")]
+        return " ".join(f"--{name} {getattr(self.config, name)}" for name in set_ones)
+
+    @cached_property
+    def aggregates(self) -> bool:
+        """Whether the servers apply a whole clock's gradients at once; raises UsageError for an unknown consistency."""
+        try:
+            return parse_consistency(self.config.consistency).aggregate
+        except UsageError as error:
+            raise UsageError(f"--consistency: {error}") from None
+
+    @property
+    def replicas_only(self) -> bool:
+        """Whether the ranks are nothing but replicas of the whole model."""
+        return not (self.server or self.zero or self.experts) and self.dims.dp == self.dims.ranks
+
+    @cached_property
+    def updates(self) -> str:
+        """When the schedule updates the weights; "flush" without a pipeline."""
+        return updates_of(self.config.schedule) if self.config.pp > 1 else "flush"
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the pipeline never drains, so that no moment has all gradients of one step."""
+        return self.updates != "flush"
+
+    @cached_property
+    def plan(self) -> Any:
+        """The validated plan of the pipeline; raises when it cannot be made."""
+        return make_plan(self.config, self.batches.accumulation)
+
+    @cached_property
+    def blocks(self) -> int:
+        """How many blocks of the model a pipeline can divide among stages."""
+        if self.config.is_own_model:
+            return len(getattr(make_model(self.config, self.dataset), "blocks", ()))
+        # An MLP has one layer more than hidden layers: the one that returns the classes.
+        return self.config.layers + (self.config.model == "mlp")
+
+    @cached_property
+    def loaded_plan(self) -> Any:
+        """The plan as its schedule gives it."""
+        return load_job_plan(self.config, self.batches.accumulation)
+
+    @cached_property
+    def sequence_parts(self) -> set[int]:
+        """Tokens of one sequence on the context-parallel ranks."""
+        length, cp, order = self.config.context, self.config.cp, part_order(self.config.attention, self.config.ulysses)
+        # One number, unless the sequence does not divide evenly.
+        return {len(sequence_positions(length, rank, cp, order)) for rank in range(cp)}
+
+    @property
+    def heads_of_rank(self) -> int:
+        """Key-value heads of one tensor-parallel rank."""
+        return max(1, (self.config.kv_heads or self.config.heads) // self.config.tp)
+
+    @property
+    def head_unit(self) -> int:
+        """The width of a head is a multiple of this: Llama's rotation takes pairs."""
+        return 2 if self.config.model == "llama" else 1
+
+    @cached_property
+    def parameters(self) -> int:
+        """About how many parameters the whole model has."""
+        # One large token among the data makes a large vocabulary.
+        data = self.dataset
+        if self.config.model == "cnn" and not data.is_tokens and data.image is not None:
+            return parameter_count(self.config, 9 * data.image[0] + data.classes)
+        return parameter_count(self.config, data.vocab_size if data.is_tokens else data.features + data.classes)
+
+    @property
+    def vocabulary_dominates(self) -> bool:
+        """Whether more than half of the parameters are the embedding of tokens."""
+        return 2 * self.dataset.vocab_size * self.config.width > self.parameters  # type: ignore[no-any-return]
+
+    @property
+    def needed_bytes(self) -> int:
+        """Weights, gradients and Adam's two states of all ranks of this process, in 4 bytes each.
+
+        0 for a model of the user's, whose size follows from no setting.
+        """
+        if self.config.is_own_model:
+            return 0
+        return self.parameters * 4 * 4 * self.processes_here
+
+    @cached_property
+    def machine_bytes(self) -> float:
+        """Memory of this machine; infinite where the system does not tell."""
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")

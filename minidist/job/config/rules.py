@@ -1,0 +1,1294 @@
+"""Which settings do not combine: every rule in one list, with its condition, its sentence and its remedy.
+
+To add a rule (`techniques/rule.py`), add it to the section that it belongs to, and a case to
+tests/config/test_rules.py. The rules of a technique are in its folder. A job that breaks a rule is refused before any
+rank starts, with one sentence: the message, a semicolon, the remedy.
+
+The rules are checked in order and the first broken one is reported, so a rule may rely on all rules above it.
+`python -m minidist.job.config.rules` writes them as docs/rules.md.
+
+Proved by: tests/config/test_rules.py
+"""
+
+import string
+from collections.abc import Callable, Collection, Sequence
+
+from minidist.base.errors import UsageError, quoted
+from minidist.collectives import ALGORITHMS
+from minidist.job.config.pipeline_plan import check_stages
+from minidist.job.config.resolved_job import ResolvedJob
+from minidist.job.config.train_config import Batches, TrainConfig, flag, pruning_of
+from minidist.optim import WarmupCosine
+from minidist.parallel.sparsity import check_prunable
+from minidist.techniques import installed, of_job, of_users
+from minidist.techniques.rule import Rule, Value, multiples, setting
+
+
+def divisors(number: int) -> str:
+    """Return the divisors of `number`, as text."""
+    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
+
+
+def neighbours(number: int, choices: list[int]) -> list[int]:
+    """Return the nearest choice below `number` and the nearest one above."""
+    return [*[n for n in choices if n < number][-1:], *[n for n in choices if n > number][:1]]
+
+
+def heads_for_width(job: ResolvedJob) -> str:
+    """Return the numbers of heads next to the job's that fit its width, or a width that fits its heads."""
+    # A head takes width / heads columns, in Llama an even number of them.
+    fitting = [h for h in range(1, job.width + 1) if job.width % (job.head_unit * h) == 0]
+    near = neighbours(job.heads, fitting)
+    return " or ".join(f"--heads {h}" for h in near) or f"--width {job.head_unit * job.heads}"
+
+
+def heads_for_tp(job: ResolvedJob) -> str:
+    """Return the numbers of heads next to the job's that divide among --tp and fit the width."""
+    fitting = [n for n in range(job.tp, job.width + 1, job.tp) if job.width % (job.head_unit * n) == 0]
+    if near := neighbours(job.heads, fitting):
+        return f"--heads {' or '.join(map(str, near))}"
+
+    # No number of heads divides this width: heads that fit --tp, and the widths next to the job's that fit the heads.
+    heads = max(1, round(job.heads / job.tp)) * job.tp
+    return f"--heads {heads} with --width {multiples(job.width, job.head_unit * heads)}"
+
+
+def uneven_rows(job: ResolvedJob) -> str:
+    """Return what gives ranks different numbers of rows, as text."""
+    weights = "" if job.weights is None else f" with --weights {quoted(job.weights, marks=False)}"
+    return f"{job.batches.global_batch} rows on {job.dp} data-parallel ranks{weights}"
+
+
+def both(condition: str, name: str, unless: object = None) -> Value:
+    """Return whether `condition` holds and `name` is set to anything but its neutral value `unless`."""
+    return lambda job: getattr(job, condition) and getattr(job, name) and getattr(job, name) != unless
+
+
+def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
+    """Return whether a setting differs from its default where it has no effect."""
+    return lambda job: changed(job, name) and not effective(job)
+
+
+def changed(job: ResolvedJob, name: str) -> bool:
+    """Return whether a setting differs from its default."""
+    return bool(getattr(job, name) != TrainConfig.model_fields[name].default)
+
+
+def _divides(part: int, shards: int) -> bool:
+    """Return whether a unit may stay split among groups of `part` of its `shards` ranks."""
+    return 1 < part < shards and shards % part == 0
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+# Memory comes first: later rules load the data and make the pipeline's plan, and the last check makes the model.
+MODEL_AND_DATA = (
+    Rule(
+        "vocabulary-of-the-data",
+        lambda j: j.needed_bytes > j.machine_bytes and j.dataset.is_tokens and j.vocabulary_dominates,
+        "--data {data} has tokens up to {largest:,}, and with a vector for each of them a model needs about"
+        " {needed:,.0f} GB where this machine has {machine:,.0f} GB",
+        "check the file and the dtype that its suffix says, or use a smaller --width",
+        {
+            "largest": lambda j: j.dataset.vocab_size - 1,
+            "needed": lambda j: j.needed_bytes / 1e9,
+            "machine": lambda j: j.machine_bytes / 1e9,
+        },
+    ),
+    Rule(
+        "memory-of-the-machine",
+        lambda j: j.needed_bytes > j.machine_bytes,
+        "{parameters:,} parameters on {processes_here:,} ranks in this process need about {needed:,.0f} GB and this"
+        " machine has {machine:,.0f} GB",
+        "use fewer --layers, a smaller --width or fewer ranks",
+        {"needed": lambda j: j.needed_bytes / 1e9, "machine": lambda j: j.machine_bytes / 1e9},
+    ),
+    Rule(
+        "tokens-for-language-models",
+        lambda j: j.is_language_model and not j.dataset.is_tokens,
+        "--data {data} holds labelled samples, not tokens",
+        "use --model mlp or cnn",
+    ),
+    Rule(
+        "samples-for-classifiers",
+        lambda j: j.is_classifier and j.dataset.is_tokens,
+        "--data {data} holds tokens, not labelled samples",
+        "use --model gpt or llama",
+    ),
+    Rule(
+        "images-for-cnn",
+        lambda j: j.model == "cnn" and j.dataset.image is None,
+        "--data {data} has samples of shape {shape}, and --model cnn needs images of at least 2 x 2 pixels, with or"
+        " without a dim of channels",
+        "use --model mlp",
+        {"shape": lambda j: tuple(j.dataset.inputs.shape[1:])},
+    ),
+    Rule(
+        "width-by-heads",
+        lambda j: j.is_language_model and j.width % (j.heads * j.head_unit),
+        "--width {width} is not a multiple of {pairs}--heads {heads}",
+        "use {choices}",
+        {"pairs": lambda j: "2 x " if j.head_unit == 2 else "", "choices": heads_for_width},
+    ),
+    *(
+        Rule(
+            f"own-model-with-{name}",
+            both("is_own_model", name, unless=1),
+            f"not built: --{name} {{{name}}} {does}, and this command knows where only in the models that minidist has,"
+            " not in --model {model}",
+            f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
+        )
+        for name, does, instead in (
+            ("pp", "cuts the model into stages", "minidist.pipeline.runtime.split_model"),
+            ("cp", "splits the sequences of its attention", "minidist.parallel.context"),
+            ("tp", "splits its matrices", "minidist.parallel.tensor.parallelize_module"),
+        )
+    ),
+    Rule(
+        "own-model-with-recomputation",
+        lambda j: j.is_own_model and j.recompute != "none",
+        "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
+        " {model}",
+        "call minidist.autograd.checkpoint in its forward, or leave it out",
+    ),
+    Rule(
+        "momentum-by-optimizer",
+        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop", "lars", "muon"),
+        "--momentum {momentum} does not apply to --optimizer {optimizer}",
+        "use sgd, rmsprop, lars or muon, or leave it out",
+    ),
+    Rule(
+        "muon-needs-momentum",
+        lambda j: j.optimizer == "muon" and not j.momentum,
+        "--optimizer muon orthogonalises momentum, and needs a --momentum above 0",
+        "add --momentum 0.95",
+    ),
+    Rule(
+        "nesterov-by-optimizer",
+        lambda j: j.nesterov and j.optimizer not in ("sgd", "muon"),
+        "--nesterov is a form of SGD's and Muon's momentum, and does not apply to --optimizer {optimizer}",
+        "use sgd or muon, or leave it out",
+    ),
+    Rule(
+        "nesterov-needs-momentum",
+        lambda j: j.nesterov and not j.momentum,
+        "--nesterov needs a --momentum above 0",
+        "add --momentum 0.9, or leave it out",
+    ),
+    Rule(
+        "betas-by-optimizer",
+        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw", "lamb", "muon"),
+        "--betas {betas} does not apply to --optimizer {optimizer}",
+        "use adam, adamw, lamb or muon, or leave it out",
+    ),
+    Rule(
+        "eps-by-optimizer",
+        lambda j: j.eps is not None and j.optimizer in ("sgd", "lars"),
+        "--eps {eps} does not apply to --optimizer {optimizer}, whose formula has none",
+        "use another optimizer, or leave it out",
+    ),
+    Rule(
+        "trust-coefficient-by-optimizer",
+        lambda j: changed(j, "trust_coefficient") and j.optimizer != "lars",
+        "--trust-coefficient {trust_coefficient} does not apply to --optimizer {optimizer}",
+        "use lars, or leave it out",
+    ),
+    Rule(
+        "trust-ratios-with-offload",
+        lambda j: j.optimizer in ("lars", "lamb") and j.offload == "optimizer",
+        "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
+        " brings each of them to the host once",
+        "use --offload none, or --zero 3 with --offload parameters",
+    ),
+    Rule(
+        "muon-with-offload",
+        lambda j: j.optimizer == "muon" and j.offload == "optimizer",
+        "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
+        " values of each back before the next gradient comes",
+        "use --offload none, or --zero 3 with --offload parameters",
+    ),
+    Rule(
+        "selective-needs-attention",
+        lambda j: j.recompute == "selective" and j.is_classifier,
+        "--recompute selective recomputes attention, which --model {model} does not have",
+        "use --recompute full",
+    ),
+    Rule(
+        "budget-needs-equal-blocks",
+        lambda j: j.model == "mlp" and j.budget is not None,
+        "--recompute {recompute} measures one block and assumes that the others are equal, which the layers of an MLP"
+        " are not",
+        "use --recompute sqrt or full",
+    ),
+)
+
+CHECKPOINTS = (
+    Rule(
+        "resume-needs-save",
+        lambda j: j.resume and j.save is None,
+        "--resume needs --save DIR, the directory of the checkpoints",
+        "add it, or leave --resume out",
+    ),
+    Rule(
+        "every-needs-save",
+        lambda j: j.every is not None and j.save is None,
+        "--every needs --save DIR, the directory of the checkpoints",
+        "add it, or leave --every out",
+    ),
+    Rule(
+        "keep-needs-every",
+        lambda j: j.keep is not None and j.every is None,
+        "--keep {keep} deletes older checkpoints of --every, and without it there is one, at the end",
+        "add --every STEPS, or leave it out",
+    ),
+    Rule(
+        "from-step-needs-resume",
+        lambda j: j.from_step is not None and not j.resume,
+        "--from-step {from_step} says which checkpoint --resume continues from",
+        "add --resume, or leave it out",
+    ),
+    Rule(
+        "overwrite-needs-save",
+        lambda j: j.overwrite and j.save is None,
+        "--overwrite needs --save DIR, the directory of the checkpoints",
+        "add it, or leave --overwrite out",
+    ),
+    Rule(
+        "init-from-with-resume",
+        lambda j: j.init_from is not None and j.resume,
+        "--init-from {init_from} gives the weights of a new job, and --resume continues the one in --save {save}",
+        "leave one of them out",
+    ),
+    Rule(
+        "overwrite-with-resume",
+        lambda j: j.overwrite and j.resume,
+        "--overwrite begins a new run, and --resume continues the one in --save {save}",
+        "leave one of them out",
+    ),
+)
+
+# A compressor is a communication hook: it replaces the all-reduce of a gradient bucket, or ZeRO's reduce-scatter.
+COMPRESSION = (
+    Rule(
+        "compression-with-zero",
+        lambda j: j.compressor != "none" and j.zero == 3,
+        "--compression {compression} gives every rank the whole sum and, for error feedback, a residual of the size of"
+        " the model; with --zero 3 a rank has memory for its share of the model alone",
+        "use --zero 0, 1 or 2",
+    ),
+    Rule(
+        "compression-with-reduction",
+        lambda j: j.compressor != "none" and changed(j, "reduction"),
+        "--compression {compression} replaces the all-reduce of a gradient, whose order --reduction {reduction} sets",
+        "leave out one of the two",
+    ),
+    Rule(
+        "reduction-is-no-all-reduce",
+        lambda j: j.zero == 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["all_reduce"],
+        "--reduction {reduction} is an algorithm of reduce-scatter, and without --zero gradients are all-reduced",
+        "add --zero 1, or use --reduction rabenseifner, which begins with it",
+    ),
+    Rule(
+        "reduction-is-no-reduce-scatter",
+        lambda j: j.zero > 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["reduce_scatter"],
+        "--reduction {reduction} is an algorithm of all-reduce, and --zero {zero} sends gradients by reduce-scatter",
+        "use --reduction " + ", ".join(sorted(ALGORITHMS["reduce_scatter"])) + " or auto",
+    ),
+    Rule(
+        "reduction-of-shards-and-copies",
+        lambda j: (
+            j.dp_replicate > 1
+            and j.reduction != "auto"
+            and not (j.reduction in ALGORITHMS["all_reduce"] and j.reduction in ALGORITHMS["reduce_scatter"])
+        ),
+        "--reduction {reduction} is no algorithm of both operations that --dp-replicate {dp_replicate} needs: a"
+        " reduce-scatter of gradients, and an all-reduce over the copies of a shard",
+        "use --reduction ring, ordered, naive, two_level or auto",
+    ),
+    Rule(
+        "reduction-with-sparsity",
+        lambda j: j.prunes and j.reduction not in ("ring", "ordered"),
+        "--reduction {reduction} of the entries that --sparsity keeps sends bytes that no closed form gives, because"
+        " the masks decide how many each rank's chunk has",
+        "use --reduction ring or ordered",
+    ),
+    Rule(
+        "reduction-with-local-steps",
+        lambda j: j.local_steps and j.reduction not in ("ring", "ordered"),
+        "not built: --local-steps {local_steps} averages weights, and of --reduction {reduction} the closed form of the"
+        " bytes and the replay on one device are for gradients",
+        "use --reduction ring or ordered",
+    ),
+    Rule(
+        "compression-with-loss-scaling",
+        # A cast passes an overflow on as it is.
+        lambda j: j.compressor not in ("none", "fp16", "bf16") and j.precision == "fp16",
+        "--compression {compression} computes with norms and with what earlier steps left, and with --precision"
+        " {precision} gradients overflow and change their scale between steps",
+        "use --precision bf16, fp32 or fp64, or --compression bf16",
+    ),
+)
+
+# Quantised layers compute on whole weights, and all ranks end a step with one range per layer.
+
+# Masks are found on whole matrices, or on ZeRO's shards of them, at the end of a step.
+SPARSITY = (
+    Rule(
+        "sparsity-needs-schedule",
+        lambda j: j.prunes and j.sparsity_schedule is None,
+        "{pruning_flag} needs --sparsity-schedule BEGIN,END, the steps after which weights are pruned",
+        "add it, such as --sparsity-schedule {between}",
+        {"between": lambda j: f"{-(-j.steps // 4)},{-(-3 * j.steps // 4)}"},
+    ),
+    Rule(
+        "sparsity-or-pattern",
+        lambda j: j.sparsity and j.sparsity_pattern is not None,
+        "--sparsity-pattern {sparsity_pattern} says itself how much is pruned, and so does --sparsity {sparsity:g}",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-pattern-at-once",
+        lambda j: j.sparsity_pattern is not None and j.pruning.begin != j.pruning.end,
+        "--sparsity-pattern {sparsity_pattern} is set once, and --sparsity-schedule {sparsity_schedule} has two ends",
+        "use --sparsity-schedule {begin}",
+        {"begin": lambda j: j.pruning.begin},
+    ),
+    Rule(
+        "sparsity-scope-of-a-pattern",
+        lambda j: j.sparsity_pattern is not None and j.sparsity_scope != "layer",
+        "--sparsity-pattern {sparsity_pattern} compares neighbours, and --sparsity-scope {sparsity_scope} compares all"
+        " weights",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-pattern-with-zero-3",
+        lambda j: j.sparsity_pattern is not None and j.zero == 3,
+        "--sparsity-pattern {sparsity_pattern} compares neighbours, which with --zero 3 may lie on two ranks",
+        "use --zero 2, or --sparsity",
+    ),
+    Rule(
+        "sparsity-with-tp",
+        lambda j: j.prunes and j.tp > 1,
+        "not built: --tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole"
+        " matrices or of ZeRO's shards",
+        "use --dp, with or without --zero",
+    ),
+    Rule(
+        "sparsity-scope-in-a-pipeline",
+        lambda j: j.prunes and j.pp > 1 and j.sparsity_scope == "global",
+        "not built: --sparsity-scope global compares the weights of all layers, and with --pp {pp} stages do not tell"
+        " each other about theirs",
+        "use --sparsity-scope layer",
+    ),
+    Rule(
+        "sparsity-in-an-asynchronous-pipeline",
+        lambda j: j.prunes and j.asynchronous,
+        "{pruning_flag} finds masks at the end of a step, and --schedule {schedule} updates its weights on the way",
+        "use a synchronous one, such as 1f1b",
+    ),
+    Rule(
+        "sparsity-with-experts",
+        lambda j: j.prunes and j.experts,
+        "--experts {experts} has its weights in matrices of all experts, and {pruning_flag} prunes linear layers",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-with-compression",
+        lambda j: j.prunes and j.compressor != "none",
+        "--compression {compression} takes the place of an all-reduce of gradients, and so does {pruning_flag}, which"
+        " sends those of the kept weights",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-with-offload",
+        lambda j: j.prunes and j.offload == "optimizer",
+        "--offload {offload} steps copies of the weights on the host, which {pruning_flag} does not set to zero",
+        "use --offload activations, --zero 3 with --offload parameters, or leave it out",
+    ),
+    Rule(
+        "sparsity-with-local-steps",
+        lambda j: j.prunes and j.local_steps,
+        "--local-steps {local_steps} gives replicas different weights, and with them {pruning_flag} different masks",
+        "leave one of them out",
+    ),
+    Rule(
+        "sparsity-with-server",
+        lambda j: j.prunes and j.server,
+        "not built: {pruning_flag} finds masks where weights are stepped, which with --strategy ps is on the servers",
+        "use --strategy auto",
+    ),
+)
+
+# A student's loss compares whole rows of logits with the teacher's, which other ranks may compute or share.
+DISTILLATION = (
+    Rule(
+        "teacher-without-student",
+        lambda j: j.teacher_ranks > j.data_ranks // j.cp,
+        "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, each of which has"
+        " one teacher",
+        "use --teacher-ranks {replicas_of_data} at most",
+        {"replicas_of_data": lambda j: j.dims.dp},
+    ),
+    *(
+        Rule(
+            f"{name.replace('_', '-')}-in-a-pipeline",
+            both(name, "pp", unless=1),
+            f"{flag(name)} needs ranks that use logits at the same time, and with --pp {{pp}} the schedule decides"
+            " which rank computes a loss, and when",
+            "leave it out",
+        )
+        for name in ("shard_teacher", "teacher_ranks")
+    ),
+    *(
+        Rule(
+            f"{name.replace('_', '-')}-with-server",
+            both(name, "server"),
+            f"{flag(name)} needs ranks that use logits at the same time, and the workers of --strategy ps exchange"
+            " nothing with each other",
+            "leave it out, or use --strategy auto",
+        )
+        for name in ("shard_teacher", "teacher_ranks")
+    ),
+    Rule(
+        "sharded-teacher-with-a-cache",
+        lambda j: j.shard_teacher and j.teacher_cache is not None,
+        "--shard-teacher gathers layers on all ranks at the same time, and with --teacher-cache {teacher_cache} a rank"
+        " that finds its logits in the cache gathers none",
+        "leave one of them out",
+    ),
+    Rule(
+        "sharded-teacher-on-its-own-ranks",
+        lambda j: j.shard_teacher and j.teacher_ranks,
+        "--shard-teacher divides the teacher among the students' ranks, and with --teacher-ranks {teacher_ranks} these"
+        " hold no teacher",
+        "leave one of them out",
+    ),
+)
+
+# A parameter server replaces reductions. Its workers hold whole models and share no common step.
+PARAMETER_SERVER = (
+    Rule(
+        "server-settings-without-server",
+        lambda j: not j.server and (j.consistency != "bsp" or j.servers != 1 or j.staleness_aware),
+        "--servers, --consistency and --staleness-aware belong to --strategy ps",
+        "add it, or leave them out",
+    ),
+    Rule(
+        "staleness-of-a-whole-clock",
+        lambda j: j.server and j.aggregates and j.staleness_aware,
+        "--staleness-aware scales the gradient of one worker, and --consistency {consistency} applies those of all"
+        " workers as one update",
+        "use ssp:S or asp",
+    ),
+    Rule(
+        "server-with-axes",
+        lambda j: j.server and j.server_axes,
+        "--strategy ps has whole models on its workers, so it does not combine with {server_axes}",
+        "leave one of them out",
+    ),
+    Rule(
+        "server-precision",
+        lambda j: j.server and j.half,
+        "--strategy ps pushes and pulls in fp32 or fp64, not {precision}",
+        "use --precision fp32",
+    ),
+    Rule(
+        "server-with-clip",
+        lambda j: j.server and j.clip is not None and not (j.aggregates and j.servers == 1),
+        "--clip {clip} needs the norm of the whole gradient of a step, which no rank has with --servers {servers} and"
+        " --consistency {consistency}",
+        "use --servers 1 with bsp or delay:CLOCKS, or leave it out",
+    ),
+    Rule(
+        "server-with-every",
+        lambda j: j.server and j.every is not None and j.consistency != "bsp",
+        "--every {every} needs a moment between two steps, and with --consistency {consistency} there is none: the job"
+        " is saved once, at its end",
+        "use --consistency bsp, or leave it out",
+    ),
+    # Settings that need common steps or equal weights.
+    *(
+        Rule(
+            f"server-with-{name.replace('_', '-')}",
+            both("server", name),
+            f"{flag(name)} does not combine with --strategy ps: {why}",
+            "leave it out",
+        )
+        for name, why in (("synchronize_each", "a worker pushes once per step"),)
+    ),
+    *(
+        Rule(
+            f"server-with-{name.replace('_', '-')}",
+            ineffective(name, lambda j: not j.server),
+            f"{flag(name)} {{{name}}} does not apply to --strategy ps, {why}",
+            "leave it out",
+        )
+        for name, why in (
+            ("bucket_cap_mb", "whose workers push one gradient per step, without buckets"),
+            ("reduction", "whose servers add gradients in the order that --consistency sets"),
+        )
+    ),
+    Rule(
+        "server-with-compression",
+        lambda j: j.server and j.compressor != "none",
+        "not built: --compression {compression} compresses a reduction between ranks, and the workers of --strategy ps"
+        " push whole gradients to servers",
+        "leave it out",
+    ),
+    Rule(
+        "server-with-offload",
+        lambda j: j.server and j.offload != "none",
+        "not built: --offload {offload} on the workers and servers of --strategy ps",
+        "leave it out",
+    ),
+)
+
+# Ranks with different numbers of rows do different things where they exchange parts of equal size.
+UNEVEN_ROWS = (
+    Rule(
+        "uneven-rows-of-experts-in-a-pipeline",
+        lambda j: j.pp > 1 and j.dims.ep > 1 and len({len(set(replica)) for replica in j.batches.shares.rows}) > 1,
+        "--ep {ep} exchanges slots when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
+        " have different numbers of shapes",
+        "use --global-batch {near}",
+        {
+            "rows": lambda j: uneven_rows(j),
+            "near": lambda j: multiples(j.batches.global_batch, j.dp * j.batches.accumulation),
+        },
+    ),
+    Rule(
+        "uneven-rows-in-a-sharded-pipeline",
+        lambda j: j.pp > 1 and j.zero == 3 and len({len(set(replica)) for replica in j.batches.shares.rows}) > 1,
+        "--zero 3 gathers units when a pipeline learns the shapes of its micro-batches, and with {rows} the replicas"
+        " have different numbers of shapes",
+        "use --zero 2",
+        {"rows": lambda j: uneven_rows(j)},
+    ),
+)
+
+# Measurements and averages need whole replicas, or a moment at which all ranks have finished a step.
+REPLICAS = (
+    Rule(
+        "local-steps-need-replicas",
+        lambda j: j.local_steps and not j.replicas_only,
+        "not built: --local-steps {local_steps} with replicas of several ranks each, so it combines with --dp and no"
+        " other axis, no --zero and no --strategy ps",
+        "change the layout, or leave it out",
+    ),
+    Rule(
+        "local-steps-precision",
+        lambda j: j.local_steps and j.half,
+        "not built: with --precision {precision} the optimizer steps float32 copies of the weights, and --local-steps"
+        " {local_steps} averages the weights and not these",
+        "use --precision fp32",
+    ),
+    Rule(
+        "local-steps-with-clip",
+        both("local_steps", "clip"),
+        "not built: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
+        " summed over the replicas",
+        "leave it out",
+    ),
+    # Settings that compare or combine replicas step by step.
+    *(
+        Rule(
+            f"local-steps-with-{name.replace('_', '-')}",
+            both("local_steps", name),
+            f"{flag(name)} does not combine with --local-steps {{local_steps}}: between two averages the replicas have"
+            " different weights and gradients",
+            "leave it out",
+        )
+        for name in ("synchronize_each",)
+    ),
+    Rule(
+        "local-steps-with-sync-batch-norm",
+        lambda j: j.local_steps and j.batch_norm == "sync",
+        "--batch-norm sync normalises by the statistics of all replicas, and with --local-steps {local_steps} these"
+        " have different weights",
+        "use --batch-norm local",
+    ),
+    Rule(
+        "local-steps-saved-with-an-average",
+        # Streaming DiLoCo saves the weights of each replica, too.
+        lambda j: j.local_steps and not j.streams_outer and j.every is not None and j.every % j.local_steps,
+        "--every {every} would save between two averages of --local-steps {local_steps}, where replicas have different"
+        " weights",
+        "use --every {near}",
+        {"near": lambda j: multiples(j.every, j.local_steps)},
+    ),
+    Rule(
+        "outer-fragments-in-a-round",
+        lambda j: j.local_steps and j.outer_fragments > j.local_steps,
+        "--outer-fragments {outer_fragments} take turns within --local-steps {local_steps} steps, one per step at most",
+        "use --outer-fragments {local_steps}, or more --local-steps",
+    ),
+    Rule(
+        "outer-delay-in-a-round",
+        lambda j: j.local_steps and j.outer_delay >= j.local_steps,
+        "--outer-delay {outer_delay} would merge a fragment when it is sent again, after --local-steps {local_steps}",
+        "use --outer-delay {near}",
+        {"near": lambda j: str(j.local_steps - 1)},
+    ),
+    Rule(
+        "streaming-outer-steps-with-batch-norm",
+        lambda j: j.local_steps and j.streams_outer and j.model == "cnn" and j.batch_norm != "none",
+        "{streaming_flag} averages layers at different steps, and the running statistics of --batch-norm {batch_norm}"
+        " belong to weights of one step",
+        "use --batch-norm none",
+    ),
+    Rule(
+        "local-steps-with-bucket-cap-mb",
+        lambda j: j.local_steps and changed(j, "bucket_cap_mb"),
+        "--bucket-cap-mb {bucket_cap_mb} does not apply to --local-steps {local_steps}, which sends no gradients",
+        "leave it out",
+    ),
+    Rule(
+        "local-steps-with-compression",
+        lambda j: j.local_steps and j.compressor != "none",
+        "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
+        "leave it out",
+    ),
+    Rule(
+        "sync-batch-norm-with-server",
+        lambda j: j.server and j.batch_norm == "sync",
+        "--batch-norm sync normalises by the rows of all ranks, and the workers of --strategy ps exchange nothing with"
+        " each other",
+        "use --batch-norm local",
+    ),
+    Rule(
+        "evaluation-with-server",
+        lambda j: j.evaluate_every and j.server,
+        "not built: --evaluate-every with --strategy ps, where the weights of a step are on the servers",
+        "leave out one of the two",
+    ),
+)
+
+# Settings that only one architecture has.
+ARCHITECTURE = (
+    Rule(
+        "kv-heads-llama",
+        lambda j: j.kv_heads is not None and j.model != "llama",
+        "--kv-heads belongs to --model llama, not to {model}",
+        "leave it out",
+    ),
+    Rule(
+        "kv-heads-share-heads",
+        lambda j: j.model == "llama" and j.heads % (j.kv_heads or j.heads),
+        "--heads {heads} cannot be divided among --kv-heads {kv_heads}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.heads)},
+    ),
+    Rule(
+        "ffn-llama",
+        lambda j: j.ffn is not None and j.model != "llama",
+        "--ffn belongs to --model llama, not to {model}",
+        "leave it out",
+    ),
+    Rule(
+        "dropout-gpt",
+        lambda j: j.dropout and j.model != "gpt",
+        "--dropout {dropout} belongs to --model gpt, and {model} has none",
+        "leave it out",
+    ),
+    Rule(
+        "attention-dropout-mlp",
+        lambda j: j.attention_dropout and j.is_classifier,
+        "--attention-dropout {attention_dropout} is for attention, which --model {model} does not have",
+        "leave it out",
+    ),
+)
+
+# Tensor parallelism gives each rank whole heads and equal shares of every matrix.
+TENSOR_PARALLEL = (
+    Rule(
+        "sequence-parallel-needs-tp",
+        lambda j: j.tp == 1 and j.sequence_parallel,
+        "--sequence-parallel splits the sequence over the tensor-parallel ranks",
+        "add --tp 2 or more, or use --cp 2",
+    ),
+    Rule(
+        "tensor-parallel-cnn",
+        lambda j: j.tp > 1 and j.model == "cnn",
+        "not built: --tp {tp} splits the matrices of linear layers and attention, and no convolutions, of which a CNN"
+        " is made",
+        "use --dp {tp}",
+    ),
+    Rule(
+        "width-by-tp",
+        lambda j: j.tp > 1 and j.model == "mlp" and j.width % j.tp,
+        "--width {width} cannot be divided among --tp {tp}",
+        "use --width {near}, or --tp {choices}",
+        {"near": lambda j: multiples(j.width, j.tp), "choices": lambda j: divisors(j.width)},
+    ),
+    Rule(
+        "heads-by-tp",
+        lambda j: j.tp > 1 and j.model != "mlp" and j.heads % j.tp,
+        "--heads {heads} cannot be divided among --tp {tp}",
+        "use {near}, or --tp {choices}",
+        {"near": heads_for_tp, "choices": lambda j: divisors(j.heads)},
+    ),
+    Rule(
+        "kv-heads-by-tp",
+        # Either number may divide the other: ranks share a key-value head, or hold several of them.
+        lambda j: j.tp > 1 and j.model != "mlp" and j.kv_heads and j.tp % j.kv_heads and j.kv_heads % j.tp,
+        "--kv-heads {kv_heads} cannot be divided among --tp {tp}",
+        "use --kv-heads {near}, or --tp {choices}",
+        {"near": lambda j: multiples(j.kv_heads, j.tp), "choices": lambda j: divisors(j.kv_heads)},
+    ),
+    Rule(
+        "ffn-by-tp",
+        lambda j: j.tp > 1 and j.model == "llama" and j.ffn and j.ffn % j.tp,
+        "--ffn {ffn} cannot be divided among --tp {tp}",
+        "use --ffn {near}, or --tp {choices}",
+        {"near": lambda j: multiples(j.ffn, j.tp), "choices": lambda j: divisors(j.ffn)},
+    ),
+    Rule(
+        "sequence-parallel-mlp",
+        lambda j: j.sequence_parallel and j.model == "mlp",
+        "--sequence-parallel is for sequences, which an MLP does not have",
+        "leave it out",
+    ),
+)
+
+# Context parallelism gives each rank a part of every sequence; Ulysses exchanges it for some of the heads.
+CONTEXT_PARALLEL = (
+    Rule(
+        "context-parallel-mlp",
+        lambda j: j.cp > 1 and j.is_classifier,
+        "--cp {cp} splits sequences, which --model {model} does not have",
+        "use --dp {cp}",
+    ),
+    Rule(
+        "context-parallel-tokens",
+        lambda j: j.cp > j.context,
+        "--cp {cp} leaves ranks without any of the --context {context} tokens",
+        "use at most --cp {context}",
+    ),
+    Rule(
+        "documents-of-language-models",
+        lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
+        "--document-separator {document_separator} masks attention, which minidist does in models of its own, not in"
+        " --model {model}",
+        "use --model gpt or llama, or leave it out",
+    ),
+    Rule(
+        "documents-of-the-data",
+        lambda j: j.document_separator is not None and j.document_separator >= j.dataset.vocab_size,
+        "--document-separator {document_separator} is out of range: the tokens of --data {data} are 0..{largest}",
+        "use one of them",
+        {"largest": lambda j: j.dataset.vocab_size - 1},
+    ),
+    Rule(
+        "documents-on-a-ring",
+        lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
+        "not built: --attention {attention} has no masks but the causal one, and --document-separator"
+        " {document_separator} needs one for each row",
+        "use --attention all-gather or ulysses",
+    ),
+    Rule(
+        "documents-in-an-asynchronous-pipeline",
+        lambda j: j.document_separator is not None and j.asynchronous,
+        "not built: --schedule {schedule} computes a stream of micro-batches without the masks of"
+        " --document-separator {document_separator}",
+        "use a synchronous one, such as 1f1b",
+    ),
+    Rule(
+        "ulysses-heads",
+        lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
+        "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",
+        "use {choices}--attention ring",
+        {"choices": lambda j: f"--cp {divisors(j.heads_of_rank)[3:]}, or " if j.heads_of_rank > 1 else ""},
+    ),
+    Rule(
+        "ulysses-ring-ranks",
+        lambda j: j.cp > 1 and j.attention == "ulysses-ring" and j.cp % j.ulysses,
+        "--cp {cp} cannot be divided into groups of --ulysses {ulysses}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.cp)},
+    ),
+    Rule(
+        "ulysses-ring-heads",
+        lambda j: j.cp > 1 and j.attention == "ulysses-ring" and j.heads_of_rank % j.ulysses,
+        "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --ulysses {ulysses}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.heads_of_rank)},
+    ),
+    Rule(
+        "sequence-parallel-tokens",
+        lambda j: j.sequence_parallel and any(n % j.tp for n in j.sequence_parts),
+        "--context {context} cannot be divided into {parts} parts for --sequence-parallel",
+        "use --context {near}",
+        {"parts": lambda j: j.cp * j.tp, "near": lambda j: multiples(j.context, 2 * j.cp * j.tp)},
+    ),
+)
+
+# Experts are divided among ranks of the data axis, so their gradients have a smaller group than the others.
+EXPERTS = (
+    Rule(
+        "experts-of-language-models",
+        lambda j: j.experts and not j.is_language_model,
+        "--experts {experts} belongs to --model gpt or llama, not to {model}",
+        "leave it out",
+    ),
+    Rule(
+        "experts-top-k",
+        lambda j: j.experts and j.top_k > j.experts,
+        "--top-k {top_k} of --experts {experts} sends a token to more experts than there are",
+        "use --top-k 1",
+    ),
+    Rule(
+        "experts-by-ep",
+        lambda j: j.experts % j.ep or (j.ep > 1 and not j.experts),
+        "--experts {experts} cannot be divided among --ep {ep}",
+        "use --experts {near}",
+        {"near": lambda j: multiples(j.experts, j.ep)},
+    ),
+)
+
+# Recomputation and ZeRO 3 both decide what is kept between forward and backward.
+MEMORY = (
+    Rule(
+        "segments-in-a-pipeline",
+        lambda j: j.pp > 1 and j.recomputes_blocks and j.recompute != "full",
+        "not built: --recompute {recompute} cuts a model into segments, and a pipeline recomputes whole stages",
+        "use full or selective",
+    ),
+    Rule(
+        "budget-with-messages-in-blocks",
+        lambda j: j.budget is not None and j.dims.splits_sums,
+        "--recompute {recompute} runs a block once to measure what it keeps, and with --tp, --cp or --ep a block sends"
+        " messages",
+        "use sqrt or full",
+    ),
+    # Settings that only ZeRO 3 reads.
+    *(
+        Rule(
+            f"{name.replace('_', '-')}-needs-zero-3",
+            ineffective(name, lambda j: bool(j.zero == 3)),
+            f"{flag(name)} {{{name}}} applies to sharded parameters",
+            "add --zero 3, or leave it out",
+        )
+        for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate")
+    ),
+    Rule(
+        "offloaded-parameters-need-zero-3",
+        lambda j: j.offload == "parameters" and j.zero != 3,
+        "--offload parameters keeps shards of parameters on the host, and --zero {zero} has none",
+        "add --zero 3",
+    ),
+    Rule(
+        "copies-share-ranks",
+        lambda j: j.data_ranks % j.dp_replicate,
+        "{data_ranks} data-parallel ranks cannot be divided among --dp-replicate {dp_replicate}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.data_ranks)},
+    ),
+    Rule(
+        "reshard-divides-shards",
+        lambda j: not isinstance(j.reshard, bool) and not _divides(j.reshard, j.shards),
+        "--reshard-after-forward {reshard} with {shards} shards: a number must divide them and lie between 1 and"
+        " {shards}",
+        "use such a number, true or false",
+    ),
+    Rule(
+        "copies-share-ranks-of-experts",
+        lambda j: j.ep > 1 and j.expert_ranks % j.dp_replicate,
+        "the {expert_ranks} ranks that share an expert with --ep {ep} cannot be divided among --dp-replicate"
+        " {dp_replicate}",
+        "use one of {choices}",
+        {"choices": lambda j: divisors(j.expert_ranks)},
+    ),
+    Rule(
+        "reshard-divides-shards-of-experts",
+        lambda j: j.ep > 1 and not isinstance(j.reshard, bool) and not _divides(j.reshard, j.expert_shards),
+        "--reshard-after-forward {reshard} with {expert_shards} shards of an expert: a number must divide them and lie"
+        " between 1 and {expert_shards}",
+        "use such a number, true or false",
+    ),
+    Rule(
+        "reshard-with-recomputation",
+        # Of blocks that run again by themselves the outermost module's forward is recorded; a segment's is not.
+        lambda j: j.reshard is not True and j.recompute == "sqrt",
+        "--reshard-after-forward {reshard_after_forward} keeps what a recorded forward gathered, and with --recompute"
+        " {recompute} the forward of a segment is not recorded",
+        "use --recompute full, or leave out one of the two",
+    ),
+)
+
+PIPELINE = (
+    # Settings of a pipeline that the job does not have.
+    Rule(
+        "chunks-need-pp",
+        lambda j: j.pp == 1 and j.chunks,
+        "--chunks {chunks} belongs to a pipeline",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "partition-needs-pp",
+        lambda j: j.pp == 1 and j.partition != "uniform",
+        "--partition {partition} cuts a pipeline's stages",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "repartition-needs-pp",
+        lambda j: j.pp == 1 and j.repartition_every,
+        "--repartition-every {repartition_every} cuts a pipeline's stages",
+        "add --pp 2 or more",
+    ),
+    Rule(
+        "replicas-need-pp",
+        lambda j: j.pp == 1 and j.replicas is not None,
+        "--replicas {replicas} copies a pipeline's stages",
+        "add --pp 2 or more and --schedule pipedream",
+    ),
+    Rule(
+        "replicas-need-pipedream",
+        lambda j: j.pp > 1 and j.replicas is not None and j.updates != "stash",
+        "--replicas {replicas} copies stages of --schedule pipedream, not of {schedule}",
+        "use --dp for copies of whole pipelines",
+    ),
+    Rule(
+        # Asynchronous schedules never drain: no moment has the gradients, or the weights, of one step on all stages.
+        "stashing-updates-every-micro-batch",
+        lambda j: j.updates in ("stash", "vertical-sync") and j.microbatches > 1,
+        "--schedule {schedule} updates after every micro-batch, and a step has {microbatches} of them",
+        "use --microbatches 1, or pipedream-2bw",
+    ),
+    *(
+        Rule(
+            f"asynchronous-with-{name}",
+            both("asynchronous", name, unless=1),
+            f"not built: --schedule {{schedule}} runs on one pipeline of whole layers, without --{name} {{{name}}}",
+            f"use {instead}",
+        )
+        for name, instead in (
+            ("dp", "--replicas 2,1,.."),
+            ("tp", "a synchronous schedule"),
+            ("cp", "a synchronous schedule"),
+        )
+    ),
+    Rule(
+        "asynchronous-with-clip",
+        lambda j: j.asynchronous and j.clip is not None,
+        "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
+        "leave it out",
+    ),
+    Rule(
+        "asynchronous-with-offload",
+        both("asynchronous", "offload", unless="none"),
+        "not built: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
+        "use a synchronous schedule, such as 1f1b",
+    ),
+    *(
+        Rule(
+            f"asynchronous-with-{name}",
+            both("asynchronous", name, unless="none"),
+            f"--{name} {{{name}}} is of the gradients that data-parallel ranks reduce, and --schedule {{schedule}} has"
+            " no such ranks",
+            "use a synchronous schedule, such as 1f1b",
+        )
+        for name in ("zero", "compression")
+    ),
+    Rule(
+        "asynchronous-with-bucket-cap-mb",
+        lambda j: j.asynchronous and changed(j, "bucket_cap_mb"),
+        "--bucket-cap-mb {bucket_cap_mb} does not apply to --schedule {schedule}, which has no reduction while backward"
+        " runs",
+        "leave it out",
+    ),
+    Rule(
+        "asynchronous-with-fp16",
+        lambda j: j.asynchronous and j.precision == "fp16",
+        "--precision fp16 skips an update on all stages when one of them overflows, and with --schedule {schedule} the"
+        " others have made theirs",
+        "use bf16 or fp32",
+    ),
+    Rule(
+        "replicas-of-batch-norm",
+        lambda j: j.asynchronous and j.replicas is not None and j.model == "cnn" and j.batch_norm != "none",
+        "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
+        " normalisation are those of all rows of one step",
+        "use --batch-norm none, or a synchronous schedule with --dp",
+    ),
+    # Stages that are cut anew while the job trains.
+    Rule(
+        "asynchronous-with-repartition",
+        lambda j: j.asynchronous and j.repartition_every,
+        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
+        " {repartition_every} the weights would depend on measured times",
+        "use a synchronous schedule, such as 1f1b",
+    ),
+    Rule(
+        "repartition-with-compression",
+        lambda j: j.repartition_every and j.compression not in ("none", "fp16", "bf16"),
+        "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
+        " {repartition_every} puts them into others by measured times",
+        "use fp16 or bf16, or leave one of them out",
+    ),
+    Rule(
+        "repartition-with-one-cut",
+        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
+        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
+        " one layer each",
+        "use more --layers, or leave it out",
+        {"stages": lambda j: j.plan.stages},
+    ),
+    Rule(
+        # Plans that can be drawn and timed, but not trained with.
+        "synchronize-each-in-a-pipeline",
+        lambda j: j.pp > 1 and j.synchronize_each,
+        "--synchronize-each does not apply to a pipeline, which reduces a stage's gradients once",
+        "leave it out",
+    ),
+    Rule(
+        "schedule-without-backward",
+        lambda j: j.pp > 1 and j.loaded_plan.updates == "none",
+        "--schedule {schedule} trains nothing",
+        "train with a synchronous one, such as 1f1b or zb-h1",
+    ),
+    Rule(
+        "file-that-updates-on-the-way",
+        lambda j: j.pp > 1 and j.loaded_plan.updates != "flush" and not j.asynchronous,
+        "--schedule {schedule} updates its weights on the way, which training does only for schedules by name",
+        "train with a synchronous one, such as 1f1b or zb-h1",
+    ),
+    Rule(
+        "rank-without-a-stage",
+        lambda j: j.pp > 1 and not all(j.plan.orders),
+        "--schedule {schedule} leaves rank {idle} without a stage",
+        "give it one, or leave its line out and use --pp {used}",
+        {
+            "idle": lambda j: list(map(bool, j.plan.orders)).index(False),
+            "used": lambda j: sum(map(bool, j.plan.orders)),
+        },
+    ),
+)
+
+# Without accumulation there is one reduction per step; ZeRO 2 and 3 reduce after every micro-batch in any case.
+SYNCHRONIZE_EACH = (
+    Rule(
+        "synchronize-each-with-zero",
+        lambda j: j.synchronize_each and j.zero >= 2,
+        "--synchronize-each has no effect here, because --zero {zero} reduces after every micro-batch in any case",
+        "leave it out, or use --zero 1",
+    ),
+    Rule(
+        "synchronize-each-of-one-micro-batch",
+        lambda j: j.synchronize_each and j.microbatches == 1,
+        "--synchronize-each has no effect here, because a rank has one micro-batch per step",
+        "add --accumulation 2 or more, or leave it out",
+    ),
+)
+
+DYNAMIC = "--precision fp16 without --static-loss-scale"
+# A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
+EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
+    ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
+    ("context", lambda j: not j.is_classifier, "--model gpt or llama"),
+    ("batch_norm", lambda j: j.model == "cnn", "--model cnn"),
+    ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
+    (
+        "orthogonalize",
+        lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
+        "--optimizer muon on ranks that step together",
+    ),
+    ("outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
+    ("outer_lr", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_momentum", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_fragments", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_delay", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("outer_mixing", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
+    ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
+    ("prefetch", lambda j: j.zero == 3, "--zero 3"),
+    ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
+    ("bucket_cap_mb", lambda j: j.zero == 0, "--zero 0"),
+    ("top_k", lambda j: j.experts > 0, "--experts"),
+    ("capacity_factor", lambda j: j.experts > 0, "--experts"),
+    ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
+    ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
+    ("sparsity_schedule", lambda j: bool(j.prunes), "--sparsity or --sparsity-pattern"),
+    ("sparsity_scope", lambda j: bool(j.prunes), "--sparsity"),
+    *(
+        (name, lambda j: j.distill_from is not None, "--distill-from")
+        for name in (
+            "temperature",
+            "distill_weight",
+            "teacher_precision",
+            "shard_teacher",
+            "teacher_ranks",
+            "teacher_cache",
+        )
+    ),
+    ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("loss_scale_interval", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("loss_scale_hysteresis", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("loss_scale_floor", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("loss_scale_floor_limit", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
+    ("static_loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
+    ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
+    ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
+    ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
+    ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
+)
+
+
+def _given(name: str) -> str:
+    """Return how a setting is given: a flag with the place of its value, or the flag alone of one that is on."""
+    return flag(name) if TrainConfig.model_fields[name].annotation is bool else f"{flag(name)} {{{name}}}"
+
+
+WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
+    Rule(
+        f"{name.replace('_', '-')}-without-effect",
+        ineffective(name, effective),
+        f"{_given(name)} has no effect here, because it belongs to {other}",
+        "add that, or leave it out",
+    )
+    for name, effective, other in EFFECTS
+)
+
+# --- settings without effect in a smaller job -------------------------------------------------------------------------
+
+# These are not refused, because the same command with more ranks or more steps is compared with this one. Those that
+# need ranks to share the work, and find one: the field, and when it has an effect all the same.
+ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
+    # Only a shard can be offloaded.
+    ("zero", lambda j: bool(j.offload == "parameters")),
+    ("prefetch", lambda j: bool(j.offload == "parameters")),
+    ("reduce_bucket_size", lambda j: False),
+    ("reshard_after_forward", lambda j: False),
+    ("persistence_threshold", lambda j: False),
+    ("bucket_cap_mb", lambda j: False),
+    # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
+    ("reduction", lambda j: j.replicas is not None),
+    # One rank alone averages nothing, and its outer optimizer steps all the same.
+    ("local_steps", lambda j: j.outer_optimizer != "none"),
+    ("weights", lambda j: False),
+    ("batch_norm", lambda j: j.batch_norm != "sync"),
+    # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
+    ("compression", lambda j: bool(j.pp == 1)),
+    ("synchronize_each", lambda j: False),
+    ("orthogonalize", lambda j: False),
+    ("shard_teacher", lambda j: False),
+    *(pair for kind in installed() for pair in kind.alone),
+)
+# Those that happen every so many steps, of which the job has fewer.
+PERIODS = {"every": 0, "evaluate_every": 0, "repartition_every": 1}  # and how many steps must follow
+
+
+def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()) -> list[str]:
+    """Return the lines that name the settings without effect on one rank, or in a short job. without: not these."""
+    job, lines = ResolvedJob(config, batches), []
+
+    # One line for all settings that have nothing to share.
+    if job.data_ranks == 1:
+        ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
+        # The other settings a server refuses.
+        names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+        names = [name for name in names if name == "weights" or not job.server]
+        words = [_flag_and_value(job, name) for name in names if name not in without]
+        if words:
+            listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+            lines.append(f"{listed} {'has' if len(words) == 1 else 'have'} no effect {ranks}")
+
+    if job.prunes and job.pruning.end > job.steps:
+        text = _flag_and_value(job, "sparsity_schedule")
+        lines.append(f"{job.pruning_flag} is not reached, because {text} ends after --steps {job.steps}")
+
+    return lines + [
+        f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}"
+        for name, after in PERIODS.items()
+        if (getattr(job, name) or -after) + after > job.steps
+    ]
+
+
+def _flag_and_value(job: ResolvedJob, name: str) -> str:
+    """Return a setting as it is typed."""
+    value = setting(job, name)
+    return flag(name) if value is True else f"{flag(name)} {value}"
+
+
+# The order in which rules are checked, and the headings of docs/rules.md.
+SECTIONS: dict[str, tuple[Rule, ...]] = {
+    "Model and data": MODEL_AND_DATA,
+    "Checkpoints": CHECKPOINTS,
+    "Gradient compression": COMPRESSION,
+    "Sparse training": SPARSITY,
+    "Knowledge distillation": DISTILLATION,
+    "Parameter server": PARAMETER_SERVER,
+    "Uneven rows": UNEVEN_ROWS,
+    "Replicas, local steps and evaluation": REPLICAS,
+    "Models": ARCHITECTURE,
+    "Tensor parallelism": TENSOR_PARALLEL,
+    "Context parallelism": CONTEXT_PARALLEL,
+    "Experts": EXPERTS,
+    "Memory": MEMORY,
+    "Pipelines": PIPELINE,
+    "Techniques": tuple(rule for kind in installed() for rule in kind.rules),
+    "Settings without effect": WITHOUT_EFFECT,
+}
+RULES = tuple(rule for rules in SECTIONS.values() for rule in rules)
+
+
+def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, rules: Sequence[Rule] = RULES) -> None:
+    """Raise UsageError with the sentence of the first rule that the job breaks.
+
+    processes_here: ranks that share this process's memory; 0 in a dry run, whose arrays have none.
+    """
+    job = ResolvedJob(config, batches, processes_here)
+    for rule in (*rules, *(rule for extension in of_users(config) for rule in extension.rules)):
+        if rule.broken(job):
+            raise UsageError(rule.sentence(job))
+
+    # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
+    job.dataset.samples(config.context)
+    if config.decay != "constant" and config.warmup_curve == "linear":
+        WarmupCosine(config.warmup, config.decay_steps or config.steps)
+    if config.is_own_model:
+        job.small_model()
+    if config.prunes:
+        check_prunable(job.small_model(), pruning_of(config)[1])
+    for extension in of_job(config):
+        extension.check(job)
+    if config.pp > 1:
+        check_stages(config, job.dataset, job.plan.stages)
+
+
+# --- docs/rules.md ----------------------------------------------------------------------------------------------------
+
+
+def as_markdown() -> str:
+    """Return the rules as docs/rules.md: {field} becomes FIELD, as a reader of `--help` knows it."""
+
+    def shown(template: str) -> str:
+        words = []
+        # A bar would end the cell of the table.
+        for text, name, _, _ in string.Formatter().parse(template):
+            words += [text.replace("|", "\\|"), f"*{name.upper()}*" if name else ""]
+        return "".join(words)
+
+    lines = [
+        "# Settings that do not combine",
+        "",
+        "A job that breaks one of these rules is refused with one sentence before any rank starts. The first broken",
+        "rule is reported. `python -m minidist.job.config.rules` writes this page from `minidist/job/config/rules.py`.",
+    ]
+    for title, rules in SECTIONS.items():
+        lines += ["", f"## {title}", "", "| rule | what is refused | what to do |", "|---|---|---|"]
+        lines += [f"| `{rule.name}` | {shown(rule.message)} | {shown(rule.remedy)} |" for rule in rules]
+    listed, periods = (", ".join(f"`{flag(name)}`" for name in names) for names in (dict(ONE_RANK), PERIODS))
+    lines += [
+        "",
+        "## What has no effect in a smaller job",
+        "",
+        "These settings are not refused, because the same command may be compared with more ranks or more steps. One",
+        "line says that they have no effect.",
+        "",
+        f"- On one data-parallel rank: {listed}.",
+        f"- Periods that are too long for the job: {periods}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")

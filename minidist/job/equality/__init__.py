@@ -1,0 +1,18 @@
+"""Does a parallel run equal one device? `reference.py` says why it can, bit for bit, and `compare.py` checks it.
+
+reference.py        training on one device, each gradient added in the order that the layout declares
+gradient_order.py   these orders                    one_device.py       the strategy of the reference
+local_steps.py      the reference of local SGD      delayed_replay.py   that of an asynchronous pipeline
+compression_replay.py  the gradients of replicas that each send theirs compressed
+streaming.py        the outer steps of Streaming DiLoCo
+snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
+compare.py          every tensor of every step of every rank beside the reference's
+rounding.py         the tolerance of lower precision, measured on one device
+served.py           the same for a parameter server
+layout_sweep.py     the same for all layouts of some ranks
+difference_patterns.py  how a wrong gradient was made of the right one
+own_functions.py    what a user's own functions return, on ranks and on one device
+collective_check.py a collective of one's own beside NumPy
+summation_order.py  in which order a sum adds, found by calling it
+reduction_order.py  the same of sums over ranks, and whether it depends on their number
+"""

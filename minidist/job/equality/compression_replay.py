@@ -1,0 +1,212 @@
+"""The reference of compressed gradients (`--compression`): what every replica would send, computed on one device.
+
+Compression changes the gradients, and what one replica holds back (error feedback) another has sent. So one device
+equals such a job by keeping a residual for each replica, and by compressing each replica's gradient as that rank would:
+
+    replica 0    gradient + residual 0  ──▶  sent 0  ──┐
+    replica 1    gradient + residual 1  ──▶  sent 1  ──┴─▶  added in rank order  ──▶  one update
+
+It is written from the formulas of `parallel.compression`, over arrays, without its classes and without a message. A
+cast and PowerSGD add on the way around a ring, so `ring_sum` adds each chunk in the ring's order. Gradients of 16 bits
+are compressed in float32.
+
+Proved by: tests/train/test_compression.py
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import ceil, prod
+
+import ml_dtypes
+import numpy as np
+
+from minidist.autograd import Parameter
+from minidist.base import arrays as xp
+from minidist.base.half import is_half
+from minidist.base.layout import chunk_sizes, offsets
+from minidist.base.random import Key, normal, uniform
+from minidist.job.config.pipeline_plan import cut_stages, make_plan
+from minidist.job.equality.gradient_order import Sites, fold, parts_of
+from minidist.job.train.job import Job
+from minidist.parallel.compression import check_compression, dequantize, orthonormal, quantize
+
+Arrays = list[np.ndarray]
+
+
+class CompressionReplay:
+    """Adds the gradients of a job's replicas as if each had sent its own compressed. It keeps all their residuals."""
+
+    def __init__(self, job: Job) -> None:
+        self.method, self.number = check_compression(job.config.compression)
+        self.seed, self.dtype = job.config.seed, job.dtype
+        self.parts, self.groups = parts_of(job), bucket_groups(job)
+        self.residuals: dict[str, Arrays] = {}  # bucket -> what each replica has not sent yet
+        self.queries: dict[str, np.ndarray] = {}  # of PowerSGD, by parameter
+        self.reductions = 0
+
+    def add(self, contributions: Mapping[str, Sites]) -> dict[str, np.ndarray]:
+        """Return the sum of each parameter: that of every reduction of the step, of each bucket, over the replicas."""
+        # [parameter][reduction][replica]; there are several reductions with --synchronize-each.
+        parts = {name: self.parts(name, sites) for name, sites in contributions.items()}
+        totals: dict[str, Arrays] = {name: [] for name in parts}
+        for reduction in range(len(next(iter(parts.values())))):
+            for group, buckets in enumerate(self.groups):
+                for index, bucket in enumerate(buckets):
+                    # Each replica's gradients of the bucket, one after the other.
+                    flats = [
+                        xp.concatenate([flat_or_zeros(part, p, self.dtype) for p, part in zip(bucket, replica)])  # noqa: B905
+                        for replica in zip(*(parts[p.name][reduction] for p in bucket), strict=True)
+                    ]
+                    total = self.reduce(f"group {group}", index, bucket, flats)
+                    for p, (start, stop) in zip(bucket, places(bucket), strict=True):
+                        totals[p.name].append(total[start:stop].reshape(p.shape))
+            self.reductions += 1
+        return {name: added for name, sums in totals.items() if (added := fold(sums)) is not None}
+
+    def reduce(self, group: str, index: int, bucket: Sequence[Parameter], gradients: Arrays) -> np.ndarray:
+        """Return the sum of the compressed gradients of all replicas; keep each replica's residual."""
+        wide = np.dtype(np.float32) if is_half(self.dtype) else self.dtype
+        if self.method in ("fp16", "bf16"):
+            narrow = np.dtype(ml_dtypes.bfloat16 if self.method == "bf16" else np.float16)
+            return ring_sum([gradient.astype(narrow) for gradient in gradients]).astype(self.dtype)
+        if self.method == "qsgd":
+            sent = [self.rounded(gradient.astype(wide), index, rank) for rank, gradient in enumerate(gradients)]
+            return added(sent).astype(self.dtype)
+
+        # With error feedback: what is left over joins the next gradient.
+        place = f"{group} bucket {index}"
+        residuals = self.residuals.get(place, [xp.zeros(1, wide, gradient) for gradient in gradients])
+        corrected = [gradient.astype(wide) + residual for gradient, residual in zip(gradients, residuals, strict=True)]
+        if self.method == "powersgd":
+            total, self.residuals[place] = self.factored(bucket, corrected)
+            return total.astype(self.dtype)
+        sent = [self.largest(x) if self.method == "topk" else signs(x) for x in corrected]
+        self.residuals[place] = [x - what for x, what in zip(corrected, sent, strict=True)]
+        return added(sent).astype(self.dtype)
+
+    def rounded(self, x: np.ndarray, index: int, rank: int) -> np.ndarray:
+        """Return what QSGD sends: x at random levels, with numbers of this replica's own."""
+        levels = int(self.number or 0)
+        draws = uniform(Key(self.seed, "qsgd", self.reductions, f"bucket {index}", rank), 0, x.size)
+        level, norm = quantize(x, levels, xp.to_device(draws))
+        return dequantize(level, norm[0], levels)
+
+    def largest(self, x: np.ndarray) -> np.ndarray:
+        """Return what top-k sends: the largest elements, rounded to the dtype of the gradients, and zeros."""
+        share = self.number or 0
+        kept = xp.argsort(-xp.absolute(x), kind="stable")[: ceil(share * x.size) if share < 1 else int(share)]
+        result = xp.zeros_like(x)
+        result[kept] = x[kept].astype(self.dtype)
+        return result
+
+    def factored(self, bucket: Sequence[Parameter], corrected: Arrays) -> tuple[np.ndarray, Arrays]:
+        """Return PowerSGD's sum, and what it leaves of each replica's own gradient."""
+        total, residuals = xp.zeros_like(corrected[0]), [xp.zeros_like(x) for x in corrected]
+        matrices, vectors = [], []
+        # From the last one, as backward gets to them: where a ring cuts them follows from this order.
+        for parameter, (start, stop) in reversed(list(zip(bucket, places(bucket), strict=True))):
+            m, k = parameter.shape[0], prod(parameter.shape[1:])
+            r = min(int(self.number or 0), m, k)
+            if len(parameter.shape) > 1 and r * (m + k) < m * k:
+                matrices.append((parameter.name, slice(start, stop), m, k, r))
+            else:
+                vectors.append(slice(start, stop))
+
+        # Vectors travel whole, all matrices' P in one message and all Q in another: the chunks of the ring go by those.
+        if vectors:
+            whole = ring_sum([xp.concatenate([x[at] for at in vectors]) for x in corrected])
+            for at, values in zip(vectors, split(whole, [at.stop - at.start for at in vectors]), strict=True):
+                total[at] = values
+        if matrices:
+            for name, _, _, k, r in matrices:
+                if name not in self.queries:
+                    draws = normal(Key(self.seed, "powersgd", name=name), (k, r))
+                    self.queries[name] = xp.to_device(draws.astype(total.dtype))
+            queries = [self.queries[name] for name, *_ in matrices]
+            of_rank = [[x[at].reshape(m, k) for _, at, m, k, _ in matrices] for x in corrected]
+            left = ring_sums([[a @ q for a, q in zip(own, queries, strict=True)] for own in of_rank])
+            left = [orthonormal(p) for p in left]
+            mine = [[a.T @ p for a, p in zip(own, left, strict=True)] for own in of_rank]
+            for i, (p, q) in enumerate(zip(left, ring_sums(mine), strict=True)):
+                name, at, *_ = matrices[i]
+                total[at], self.queries[name] = (p @ q.T).reshape(-1), q
+                for residual, own, q_mine in zip(residuals, of_rank, mine, strict=True):
+                    residual[at] = (own[i] - p @ q_mine[i].T).reshape(-1)
+        return total, residuals
+
+
+def bucket_groups(job: Job) -> list[list[list[Parameter]]]:
+    """Return the buckets of each part of the model that has reductions of its own: a stage, or the tied weights."""
+    config = job.config
+    groups = [list(job.model.parameters())]
+    if config.pp > 1:
+        stages, tied = cut_stages(config, job.model, make_plan(config, job.batches.accumulation).stages)
+        # Both stages that have a tied weight reduce the same sum of their gradients, so it is replayed once.
+        groups = [[p for p in stage.parameters() if p.name not in tied] for stage in stages]
+        groups.append([p for p in job.model.parameters() if p.name in tied])
+    cap = config.reduce_bucket_size if config.zero else config.bucket_cap_mb * 1e6 / job.dtype.itemsize
+    return [buckets_of(group, cap) for group in groups]
+
+
+def buckets_of(parameters: Sequence[Parameter], cap: float) -> list[list[Parameter]]:
+    """Return runs of trainable parameters of at most `cap` elements, or of one larger one, filled from the end."""
+    buckets: list[list[Parameter]] = []
+    open_bucket = False
+    for parameter in reversed(parameters):
+        if not parameter.requires_grad:
+            open_bucket = False
+            continue
+        if not open_bucket or sum(p.size for p in buckets[-1]) + parameter.size > cap:
+            buckets.append([])
+        buckets[-1].insert(0, parameter)
+        open_bucket = True
+    return buckets
+
+
+def places(bucket: Sequence[Parameter]) -> list[tuple[int, int]]:
+    """Return (start, stop) of each parameter in the bucket."""
+    return list(pairwise(offsets([p.size for p in bucket])))
+
+
+def flat_or_zeros(part: np.ndarray | None, parameter: Parameter, dtype: np.dtype) -> np.ndarray:
+    """Return a replica's gradient of a parameter, 1-D; zeros where it has none."""
+    return xp.zeros(parameter.size, dtype, parameter.data) if part is None else part.reshape(-1)
+
+
+def signs(x: np.ndarray) -> np.ndarray:
+    """Return what SignSGD sends: one magnitude with the sign of each element."""
+    scale = xp.absolute(x).sum() / x.dtype.type(x.size)
+    result: np.ndarray = xp.where(x >= 0, scale, -scale)
+    return result
+
+
+def added(parts: Arrays) -> np.ndarray:
+    """Return the sum in rank order."""
+    total = xp.zeros_like(parts[0])
+    for part in parts:
+        total = total + part
+    return total
+
+
+def ring_sum(parts: Arrays) -> np.ndarray:
+    """Return the sum as the ring adds it: chunk j begins at rank j + 1 and ends at rank j."""
+    total, bounds = parts[0].copy(), offsets(chunk_sizes(parts[0].size, len(parts)))
+    for j, (start, stop) in enumerate(pairwise(bounds)):
+        order = [(j + 1 + i) % len(parts) for i in range(len(parts))]
+        chunk = parts[order[0]][start:stop]
+        for rank in order[1:]:
+            chunk = chunk + parts[rank][start:stop]
+        total[start:stop] = chunk
+    return total
+
+
+def ring_sums(of_rank: Sequence[Arrays]) -> Arrays:
+    """Return the sums over the ranks of several arrays that travel as one."""
+    total = ring_sum([xp.concatenate([array.reshape(-1) for array in arrays]) for arrays in of_rank])
+    pieces = split(total, [array.size for array in of_rank[0]])
+    return [piece.reshape(array.shape) for piece, array in zip(pieces, of_rank[0], strict=True)]
+
+
+def split(array: np.ndarray, sizes: Sequence[int]) -> Arrays:
+    """Return consecutive pieces of a 1-D array."""
+    return [array[start:stop] for start, stop in pairwise(offsets(list(sizes)))]

@@ -1,0 +1,45 @@
+"""What a run must equal: the snapshots of the reference that belongs to a config.
+
+Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py
+"""
+
+from collections.abc import Sequence
+
+from minidist.data.batch_plan import StepBatch
+from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
+from minidist.job.equality.local_steps import local_sgd_reference
+from minidist.job.equality.reference import reference
+from minidist.job.equality.rounding import add_tolerances, is_rounded
+from minidist.job.equality.snapshot import Snapshot, snapshot
+from minidist.job.train.state import Observer
+
+
+def expected_snapshots(
+    config: TrainConfig,
+    ranks: int,
+    rank: int = 0,
+    observers: Sequence[Observer] = (),
+    told: Sequence[StepBatch] | None = None,
+) -> list[Snapshot]:
+    """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD).
+
+    observers: of the reference's steps; with local SGD, of its first replica's. told: as for `reference`. Where the
+    tolerance is what rounding does, it is beside each snapshot's kinds (rounding.py).
+    """
+    batches = resolve_batches(config, ranks)
+    if is_rounded(config, batches.dims):
+        own = _snapshots(config, batches, rank, observers, told)
+        precise = config.model_copy(update={"precision": "fp64"})
+        add_tolerances(own, _snapshots(precise, batches, rank, (), told), config.precision)
+        return own
+    return _snapshots(config, batches, rank, observers, told)
+
+
+def _snapshots(
+    config: TrainConfig, batches: Batches, rank: int, observers: Sequence[Observer], told: Sequence[StepBatch] | None
+) -> list[Snapshot]:
+    if config.local_steps:
+        return local_sgd_reference(config, batches, observers)[rank]
+    snapshots: list[Snapshot] = []
+    reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers], told)
+    return snapshots

@@ -1,0 +1,132 @@
+"""The strategy of the reference: the whole model and optimizer on one device, and no message.
+
+It catches every gradient contribution before anything is added, and then adds them in the order that the layout
+declares. It shares with the strategies the engine and the optimizer, and none of their code that accumulates or sends.
+
+Proved by: tests/equality/test_equality.py
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from minidist.autograd import Parameter, contribution_recorder
+from minidist.base.arrays import Array
+from minidist.job.config.pipeline_plan import cut_stages, make_plan
+from minidist.job.equality.compression_replay import CompressionReplay
+from minidist.job.equality.gradient_order import Add
+from minidist.job.train.job import Job, make_optimizer
+from minidist.job.train.loss import ordered_sum
+from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_of
+from minidist.job.train.strategies.sharded import unit_parameters
+from minidist.job.train.strategies.strategy import Strategy
+from minidist.job.train.trainer import evaluations
+from minidist.nn.flat import FlatParameters
+from minidist.optim import block_square_sums
+
+Contributions = dict[Parameter, list[Array]]
+
+
+class OneDevice(Strategy):
+    """The whole model; each step runs the micro-batches `numbers` (None: all of them) one after the other.
+
+    add: sums a parameter's contributions. factor: what the sum is multiplied by. A job with --compression adds what
+    its replicas would send in place of them.
+    """
+
+    def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: float = 1) -> None:
+        self.flat = FlatParameters(job.model.parameters())
+        super().__init__(
+            job,
+            [
+                DataAxis(
+                    [self.flat], make_optimizer(job, self.flat), model=job.model, pruner=job.pruner(self.flat.names)
+                )
+            ],
+        )
+        self.add, self.factor = add, factor
+        self.some = None if numbers is None else list(numbers)
+        # A pipeline without other replicas has no reduction that could be compressed.
+        reduces = job.config.pp == 1 or job.batches.dp > 1 or job.config.zero
+        self.replay = CompressionReplay(job) if job.config.compression != "none" and reduces else None
+
+    def _numbers(self, job: Job) -> Iterable[int]:
+        shares = job.batch.shares
+        return range(len(shares.rows) * shares.accumulation) if self.some is None else self.some
+
+    def forward_backward(self, step: int) -> list[float]:
+        # Catch the contributions of all micro-batches: nothing is added while backward runs.
+        caught = [one_micro_batch(self.job, step, number) for number in self._numbers(self.job)]
+
+        # Now add them, parameter by parameter.
+        self.zero_grad()
+        sites = {p.name: [contributions.get(p, []) for _, contributions in caught] for p in self.flat.parameters}
+        totals = None if self.replay is None else self.replay.add(sites)
+        for parameter in self.flat.parameters:
+            name = parameter.name
+            total = self.add(name, sites[name]) if totals is None else totals.get(name)
+            if total is not None:
+                # In the dtype of the gradient, so that the product has the same bits as on a rank.
+                parameter.grad = total if self.factor == 1 else total * total.dtype.type(self.factor)
+        return [loss for loss, _ in caught]
+
+    def held_out_losses(self, job: Job) -> list[float]:
+        return [job.loss(0, number).item() for number in self._numbers(job)]
+
+    def square_sums(self) -> Array:
+        """Return the block sums in the order of the units that the layout shards (see optim/clip.py)."""
+        units = [np.concatenate([gradient_of(p).reshape(-1) for p in unit]) for unit in self._clip_units()]
+        return np.concatenate([block_square_sums(unit) for unit in units])
+
+    def _clip_units(self) -> list[list[Parameter]]:
+        """Return the parameters whose gradients lie one after the other where the layout takes the norm."""
+        config, stages = self.job.config, [self.job.model]
+        tied: list[str] = []
+        if config.pp > 1:
+            plan = make_plan(config, self.job.batches.accumulation)
+            stages, tied = cut_stages(config, self.job.model, plan.stages)
+
+        units = []
+        for number, module in enumerate(stages):
+            parts = [list(module.parameters())]
+            if config.zero == 3:
+                parts = unit_parameters(module, config.persistence_threshold, tied)
+            elif config.zero == 2 or config.compression != "none":
+                parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
+            # A tied weight counts on the first stage.
+            units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]
+        return [unit for unit in units if unit]
+
+    def tensors(self) -> Tensors:
+        (axis,) = self.data_axes
+        return axis.tensors()
+
+
+def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
+    """Return a micro-batch's loss, and each use's contribution to the gradient of its parameter, computed whole."""
+    caught: Contributions = {}
+    # Backward gives each contribution to the recorder in place of adding it.
+    token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
+    try:
+        with job.coordinates(step, number):
+            loss = job.loss(step, number)
+            job.scaled(loss).backward()
+    finally:
+        contribution_recorder.reset(token)
+    return loss.item(), caught
+
+
+def evaluate_devices(devices: Sequence[Strategy], done: int) -> dict[str, float]:
+    """Return the held-out losses after `done` steps by name, if there are any. Devices share the micro-batches."""
+    every = devices[0].job.config.evaluate_every
+    if not every or done % every:
+        return {}
+
+    def loss() -> float:
+        losses = []
+        for device in devices:
+            with device.job.evaluating() as held_out:
+                losses += device.held_out_losses(held_out)
+        return ordered_sum(losses)
+
+    return evaluations(devices[0].job, done, loss)

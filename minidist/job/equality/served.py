@@ -1,0 +1,98 @@
+"""Does a job with a parameter server equal one device? Judged after the run, from what its ranks kept and their traces.
+
+bsp               ordered tier: the reference of data parallelism, step by step: every gradient, weight and optimizer
+                  state of every server after every update, every loss, and the weights of every rank at the end
+delay, ssp, asp   replay: the same, against a device that makes the recorded updates in the recorded order, each with
+                  the weights that its worker had pulled
+
+Proved by: tests/train/test_servers.py
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from minidist.base.trace import Trace
+from minidist.comm import Comm
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.equality.compare import Comparison, Judge
+from minidist.job.equality.expected import expected_snapshots
+from minidist.job.equality.snapshot import Snapshot
+from minidist.job.train.job import build
+from minidist.job.train.loss import ordered_sum
+from minidist.job.train.parameter_server_trainer import ServedJob, run_parameter_server
+from minidist.job.train.progress import Progress
+from minidist.job.train.strategies.parameter_server import Worker, server_config, server_tensors
+from minidist.parallel import parameter_server as ps
+from minidist.parallel.parameter_server.server import Updates
+
+
+def serve_and_keep(comm: Comm, config: TrainConfig, progress: Progress | None = None) -> ServedJob:
+    """Run a rank's part of the job and keep the tensors of every update. progress: shown by the first worker."""
+    observers = [progress] if progress is not None and comm.rank == config.servers else []
+    return run_parameter_server(comm, config, observers, keep=True)
+
+
+def compare_served(
+    config: TrainConfig, served: Sequence[ServedJob], traces: Sequence[Trace], progress: Progress | None = None
+) -> Comparison:
+    """Return the verdict. served, traces: of all ranks, in rank order. progress: of the one device."""
+    batches = resolve_batches(config, len(served))
+    worker = Worker(build(config, batches), watching=[progress.working] if progress is not None else [])
+    initial, servers = worker.initial_weights(), server_config(worker.job)
+    # The names of each server's parameters.
+    keys_of = [list(shard.keys) for shard in ps.make_shards(config.servers, initial)]
+
+    # What each server must hold after each update, and the losses and weights at the end.
+    if config.consistency == "bsp":
+        # bsp: every update is one of data parallelism.
+        judge = Judge([], "ordered")
+        whole = expected_snapshots(config, len(served), observers=[progress] if progress is not None else [])
+        expected = [[_of_keys(step, keys) for step in whole] for keys in keys_of]
+        losses = [float(step["loss"]["loss"]) for step in whole]
+        final = whole[-1]["weights"]
+    else:
+        # Otherwise: the recorded updates, made again in the recorded order.
+        judge = Judge([], "replay")
+        expected = [[] for _ in keys_of]
+
+        def observe(server: int, updates: Updates) -> None:
+            expected[server].append(server_tensors(updates))
+
+        final = ps.replay(ps.read_records(traces, servers), servers, initial, worker.gradient, observe)
+        losses = [_loss_of(worker, batches.dp, step) for step in range(config.steps)]
+
+    verdict = judge.verdict
+    verdict.ranks, verdict.steps = len(served), config.steps
+    verdict.losses, verdict.reference_losses = served[0].result.losses, losses
+
+    # Every update of every server; zip stops at the servers, who are the first ranks.
+    for rank, (job, wanted) in enumerate(zip(served, expected, strict=False)):
+        if len(job.updates) != len(wanted):
+            judge.differs(f"server {rank} made {len(job.updates)} updates, one device {len(wanted)}")
+        for step, (actual, right) in enumerate(zip(job.updates, wanted, strict=False)):
+            judge.compare(actual, right, step, rank)
+
+    # Every rank's final weights and losses.
+    for rank, job in enumerate(served):
+        judge.compare({"weights": job.weights}, {"weights": final}, config.steps - 1, rank)
+        for step, (actual_loss, loss) in enumerate(zip(job.result.losses, losses, strict=True)):
+            judge.compare({"loss": {"loss": np.array(actual_loss)}}, {"loss": {"loss": np.array(loss)}}, step, rank)
+    return verdict
+
+
+def _of_keys(step: Snapshot, keys: Sequence[str]) -> Snapshot:
+    """Return the part of a whole snapshot that a server with these keys has."""
+    return {
+        "gradients": {key: step["gradients"][key] for key in keys},
+        "weights": {key: step["weights"][key] for key in keys},
+        "optimizer": {
+            name: array
+            for name, array in step["optimizer"].items()
+            if name.rpartition(".")[0] in keys or (keys and name == "step_count")
+        },
+    }
+
+
+def _loss_of(worker: Worker, workers: int, step: int) -> float:
+    return ordered_sum([loss for number in range(workers) for loss in worker.losses[number, step]])

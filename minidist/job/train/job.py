@@ -1,0 +1,365 @@
+"""Makes a config's model, data and optimizer: the same on every rank and for the reference on one device.
+
+Nothing here depends on the number of ranks. Weights depend on the seed and on names, or come from a checkpoint, and a
+step's global batch depends on the seed and the step. Therefore one device and many ranks can be compared.
+
+Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from minidist.autograd import Tensor, cross_entropy, no_grad
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.device import creating
+from minidist.base.half import named_dtype
+from minidist.base.random import batch_coordinates
+from minidist.comm import Comm
+from minidist.data import (
+    Dataset,
+    GlobalBatchSampler,
+    PrefetchingSampler,
+    WorkerSampler,
+    data_digest,
+    hold_out,
+    load_dataset,
+    microbatch_numbers,
+)
+from minidist.data.batch_plan import BatchPlan, StepBatch
+from minidist.data.sampler import SIDES
+from minidist.data.workers import open_sampler
+from minidist.job.checkpoint.initial_weights import load_initial_weights
+from minidist.job.config.models import DTYPES, make_model
+from minidist.job.config.train_config import Batches, TrainConfig, pruning_of
+from minidist.job.train.teacher import DistillationLoss, SoftTargets, Teacher
+from minidist.optim import (
+    LAMB,
+    LARS,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    DynamicLossScaler,
+    LayerwiseOptimizer,
+    Muon,
+    Optimizer,
+    RMSProp,
+    StaticLossScaler,
+    WarmupCosine,
+)
+from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
+from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
+from minidist.parallel.context import document_ids, documents
+from minidist.parallel.local_sgd import OuterOptimizer
+from minidist.parallel.model_parallel import mask_documents
+from minidist.parallel.sparsity import Matrix, Pruner, prunable
+from minidist.techniques import Extension, of_job
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {
+    "sgd": SGD,
+    "adagrad": Adagrad,
+    "rmsprop": RMSProp,
+    "adam": Adam,
+    "adamw": AdamW,
+    "lars": LARS,
+    "lamb": LAMB,
+    "muon": Muon,
+}
+
+
+Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
+
+
+@dataclass
+class Job:
+    """The model and data of one rank, or of the reference. A strategy adds flat parameters and the optimizer."""
+
+    config: TrainConfig
+    batches: Batches
+    model: Any
+    dtype: Any
+    schedule: Callable[[int], float]  # step -> factor of the learning rate
+    sampler: Sampler
+    plan: BatchPlan  # makes the batches of later steps
+    batch: StepBatch  # the batch of the current step
+    pool: HostPool | None = None  # host memory, when something is offloaded
+    held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
+    positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
+    scaler: DynamicLossScaler | None = None  # the loss scale, with float16
+    targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
+    matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
+    teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
+    extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
+    keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
+
+    def next_batch(self) -> None:
+        """Make `batch` the batch of the next step."""
+        self.batch = self.plan.next()
+        for extension in self.extensions:
+            extension.before_step(self.batch.shares.samples)
+
+    def lr_factor(self, step: int) -> float:
+        """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
+        return self.schedule(step) * self.batch.lr_scale
+
+    def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
+        """Return a context manager that sets the coordinates of a micro-batch's samples, for dropout."""
+        # `first` is the number of the first sample in the global batch: dropout depends on samples, not on ranks.
+        first, _ = self.batch.shares.place(number)
+        return batch_coordinates(step, first, self.config.seed, self.positions, self.config.context)
+
+    def micro_batch(self, step: int, number: int, sides: Iterable[str] = SIDES) -> tuple[Any, Any]:
+        """Return inputs and targets of micro-batch `number` of a step; if sequences are split, this rank's tokens.
+
+        sides: which of the two this rank uses.
+        """
+        first, rows = self.batch.shares.place(number)
+        start = self.batch.start
+        batch = self.sampler.batch(step, first, rows) if start is None else self.sampler.at(start + first, rows)
+        for extension in self.extensions:
+            extension.read(batch.indices, sides)
+        inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
+
+        ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
+
+        # With context parallelism each rank has all rows, and the columns of its part of the sequence.
+        if self.positions is not None:
+            inputs, targets = inputs[:, self.positions], targets[:, self.positions]
+        return inputs, targets if ask is None else SoftTargets(targets, ask)
+
+    def loss(self, step: int, number: int, model: Any = None) -> Tensor:
+        """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
+        inputs, targets = self.micro_batch(step, number)
+        model = model or self.model
+        if not self.config.is_language_model:
+            return self.loss_of(model(as_input(inputs, self.dtype)), targets)
+        # A language model computes its loss itself: tensor parallelism replaces its `loss_fn`.
+        with documents(self.document_ids(step, number)):
+            loss: Tensor = model(inputs, targets, self.divisor)
+        return loss
+
+    def document_ids(self, step: int, number: int) -> Array | None:
+        """Return the number of the document of each token of a micro-batch, or None without --document-separator.
+
+        The result has the shape of the whole sequences, (rows, context), also when sequences are split.
+        """
+        if self.config.document_separator is None:
+            return None
+        tokens, _ = self.sampler.batch(step, *self.batch.shares.place(number))
+        return document_ids(tokens, self.config.document_separator)
+
+    def loss_of(self, outputs: Any, targets: Any) -> Tensor:
+        """Return a micro-batch's share of the mean loss from the model's outputs, with the experts' auxiliary loss."""
+        if not self.config.is_language_model:
+            criterion = cross_entropy if self.config.distill_from is None else DistillationLoss(self.config)
+            return criterion(outputs, targets, self.divisor)
+
+        # A model with experts returns their auxiliary loss beside the logits.
+        logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss: Tensor = self.model.loss_fn(logits, targets, self.divisor)
+        if auxiliary:
+            loss = self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
+        return loss
+
+    @contextmanager
+    def evaluating(self) -> Iterator["Job"]:
+        """Yield the job on held-out data, without a teacher and without extensions.
+
+        In the block dropout is off, and operations are not recorded for backward.
+        """
+        assert self.held_out is not None
+        self.model.eval()
+        try:
+            # The model and the positions are the same; the batch has the size of the job's first one.
+            with no_grad():
+                batch = StepBatch(self.batches.shares)
+                yield replace(self, sampler=self.held_out, batch=batch, teacher=None, extensions=())
+        finally:
+            self.model.train()
+
+    def pruner(self, names: Iterable[str], comm: Comm | None = None) -> Pruner | None:
+        """Return the pruner of the parameters with these names; None in a job that prunes nothing.
+
+        comm: the communicator of the ranks that hold shards of them.
+        """
+        if not self.config.prunes:
+            return None
+        schedule, pattern = pruning_of(self.config)
+        mine = set(names)
+        matrices = {name: matrix for name, matrix in self.matrices.items() if name in mine}
+        return Pruner(matrices, schedule, self.config.sparsity_scope, pattern, comm)
+
+    def pruned(self, done: int) -> dict[str, int] | None:
+        """Return how many weights are pruned after `done` steps, and of how many; None in a job that prunes nothing."""
+        pruner = self.pruner(self.matrices)
+        if pruner is None:
+            return None
+        return {"pruned": sum(pruner.pruned(done)), "of": sum(matrix.size for matrix in self.matrices.values())}
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss from which backward starts; in float16 it is multiplied by the loss scale."""
+        return loss if self.scaler is None else self.scaler.scale_loss(loss)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """The fingerprint of all data of the job, including the held-out part. The data are read at the first use."""
+        return data_digest(load_dataset(self.config.data))
+
+    @property
+    def teacher_digest(self) -> str | None:
+        """The fingerprint of the teacher's weights; None without one."""
+        return None if self.teacher is None else self.teacher.digest
+
+    @property
+    def divisor(self) -> float:
+        """The number of rows or tokens of the whole step, by which the loss is divided."""
+        return float(self.batch.shares.samples * self.targets_per_sample)
+
+
+def as_input(inputs: Any, dtype: Any) -> Any:
+    """Return tokens unchanged, and features as a tensor of the model's dtype."""
+    return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
+
+
+def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
+    """Return the data that a job trains on, and the data that it is evaluated on, or None.
+
+    With --evaluate-every the last tenth is held out before anything is sampled.
+    """
+    dataset = load_dataset(config.data)
+    return hold_out(dataset) if config.evaluate_every else (dataset, None)
+
+
+def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan: BatchPlan | None = None) -> Job:
+    """Build a rank's job from a config that `check_rules` has passed.
+
+    comm: the rank's communicator, for offloading. plan: of the batches; None makes the plan that the config describes.
+    """
+    pool = None if comm is None or config.offload == "none" else HostPool(comm)
+    dataset, rest = training_data(config)
+    held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
+    sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
+    dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
+    load_initial_weights(config, model)
+    if config.document_separator is not None:
+        mask_documents(model, config.context)
+    if config.distill_from is not None and config.is_language_model:
+        model.loss_fn = DistillationLoss(config)  # a language model computes its loss itself
+    job = Job(
+        config,
+        batches,
+        model,
+        dtype,
+        _schedule(config),
+        sampler,
+        plan or BatchPlan(config, batches),
+        StepBatch(batches.shares),
+        pool,
+        scaler=_scaler(config),
+        held_out=held_out,
+        matrices=prunable(model) if config.prunes else {},
+        targets_per_sample=config.context if dataset.is_tokens else 1,
+        teacher=None if config.distill_from is None else Teacher(config, dataset),
+        # The reference on one device leaves out what does not change its numbers.
+        extensions=[extension for extension in of_job(config) if comm is not None or not extension.observes],
+    )
+    for extension in job.extensions:
+        extension.build(job, comm)
+    return job
+
+
+def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractContextManager[Sampler]:
+    """Return the job's sampler, which makes this replica's batches of these steps ahead of time, in their order.
+
+    With --loader-workers worker processes make them, otherwise a thread does.
+    """
+    places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
+    requests = ((step, first, rows) for step in steps for first, rows in places)
+    config, workers = job.config, job.config.loader_workers
+    if not workers:
+        return PrefetchingSampler(job.sampler, requests, config.prefetch_batches)
+    held_out = config.evaluate_every is not None
+    sampler = partial(open_sampler, config.data, held_out, job.batches.global_batch, config.context, config.seed)
+    # Two batches per worker, unless --prefetch-batches is given.
+    return WorkerSampler(sampler, job.sampler, requests, workers, -(-config.prefetch_batches // workers) or 2)
+
+
+Exchange = LayerSums | WholeMatrices
+
+
+def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
+    """Return the optimizer's class (or a function that makes it on the host) and its settings.
+
+    exchange: where layers are sharded, the object that sums their squares over the ranks (for LARS and LAMB) or gathers
+    whole matrices (for Muon).
+    """
+    config = job.config
+    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.optimizer in ("sgd", "rmsprop", "lars", "muon"):
+        settings["momentum"] = config.momentum
+    if config.optimizer == "lars":
+        settings["trust_coefficient"] = config.trust_coefficient
+    if config.nesterov or config.optimizer == "muon":
+        settings["nesterov"] = config.nesterov
+    if config.betas is not None:
+        settings["betas"] = tuple(map(float, config.betas.split(",")))
+    if config.eps is not None:
+        settings["eps"] = config.eps
+    kind: Any = OPTIMIZERS[config.optimizer]
+    if isinstance(exchange, LayerSums) and issubclass(kind, LayerwiseOptimizer):
+        settings["layer_sums"] = exchange
+    if isinstance(exchange, WholeMatrices):
+        settings["whole_matrices"] = exchange
+
+    # The same class on the host, with its state in the pool's memory.
+    if job.pool is not None and config.offload == "optimizer":
+        return partial(OffloadedOptimizer, optimizer_class=kind, pool=job.pool), settings
+    return kind, settings
+
+
+def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
+    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`.
+
+    The outer steps of Streaming DiLoCo send messages, so that its axis adds them.
+    """
+    kind, settings = optimizer_class(job, exchange)
+    optimizer: Any = kind(parameters, **settings)
+    if job.config.outer_optimizer != "none" and not job.config.streams_outer:
+        optimizer = OuterOptimizer(optimizer, parameters, job.config.outer_lr, job.config.outer_momentum)
+    return optimizer  # type: ignore[no-any-return]
+
+
+def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
+    if config.precision != "fp16":
+        return None
+    if config.static_loss_scale:
+        return StaticLossScaler(config.loss_scale)
+    return DynamicLossScaler(
+        config.loss_scale,
+        growth_interval=config.loss_scale_interval,
+        hysteresis=config.loss_scale_hysteresis,
+        floor=config.loss_scale_floor,
+        floor_limit=config.loss_scale_floor_limit,
+    )
+
+
+def _schedule(config: TrainConfig) -> Callable[[int], float]:
+    decays, length = config.decay != "constant", config.decay_steps or config.steps
+    if config.warmup_curve != "linear":
+        curve = config.warmup_curve.removeprefix("deepspeed-")
+        return DeepSpeedWarmup(
+            config.warmup,
+            curve,
+            length if decays else None,
+            config.final_lr,
+            linear=config.decay == "linear",
+            start=config.warmup_start,
+        )
+    if decays:
+        kind = WarmupLinear if config.decay == "linear" else WarmupCosine
+        return kind(config.warmup, length, config.final_lr)
+    return Warmup(config.warmup)

@@ -1,0 +1,210 @@
+"""The loop of `--strategy ps`: servers and workers run until all pushes are made, and observers are told afterwards.
+
+It stands beside `trainer.train`, not inside it, because there is no moment at which all ranks have made the same step.
+
+Proved by: tests/train/test_servers.py
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.memory import account_memory
+from minidist.base.trace import purpose
+from minidist.collectives import all_gather, all_reduce
+from minidist.comm import Comm
+from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
+from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
+from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
+from minidist.job.checkpoint.storage import Storage
+from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.train.job import Job, batches_ahead, build
+from minidist.job.train.loss import ordered_sum
+from minidist.job.train.progress import Progress
+from minidist.job.train.recipe import apply_activation_checkpointing
+from minidist.job.train.state import Observer, StepEnd, StepState, TrainResult
+from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
+from minidist.job.train.strategies.parameter_server import Worker, checkpoint_shards, server_config, server_tensors
+from minidist.parallel import parameter_server as ps
+from minidist.parallel.parameter_server.server import Updates
+from minidist.parallel.running_statistics import batch_norms
+from minidist.techniques import Moment
+
+
+@dataclass
+class ServedJob:
+    """A rank's result, with what a comparison needs.
+
+    updates: of a server, its tensors after each update. losses: by (worker, step), of each micro-batch. weights: the
+    final ones.
+    """
+
+    result: TrainResult
+    weights: dict[str, Array]
+    losses: dict[tuple[int, int], list[float]]
+    updates: list[Tensors] = field(default_factory=list)
+
+
+def run_parameter_server(
+    comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), keep: bool = False
+) -> ServedJob:
+    """Run this rank's part of the job, a server's or a worker's; every rank calls it and returns the same losses.
+
+    Observers see this run's steps at the end, when their losses are known on every rank; a Progress of a worker shows
+    the steps of that worker while it works. keep: keep the tensors of every update, for a comparison.
+    """
+    batches = resolve_batches(config, comm.size)
+    last_update: list[Updates] = []  # of a server
+    kept: list[Tensors] = []
+    # On a server, the end of each step: its last update. A whole clock is one update, or each worker's push is one.
+    ends: list[StepEnd] = []
+    updates_per_step = 1 if ps.parse_consistency(config.consistency).aggregate else batches.dp
+
+    def observe(updates: Updates) -> None:
+        if updates.version % updates_per_step == 0:
+            ends.append(StepEnd.now(comm))
+        # Only the last update is needed at the end: its tensors are the checkpoint's.
+        last_update[:] = [updates]
+        if keep:
+            kept.append(server_tensors(updates))
+
+    with account_memory() as account, xp.quiet_overflow(), ExitStack() as stack:
+        storage = stack.enter_context(saving_alone(comm, config))
+
+        # The model, from the seed or from a checkpoint.
+        job = build(config, batches, comm)
+        apply_activation_checkpointing(job)
+        checkpoint = None
+        if config.resume and config.save:
+            checkpoint = Checkpoint(config.save, step=config.from_step)
+            load_extensions(job, same_job(checkpoint, job, comm.rank), checkpoint)
+            load_buffers(checkpoint, job.model)
+        progress = [observer for observer in observers if isinstance(observer, Progress)]
+        losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
+        done = len(losses)
+
+        # With bsp a moment lies between two steps: every worker has the weights of a clock, and none has pushed.
+        def between(clock: int) -> None:
+            if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
+                since = len(losses)
+                losses.extend(_global_losses(comm, worker, range(since, done + clock)))
+                _updated(comm, job, range(since, done + clock))
+                _save(comm, config.save, job, last_update, losses, storage)
+
+        worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
+        # A worker is a replica, and reads the batches that the replica of the same number would read.
+        if (config.prefetch_batches or config.loader_workers) and comm.rank >= config.servers:
+            steps_to_read = range(worker.done, config.steps)
+            job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, steps_to_read))
+        sizes = {p.name: p.size for p in worker.flat.parameters}
+        norms = tuple(layer.weight.size for layer in batch_norms(job.model))
+
+        # Push and pull until every worker has made its steps.
+        steps = config.steps - worker.done
+        run = ps.run(
+            comm,
+            server_config(job, checkpoint),
+            worker.initial_weights(),
+            worker.gradient,
+            steps,
+            observe=observe,
+            between=between,
+        )
+        # Close the span of the worker's last step.
+        if worker.losses:
+            worker.end_step(steps)
+
+        # The steps' losses are known now that all workers have finished.
+        since = len(losses)
+        losses.extend(_global_losses(comm, worker, range(since, config.steps)))
+        _updated(comm, job, range(since, config.steps))
+        if config.save:
+            _save(comm, config.save, job, last_update, losses, storage)
+
+    # Observers see this run's steps in order, as those of the training loop do.
+    for step in range(worker.done, config.steps):
+        end = ends[step - worker.done] if ends else None
+        for observer in observers:
+            observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
+    result = TrainResult(
+        comm.rank,
+        losses,
+        account.peak,
+        dict(account.at_peak),
+        [AxisSizes(0, False, [sum(sizes.values())], [], sizes, norms=norms)],
+        _digest(run.weights),
+        worker.done,
+    )
+    return ServedJob(result, run.weights, worker.losses, kept)
+
+
+def _global_losses(comm: Comm, worker: Worker, steps: range) -> list[float]:
+    """Return the loss of each of these steps: the sum of its micro-batches' losses in their global order.
+
+    Every worker sends its own to all ranks (8 B each, purpose metrics).
+    """
+    config, batches = worker.job.config, worker.job.batches
+    number = comm.rank - config.servers
+    own = [loss for step in steps for loss in worker.losses.get((number, step), [])]
+    # Servers have no losses.
+    counts = [0] * config.servers + [len(steps) * batches.accumulation] * batches.dp
+    with purpose("metrics"):
+        losses: Any = all_gather(comm, np.array(own, np.float64), counts=counts)
+    # (replica, step, micro-batch)
+    table = losses.reshape(batches.dp, len(steps), batches.accumulation)
+    return [ordered_sum(table[:, step].reshape(-1).tolist()) for step in range(len(steps))]
+
+
+def _updated(comm: Comm, job: Job, steps: range) -> None:
+    """Tell the extensions that all workers have made these steps."""
+    for extension in job.extensions:
+        extension.before_step(len(steps) * job.batches.global_batch)
+        extension.after_update(Moment(comm, steps, None))
+
+
+def _save(
+    comm: Comm, directory: str, job: Job, last_update: Sequence[Updates], losses: list[float], storage: Storage
+) -> None:
+    """Write the job after the steps that have losses; every rank calls it, and the servers have something to write."""
+    # Workers have made no update, so they write no shard.
+    shards = [shard for updates in last_update for shard in checkpoint_shards(updates)]
+    shards += buffer_shards(_mean_buffers(comm, job))
+    optimizer_steps = 0
+    for updates in last_update:
+        optimizer_steps = 0 if updates.optimizer is None else updates.optimizer.step_count
+    # Rank 0 is a server and writes the state.
+    state = job_state(job, len(losses), losses, optimizer_steps, {}) if comm.rank == 0 else {}
+    save(comm, directory, len(losses), shards, state, storage)
+    keep_last(comm, directory, job.config.keep, losses, storage)
+
+
+def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
+    """Return the mean of the workers' running statistics of batch normalisation, each of which saw its own rows.
+
+    Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
+    """
+    own = dict(job.model.named_buffers())
+    if not own:
+        return []
+    words = xp.concatenate(list(own.values())) * (comm.rank >= job.config.servers)
+    with purpose("checkpoint"):
+        all_reduce(comm, words)
+    ends = accumulate(array.size for array in own.values())
+    means = [words[end - array.size : end] / job.batches.dp for array, end in zip(own.values(), ends, strict=True)]
+    replica = ReplicaId(comm.rank, comm.size)
+    return [(name, array, replica) for name, array in zip(own, means, strict=True)]
+
+
+def _digest(weights: Mapping[str, Array]) -> str:
+    """Return a fingerprint of the final weights, which every rank has."""
+    result = hashlib.sha256()
+    for name in sorted(weights):
+        result.update(weights[name].tobytes())
+    return result.hexdigest()

@@ -1,0 +1,86 @@
+"""What a training step shows to observers, and what a job returns: data types without behaviour.
+
+They stand below the loops that fill them in (`trainer`, `parameter_server_trainer`), so that an observer needs neither.
+
+Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from minidist.comm import Comm
+from minidist.data import Shares
+from minidist.job.train.job import Job
+from minidist.job.train.repartition import CutRun
+from minidist.job.train.strategies.data_axis import AxisSizes
+from minidist.job.train.strategies.strategy import Strategy
+
+
+class StepEnd(NamedTuple):
+    """When a step ended on a rank (`time.perf_counter`, seconds), and the bytes that it had sent until then."""
+
+    seconds: float
+    bytes_sent: int
+
+    @classmethod
+    def now(cls, comm: Comm | None) -> "StepEnd":
+        """Return the end of a step that ends at this moment. comm: None on one device, which sends nothing."""
+        sent = 0 if comm is None else sum(comm.trace.bytes_by_purpose().values())
+        return cls(time.perf_counter(), sent)
+
+
+@dataclass
+class StepState:
+    """What an observer sees after a step, before the gradients are cleared.
+
+    strategy: None with a parameter server, where no rank holds the whole state. comm: None on one device. end: where
+    observers are called later than the step ended, None elsewhere.
+    """
+
+    rank: int
+    step: int
+    loss: float
+    job: Job
+    strategy: Strategy | None
+    held_out_losses: Mapping[str, float] = field(default_factory=dict)  # in the steps in which they were computed
+    comm: Comm | None = None
+    end: StepEnd | None = None
+
+
+# Called after every step. With an attribute `reads_tensors` that is false it promises not to call
+# `state.strategy.tensors()`, so that an asynchronous pipeline keeps no gradients for it.
+Observer = Callable[[StepState], None]
+
+
+def reads_tensors(observers: Iterable[Observer]) -> bool:
+    """Return whether one of the observers may ask for the tensors of every step."""
+    return any(getattr(observer, "reads_tensors", True) for observer in observers)
+
+
+@dataclass
+class TrainResult:
+    """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes.
+
+    step_peak: the most of the steps alone, by purpose; while a rank builds its part, it has the whole model.
+    """
+
+    rank: int
+    losses: list[float]
+    peak_bytes: int
+    peak_by_purpose: dict[str, int]
+    sizes: list[AxisSizes]
+    digest: str
+    first_step: int = 0  # after a resume, the number of steps done before
+    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and the steps skipped
+    gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
+    host: dict[str, int] | None = None  # offloading: peak bytes on the host, and bytes transferred in each direction
+    held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
+    runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
+    sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
+    cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
+    teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
+    checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
+    step_peak: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)  # what the techniques report: see `Extension.result`

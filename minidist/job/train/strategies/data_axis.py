@@ -1,0 +1,299 @@
+"""A data axis: one stage's parameters on the ranks that compute with other rows of the batch.
+
+A model that is not cut by a pipeline is one stage. Each stage of a pipeline has a data axis of its own, and so have
+experts that are distributed over ranks, because other ranks hold replicas of them. The training loop asks each of them
+the same: the squares of its gradient, a step, what it holds. `DataAxis` is the case of one rank, which holds
+everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
+
+Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Self
+
+from minidist.autograd import Parameter
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.half import is_half
+from minidist.comm import Comm
+from minidist.job.checkpoint.directory import SINGLE, ReplicaId
+from minidist.job.checkpoint.parameter_shards import LocalShard
+from minidist.job.config.train_config import TrainConfig
+from minidist.job.train.job import Exchange
+from minidist.nn import Module
+from minidist.nn.flat import FlatParameters
+from minidist.nn.segments import recomputed_modules
+from minidist.optim import block_square_sums, clip_by_norm_
+from minidist.parallel import GradientReducer, LayerSums, WholeMatrices
+from minidist.parallel.compression import Compressor
+from minidist.parallel.flat_shards import Shard
+from minidist.parallel.running_statistics import batch_norms
+from minidist.parallel.sparsity import Part, Pruner
+
+Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
+
+
+@dataclass(frozen=True)
+class AxisSizes:
+    """Element counts of one data axis of a rank, from which the bytes it sends follow.
+
+    units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each
+    trainable parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes
+    of one reduction of compressed gradients, all ranks. reduced: elements that all ranks of the axis together send
+    per reduction of gradients, where the algorithm is neither ring nor ordered. fragments: elements of each
+    fragment of Streaming DiLoCo. resident: elements of units that stay whole (small parameters under ZeRO 3).
+    more: what the job's techniques add (`Extension.sizes`). prunable: elements of each weight that may be pruned,
+    whole. masked: elements of ZeRO 3's units that have such weights. norms: channels of each batch norm whose
+    statistics are combined over the axis. norms_again: of those whose forward runs again in backward.
+    teacher_units: elements of each unit of a sharded teacher. teacher_logits: of the logits of a sample that
+    another rank sends. orthogonalized: elements that all ranks of the axis together send in a step of Muon.
+    """
+
+    stage: int
+    experts: bool
+    units: list[int]
+    buckets: list[int]
+    parameters: dict[str, int]
+    held: int = 0
+    compressed: int | None = None
+    reduced: int | None = None
+    fragments: tuple[int, ...] = ()
+    resident: int = 0
+    prunable: tuple[int, ...] = ()
+    masked: int = 0
+    norms: tuple[int, ...] = ()
+    norms_again: tuple[int, ...] = ()
+    teacher_units: tuple[int, ...] = ()
+    teacher_logits: int = 0
+    orthogonalized: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Group:
+    """The parameters of a stage that one data axis is responsible for, and the ranks that share them.
+
+    tied: names of parameters that other stages have too. manual_sync: backward starts no reduction by itself, because
+    a pipeline starts them once per step. cut_by: the communicators of other axes that shard the parameters, by name.
+    expert_comm: the ranks that share the module's experts, when these are another group (ZeRO 3 shards both at once).
+    """
+
+    module: Module
+    parameters: list[Parameter]
+    comm: Comm
+    reduction: str
+    stage: int = 0
+    experts: bool = False
+    tied: Collection[str] = ()
+    manual_sync: bool = False
+    cut_by: Mapping[str, Comm] = field(default_factory=dict)
+    expert_comm: Comm | None = None
+
+    def exchange(self, config: TrainConfig, shards: Comm | None = None, replicas: Comm | None = None) -> Exchange:
+        """Return what joins layers over all ranks that hold parts of them, for the optimizers that need that.
+
+        shards: the ranks of the data axis, when it has shards; replicas: when it has replicas.
+        """
+        if config.optimizer == "muon":
+            return WholeMatrices(self.parameters, config.orthogonalize, replicas, **self.cut_by)
+        return LayerSums(self.parameters, shards, **self.cut_by)
+
+
+class Replicas(NamedTuple):
+    """A rank's number among the ranks that hold the same weights, and among those with the same optimizer state.
+
+    prefix: of the names of optimizer state in a checkpoint, when each replica has its own state.
+    """
+
+    weights: ReplicaId = SINGLE
+    state: ReplicaId = SINGLE
+    prefix: str = ""
+
+
+class DataAxis:
+    """Parameters that lie whole on this rank, with their optimizer. The base class of the others.
+
+    model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
+    replica, state_replica, state_prefix: see `Replicas`.
+    """
+
+    def __init__(
+        self,
+        flats: list[FlatParameters],
+        optimizer: Any,
+        *,
+        model: Any = None,
+        stage: int = 0,
+        experts: bool = False,
+        reducers: Iterable[GradientReducer] = (),
+        shards: Iterable[Shard] = (),
+        replicas: Replicas = Replicas(),  # noqa: B008  it cannot change
+        compressor: Compressor | None = None,
+        pruner: Pruner | None = None,
+    ) -> None:
+        self.flats, self.optimizer, self.model = flats, optimizer, model
+        self.stage, self.experts = stage, experts
+        self.reducers, self.shards = list(reducers), list(shards)
+        self.replica, self.state_replica, self.state_prefix = replicas
+        self.compressor, self.pruner = compressor, pruner
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All parameters of the axis."""
+        return [parameter for flat in self.flats for parameter in flat.parameters]
+
+    # --- the phases of a step -----------------------------------------------------------------------------------------
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of the previous step."""
+        for flat in self.flats:
+            flat.zero_grad()
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which the gradients of a pass stay on this rank."""
+        return nullcontext()
+
+    def square_sums(self, skip: Collection[Parameter] = ()) -> Array:
+        """Return sums of squares of the axis's gradient by blocks of 1,024 elements, without parameters in `skip`."""
+        # Elements in `skip` count as zeros, so that blocks stay where they are.
+        (flat,) = self.flats
+        return block_square_sums(flat.grad, [flat.slice_of(p) for p in flat.parameters if p in skip])
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale all gradients, whose norm over all axes is `norm`; 16-bit ones are scaled when the step reads them."""
+        # Scaling a 16-bit gradient in place would lose bits; the optimizer multiplies after the upcast.
+        half = is_half(self.flats[0].dtype)
+        clip_by_norm_(self.gradient_holders(), norm, max_norm, self.optimizer if half else None)
+
+    def step(self) -> None:
+        """Update the weights on every rank of the axis."""
+        self.optimizer.step()
+
+    def mask_gradients(self) -> None:
+        """Set the gradients of pruned weights to zero."""
+        if self.pruner is not None:
+            self.pruner.apply(_parts(self.gradient_shards()))
+
+    def prune(self, done: int) -> None:
+        """End step number `done`: set what is pruned to zero, with new masks when the schedule says so."""
+        if self.pruner is not None:
+            self.pruner.prune(done, _parts(self.weights()))
+            self.updated()
+
+    # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    def replicas_on(self, comm: Comm) -> Replicas:
+        """Return which replicas rank `comm.rank` of the data axis holds."""
+        return Replicas()
+
+    def seen_from(self, comm: Comm) -> Self:
+        """Return this axis with what rank `comm.rank` of it has in a checkpoint: the shapes, and no values."""
+        other = copy(self)
+        other.replica, other.state_replica, other.state_prefix = self.replicas_on(comm)
+        return other
+
+    def gradients(self) -> list[Array]:
+        """Return this rank's part of the summed gradient."""
+        return [flat.grad for flat in self.flats]
+
+    def gradient_holders(self) -> Any:
+        """Return the objects that have this rank's gradients as `.grad`."""
+        return self.flats
+
+    def gradient_shards(self) -> list[LocalShard]:
+        """Return this rank's part of the summed gradient by parameter, as 1-D views."""
+        return [LocalShard(p, p.grad.reshape(-1), 0, p.size) for p in self.parameters if p.grad is not None]
+
+    def weights(self) -> list[LocalShard]:
+        """Return the values that this rank keeps, as 1-D views."""
+        return [LocalShard(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
+
+    def masks(self) -> list[LocalShard]:
+        """Return the masks (bool) of the weights that this rank keeps; none before the first ones are found."""
+        masks = {} if self.pruner is None else self.pruner.masks
+        return [
+            LocalShard(s.parameter, masks[s.parameter.name].values, s.start, s.stop)
+            for s in self.weights()
+            if s.parameter.name in masks
+        ]
+
+    def kept(self) -> dict[str, int]:
+        """Return how many elements each of `masks` keeps, by the name of the weight."""
+        zeros = {} if self.pruner is None else self.pruner.zeros
+        return {mask.parameter.name: mask.values.size - zeros[mask.parameter.name] for mask in self.masks()}
+
+    def masked(self, done: int) -> list[LocalShard]:
+        """Return the weights that have masks after `done` steps."""
+        if self.pruner is None or done < self.pruner.schedule.begin:
+            return []
+        return [shard for shard in self.weights() if shard.parameter.name in self.pruner.matrices]
+
+    def load_masks(self, masks: Sequence[LocalShard]) -> None:
+        """Take over the masks of a checkpoint."""
+        if self.pruner is not None:
+            self.pruner.load(_parts(masks))
+
+    def state_ranges(self) -> list[tuple[Parameter, int, int]]:
+        """Return (parameter, start, stop) of the elements for which this rank's optimizer has state."""
+        return [(p, 0, p.size) for p in self.parameters if p.requires_grad]
+
+    def local_arrays(self) -> list[Array]:
+        """Return the flat weights that this rank holds."""
+        return [flat.data for flat in self.flats]
+
+    def updated(self) -> None:
+        """Note that the weights were overwritten, by a checkpoint for example."""
+        for flat in self.flats:
+            flat.updated()
+
+    def tensors(self) -> Tensors:
+        """Return copies by name, whole on this axis (sharded over others). Every rank calls it, to gather shards."""
+        return {
+            "gradients": {p.name: xp.array(gradient_of(p)) for p in self.parameters if p.requires_grad},
+            "weights": {p.name: xp.array(p.data) for p in self.parameters},
+            "optimizer": {
+                f"{name}.{key}": xp.array(a)
+                for name, arrays in self.optimizer.state.items()
+                for key, a in arrays.items()
+            },
+        }
+
+    def sizes(self) -> AxisSizes:
+        """Return the element counts from which the closed forms of its volumes follow."""
+        compressor, compressed, reduced = self.compressor, None, None
+        if compressor is not None:
+            # What a rank sends of a bucket may depend on its number.
+            buckets = [bucket for reducer in self.reducers for bucket in reducer.buckets]
+            ranks = range(compressor.comm.size)
+            compressed = sum(compressor.sent_bytes(bucket, rank) for bucket in buckets for rank in ranks)
+        elif any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
+            reduced = sum(reducer.elements_sent() for reducer in self.reducers)
+        whole = getattr(self.optimizer, "whole_matrices", None)
+        return AxisSizes(
+            self.stage,
+            self.experts,
+            units=[flat.padded_numel for flat in self.flats],
+            # Of a bucket, the elements of its message; without reducers there is none.
+            buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
+            parameters={p.name: p.size for p in self.parameters if p.requires_grad},
+            held=len(self.weights()),
+            compressed=compressed,
+            reduced=reduced,
+            norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
+            norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
+            prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
+            orthogonalized=0 if whole is None else whole.sent(self.optimizer.shapes),
+        )
+
+
+def _parts(shards: Iterable[LocalShard]) -> list[Part]:
+    return [Part(shard.parameter.name, shard.values, shard.start) for shard in shards]
+
+
+def gradient_of(parameter: Parameter) -> Array:
+    """Return the gradient of a parameter, zeros when it has none."""
+    gradient = parameter.grad
+    return xp.zeros(parameter.shape, parameter.dtype, parameter.data) if gradient is None else gradient

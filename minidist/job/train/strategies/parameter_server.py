@@ -1,0 +1,250 @@
+"""`--strategy ps`: training with a parameter server in the place of reductions.
+
+    ranks 0 .. servers-1     hold the weights, each some of the parameters, with the optimizer
+    the others               workers: replica w of the data axis computes the micro-batches that replica w of --dp would
+
+There is no common step: a worker's clock c takes the global batch of step c, and an update gets the learning rate of
+its clock. With bsp the updates are those of data parallelism in rank order, and so of one device, bit for bit. With the
+others they are what their order made them, and `compare` replays that order on one device
+(parallel/parameter_server/server_replay.py).
+
+This file has what a worker computes, what a server holds, and what both send; the loop is in
+`parameter_server_trainer.py`. Volumes, all ranks together, with D bytes of weights, W workers, S servers and T steps:
+
+    startup          (W + S - 1) D                 rank 0's weights to every other rank
+    parameter_push   W T (D + 16 S)                a gradient, and a header of 16 B for each server; of an embedding
+                                                   that is not the output layer too (Llama's) only the rows of the
+                                                   tokens that occur are sent, with 8 B per row for its number, and 8 B
+                                                   more in the header
+    parameter_pull   W (T - 1) D + (W + S - 1) D   weights after every push but the last; at the end to every rank
+
+Proved by: tests/train/test_servers.py
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import FlopCounter
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.half import named_dtype
+from minidist.base.memory import track
+from minidist.base.trace import SpanEvent
+from minidist.comm import Comm
+from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
+from minidist.job.config.models import DTYPES
+from minidist.job.config.train_config import Batches, TrainConfig
+from minidist.job.train.job import Job, build, optimizer_class
+from minidist.job.train.loss import NonFiniteError
+from minidist.job.train.strategies.data_axis import AxisSizes, Tensors
+from minidist.nn.flat import FlatParameters
+from minidist.optim import ParameterSlice
+from minidist.parallel import parameter_server as ps
+from minidist.parallel.parameter_server.server import Updates
+from minidist.techniques import Run, of_job
+
+NUMBER = 8  # bytes of a loss, and of a row's number
+
+
+class Worker:
+    """Computes gradients for given weights, as a function of (worker, clock, weights): on a rank, and in a replay.
+
+    done: steps made before a resume. losses: of each micro-batch, by (worker, step). watching: called after a gradient
+    with the number of steps, and the worker's loss scaled to all workers. between(clock): called before the gradient of
+    every clock but the first.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Comm | None = None,
+        checkpoint: Checkpoint | None = None,
+        watching: Sequence[Callable[[int, float], None]] = (),
+        between: Callable[[int], None] | None = None,
+    ) -> None:
+        self.job, self.comm, self.watching, self.between = job, comm, watching, between
+        self.flat = FlatParameters(job.model.parameters())
+        self.losses: dict[tuple[int, int], list[float]] = {}
+        self.began = 0.0
+        self.done = 0
+        if checkpoint is not None:
+            self.done = checkpoint.step
+            for parameter in self.flat.parameters:
+                checkpoint.expect(f"weights/{parameter.name}", parameter.shape, str(parameter.dtype))
+                parameter.data[...] = checkpoint.tensor(f"weights/{parameter.name}")
+            self.flat.updated()
+
+    def initial_weights(self) -> dict[str, Array]:
+        """Return copies of the weights that the seed, or the checkpoint, gives."""
+        return {p.name: xp.array(p.data) for p in self.flat.parameters}
+
+    def gradient(self, worker: int, clock: int, weights: Mapping[str, Array]) -> dict[str, Any]:
+        """Return the gradient of this worker's micro-batches, scaled to its share of the global mean."""
+        job, k, step = self.job, self.job.batches.accumulation, self.done + clock
+        self.end_step(clock)
+        if clock and self.between is not None:
+            self.between(clock)
+
+        # The weights that the worker pulled.
+        for parameter in self.flat.parameters:
+            parameter.data[...] = weights[parameter.name]
+        self.flat.updated()
+        self.flat.zero_grad()
+
+        losses = self.losses[worker, step] = []
+        # Forward and backward of its micro-batches, both on the virtual clock.
+        with FlopCounter() as flops:
+            for number in range(worker * k, (worker + 1) * k):
+                with job.coordinates(step, number):
+                    loss = job.loss(step, number)
+                    self._compute(flops, "forward")
+                    loss.backward()
+                    self._compute(flops, "backward")
+                losses.append(loss.item())
+                if not math.isfinite(losses[-1]):
+                    raise NonFiniteError(f"worker {worker}, step {step}: the loss is {losses[-1]}; lower --lr")
+
+        for watch in self.watching:
+            watch(step + 1, sum(losses) * job.batches.dp)
+
+        # Of a sparse gradient, only the rows of the tokens that occur are sent.
+        result: dict[str, Any] = {
+            p.name: track(xp.zeros_like(p.data) if p.grad is None else xp.array(p.grad), "gradient")
+            for p in self.flat.parameters
+        }
+        for name in sparse_keys(job.config):
+            rows = touched_rows(job, step, worker)
+            result[name] = ps.Rows(rows, result[name][rows])
+        return result
+
+    def _compute(self, flops: FlopCounter, name: str) -> None:
+        if self.comm is not None:
+            self.comm.compute(flops.take(), name=name)
+
+    def end_step(self, clock: int) -> None:
+        """Record the span of the step before `clock`: its gradient, its push, and the pull after it."""
+        if self.comm is None:
+            return
+        if clock:
+            name = f"step {self.done + clock - 1}"
+            self.comm.trace.add_span(SpanEvent(self.comm.rank, "main", name, self.began, self.comm.time(), "step"))
+        done = self.done + clock
+        self.comm.world.place = f"step {done}, with {done} of {self.job.config.steps} steps done; {self._saving()}"
+        self.began = self.comm.time()
+
+    def _saving(self) -> str:
+        every = self.job.config.every
+        return "servers save at the end only" if every is None else f"servers save every {every} steps"
+
+
+def sparse_keys(config: TrainConfig) -> frozenset[str]:
+    """Return the matrices with sparse gradients, row by row: an embedding that is not the output layer too."""
+    return frozenset({"model.embed_tokens.weight"} if config.model == "llama" else ())
+
+
+def touched_rows(job: Job, step: int, worker: int) -> Array:
+    """Return the distinct tokens that occur in the worker's rows of a step, in ascending order."""
+    k, again = job.batches.accumulation, replace(job, extensions=())  # the worker has read them before
+    tokens = [again.micro_batch(step, worker * k + i)[0].reshape(-1) for i in range(k)]
+    return np.unique(xp.concatenate(tokens)).astype(np.int64)
+
+
+def server_config(job: Job, checkpoint: Checkpoint | None = None) -> ps.ServerConfig:
+    """Return the servers that the job's flags describe; checkpoint: whose optimizer state they continue with."""
+    kind, settings = optimizer_class(job)
+    done = 0 if checkpoint is None else checkpoint.step
+
+    # Each server makes its own, for its parameters only.
+    def make_optimizer(slices: Sequence[ParameterSlice]) -> Any:
+        optimizer = kind(slices, **settings)
+        if checkpoint is not None:
+            load_optimizer(checkpoint, optimizer, slices)
+        return optimizer
+
+    config = job.config
+    return ps.ServerConfig(
+        config.servers,
+        config.consistency,
+        make_optimizer,
+        sparse_keys(config),
+        config.staleness_aware,
+        rate=lambda clock: job.schedule(done + clock),
+        clip=config.clip,
+    )
+
+
+def server_tensors(updates: Updates) -> Tensors:
+    """Return copies of what a server has after an update: gradients, weights and optimizer state of its keys."""
+    # Gradients are flat on a server; a comparison needs them in the shapes of the parameters.
+    shapes = updates.shard.shapes
+    optimizer: dict[str, Array] = {}
+    if updates.optimizer is not None:
+        state = updates.optimizer.state
+        optimizer = {
+            f"{name}.{key}": np.array(array) for name, arrays in state.items() for key, array in arrays.items()
+        }
+        optimizer["step_count"] = np.array(updates.optimizer.step_count)
+    return {
+        "gradients": {part.name: np.array(part.grad).reshape(shapes[part.name]) for part in updates.slices},
+        "weights": {name: np.array(array) for name, array in updates.shard.weights.items()},
+        "optimizer": optimizer,
+    }
+
+
+# --- in a checkpoint: the same as that of any other strategy, so a job may be resumed with or without servers ---------
+
+
+def checkpoint_shards(updates: Updates) -> list[CheckpointShard]:
+    """Return what a server writes: the weights and the optimizer state of its keys."""
+    shards = []
+    state = {} if updates.optimizer is None else updates.optimizer.state
+    for name, array in updates.shard.weights.items():
+        shards.append(CheckpointShard(f"weights/{name}", array.shape, array))
+        for key, values in state.get(name, {}).items():
+            shards.append(CheckpointShard(f"optimizer/{name}/{key}", array.shape, values))
+    return shards
+
+
+def load_optimizer(checkpoint: Checkpoint, optimizer: Any, slices: Sequence[ParameterSlice]) -> None:
+    """Load the optimizer state of a server's keys."""
+    states: dict[str, dict[str, Array]] = {}
+    for part in slices:
+        prefix = f"optimizer/{part.name}/"
+        for name in checkpoint.tensors:
+            if name.startswith(prefix):
+                states.setdefault(part.name, {})[name[len(prefix) :]] = checkpoint.read(name)
+    optimizer.load_state_dict({"step": checkpoint.state["optimizer_steps"], "state": states})
+
+
+# --- volumes ----------------------------------------------------------------------------------------------------------
+
+
+def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSizes, done: int = 0) -> dict[str, int]:
+    """Return the payload bytes that all ranks together send; see the head of this file. done: steps before a resume.
+
+    What a sparse push sends depends on the data: the tokens of each worker's batches are counted.
+    """
+    workers, servers, steps = batches.dp, config.servers, config.steps - done
+    itemsize = named_dtype(DTYPES[config.precision]).itemsize
+    sent = ps.server_bytes(sum(sizes.units) * itemsize, workers, servers, steps)
+    for name in sparse_keys(config):
+        job = build(config, batches)
+        rows = sum(
+            touched_rows(job, step, worker).size for step in range(done, config.steps) for worker in range(workers)
+        )
+        # In place of the dense matrix: its rows, each with its number, and one more number in the header.
+        dense = sizes.parameters[name] * itemsize
+        sent["parameter_push"] += workers * steps * (NUMBER - dense) + rows * (NUMBER + config.width * itemsize)
+    sent["metrics"] = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
+    # All steps are done at the end, and some with every checkpoint before it.
+    saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0
+    run = Run(config, batches, workers + servers, steps, done, saves + 1, [[sizes]], itemsize)
+    total = Counter(sent)
+    for extension in of_job(config):
+        total.update(extension.bytes_sent(run))
+    return dict(total)

@@ -1,0 +1,158 @@
+"""The interface between the training loop and a layout: a `Strategy` has one method per phase of a step.
+
+    zero_grad()               clear the gradients of the previous step
+    forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
+    overflow(), unscale()     float16: did any rank see an infinity, and division by the loss scale
+    clip(max_norm)            scale the gradients by the norm of the global gradient
+    step(lr_factor)           update the weights
+    mask_gradients(), prune() sparse training: pruned weights are zero, and so are their gradients
+    tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
+
+A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are
+distributed over ranks. The methods here loop over them and send nothing; `mesh.py` adds what the other axes of a mesh
+need.
+
+Proved by: tests/equality/test_equality.py, tests/train/test_account.py
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from minidist.base.arrays import Array
+from minidist.base.half import all_finite
+from minidist.job.train.job import Job
+from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
+from minidist.optim import norm_from_blocks
+
+
+class Strategy(ABC):
+    """This rank's part of the training: the base class that sends nothing."""
+
+    def __init__(self, job: Job, data_axes: Iterable[DataAxis]) -> None:
+        self.job, self.data_axes = job, list(data_axes)
+
+    # --- the phases of a step -----------------------------------------------------------------------------------------
+
+    def zero_grad(self) -> None:
+        """Clear the gradients of the previous step."""
+        for axis in self.data_axes:
+            axis.zero_grad()
+
+    @abstractmethod
+    def forward_backward(self, step: int) -> list[float]:
+        """Run this rank's micro-batches of a step and return their losses; the gradients are summed over all ranks."""
+
+    def steps_read(self, done: int) -> Iterable[int]:
+        """Return the steps after the first `done` whose batches this rank reads, in order."""
+        return range(done, self.job.config.steps)
+
+    def data_copy(self) -> int | None:
+        """Return the number of the copy of the step's data that this rank has read its share of.
+
+        None while batches of later steps are on their way.
+        """
+        return 0
+
+    def overflow(self) -> bool:
+        """Return whether a summed gradient is infinite or NaN; all ranks return the same."""
+        return not all(map(all_finite, self.gradients()))
+
+    def unscale(self, factor: float) -> None:
+        """Let the next step multiply every gradient by `factor` (1 / loss scale), before it is clipped."""
+        for axis in self.data_axes:
+            axis.optimizer.grad_scale = factor
+
+    def clip(self, max_norm: float) -> float:
+        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
+        # One norm over all axes, so that every rank scales by the same factor.
+        norm = norm_from_blocks(self.square_sums())
+        for axis in self.data_axes:
+            axis.clip(norm, max_norm)
+        return norm
+
+    @abstractmethod
+    def square_sums(self) -> Array:
+        """Return sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
+
+    def step(self, lr_factor: float) -> None:
+        """Update the weights with `lr_factor` times the learning rate."""
+        for axis in self.data_axes:
+            axis.optimizer.lr_factor = lr_factor
+            axis.step()
+
+    def mask_gradients(self) -> None:
+        """Set the summed gradients of pruned weights to zero."""
+        for axis in self.data_axes:
+            axis.mask_gradients()
+
+    def prune(self, done: int) -> None:
+        """End step number `done`: set what is pruned to zero, with new masks when the schedule says so."""
+        for axis in self.data_axes:
+            axis.prune(done)
+
+    # --- evaluation ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def held_out_losses(self, job: Job) -> list[float]:
+        """Return the losses of this rank's held-out micro-batches, forward only; job: this one, `evaluating`."""
+
+    # --- what this rank holds -----------------------------------------------------------------------------------------
+
+    @property
+    def step_count(self) -> int:
+        """Number of updates made so far."""
+        return max((axis.optimizer.step_count for axis in self.data_axes), default=0)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The updates of each parameter that has had fewer than the others; usually none."""
+        return {name: count for axis in self.data_axes for name, count in axis.optimizer.counts.items()}
+
+    def optimizer_state(self) -> dict[str, dict[str, Array]]:
+        """Return {parameter name: state arrays of this rank}; of a shared parameter's equal replicas, the first."""
+        result: dict[str, dict[str, Array]] = {}
+        for axis in self.data_axes:
+            for name, arrays in axis.optimizer.state.items():
+                result.setdefault(name, arrays)
+        return result
+
+    def gradients(self) -> list[Array]:
+        """Return this rank's part of the summed gradient, still multiplied by the loss scale."""
+        return [gradient for axis in self.data_axes for gradient in axis.gradients()]
+
+    def local_arrays(self) -> list[Array]:
+        """Return the flat weights that this rank holds."""
+        return [array for axis in self.data_axes for array in axis.local_arrays()]
+
+    def sizes(self) -> list[AxisSizes]:
+        """Return the element counts from which the closed forms of the volumes follow."""
+        more = {name: value for extension in self.job.extensions for name, value in extension.sizes().items()}
+        of_job: dict[str, Any] = {"more": more}
+        if self.job.teacher is not None:
+            of_job |= {"teacher_units": self.job.teacher.units, "teacher_logits": self.job.teacher.received}
+        return [replace(axis.sizes(), **of_job) for axis in self.data_axes]
+
+    @abstractmethod
+    def tensors(self) -> Tensors:
+        """Return copies of the whole gradients, weights and optimizer state by name. Every rank calls it."""
+
+    # --- numbers in a checkpoint --------------------------------------------------------------------------------------
+
+    def scalars(self) -> dict[str, float]:
+        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters, those of techniques."""
+        scaler = self.job.scaler
+        others = {name: value for extension in self.job.extensions for name, value in extension.scalars().items()}
+        scale = {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
+        return {**scale, **others}
+
+    def load_scalars(self, scalars: dict[str, float]) -> None:
+        """Restore the numbers of `scalars`."""
+        for extension in self.job.extensions:
+            extension.load_scalars(scalars)
+        if self.job.scaler is not None:
+            prefix = "loss_scale."
+            self.job.scaler.load_state_dict(
+                {name.removeprefix(prefix): value for name, value in scalars.items() if name.startswith(prefix)}
+            )

@@ -1,0 +1,260 @@
+"""Knowledge distillation: a student learns from labels and from the logits of a trained model, its teacher.
+
+Which rank computes a micro-batch's logits changes no bit of them: each micro-batch goes through the whole teacher by
+itself, so a student's weights are those of one device. Four forms, with what they send per step:
+
+    (a) on every rank       each rank has the whole teacher                       nothing
+    (b) --shard-teacher     each rank has 1/n of every layer, gathers it for      (n-1)/n of the teacher per micro-batch
+                            its use and releases it, as ZeRO 3 does
+    (c) --teacher-ranks K   the last K ranks have the teacher, and send logits    the logits of every sample
+    (d) --teacher-cache     a sample's logits are computed once and stored, also  nothing more
+                            for later runs; with (a), or on the ranks of (c)
+
+    student 0   student 1   student 2 | teacher 0   teacher 1       (c): the teacher of student r is number r % K, and
+        ▲           ▲───────────┼───────────┼───────────┘           computes one micro-batch ahead of it
+        └───────────────────────▲───────────┘
+
+A teacher has no gradients and no optimizer state, and computes without dropout. For the cache each sample goes through
+it alone, because the last bits of a product may depend on how many rows are multiplied together: so a stored sample is
+right in every batch.
+
+Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015 (arXiv:1503.02531).
+Proved by: tests/train/test_distillation.py
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from math import inf, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.cache import folder
+from minidist.base.errors import UsageError, quoted_path
+from minidist.base.half import named_dtype
+from minidist.base.trace import purpose
+from minidist.comm import Comm
+from minidist.data import Dataset, TokenDataset, cached
+from minidist.job.checkpoint.directory import Checkpoint
+from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
+from minidist.job.config.models import DTYPES, make_model
+from minidist.job.config.train_config import Batches, TrainConfig, flag
+from minidist.parallel import fully_shard
+from minidist.parallel.context import document_ids, documents
+from minidist.parallel.fsdp_state import param_groups_of
+from minidist.parallel.model_parallel import mask_documents
+from minidist.parallel.tensor.distillation import vocab_parallel_distillation_loss
+from minidist.parallel.tensor.vocabulary import vocab_parallel_cross_entropy
+from minidist.techniques import defaults
+
+
+class SoftTargets:
+    """The labels of a micro-batch, and the teacher's logits for it, which are asked for when the loss is computed."""
+
+    def __init__(self, labels: Array, ask: Callable[[], Array]) -> None:
+        self.labels, self._ask = labels, ask
+        self.size, self.shape, self.dtype = labels.size, labels.shape, labels.dtype
+
+    @cached_property
+    def logits(self) -> Array:
+        """The teacher's logits, (..., classes)."""
+        return self._ask()
+
+
+class DistillationLoss:
+    """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated.
+
+    comm: the tensor-parallel ranks of a language model, each of which has the logits of its words.
+    """
+
+    def __init__(self, config: TrainConfig, comm: Comm | None = None, vocab_size: int = 0) -> None:
+        self.temperature, self.weight = config.temperature, config.distill_weight
+        self.comm, self.vocab_size = comm, vocab_size
+
+    def __call__(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
+        """Return a tensor of shape (). targets: SoftTargets, or labels."""
+        # Tensor parallelism: this rank has the logits of its words.
+        if self.comm is not None and not isinstance(targets, SoftTargets):
+            return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
+        if self.comm is not None:
+            return vocab_parallel_distillation_loss(
+                logits,
+                targets.labels,
+                targets.logits,
+                self.temperature,
+                self.weight,
+                divisor,
+                comm=self.comm,
+                vocab_size=self.vocab_size,
+            )
+        if not isinstance(targets, SoftTargets):
+            return cross_entropy(logits, targets, divisor)
+        return distillation_loss(logits, targets.labels, targets.logits, self.temperature, self.weight, divisor)
+
+
+def teacher_checkpoint(config: TrainConfig, dataset: Dataset) -> tuple[Checkpoint, TrainConfig] | None:
+    """Return the checkpoint of --distill-from with the settings of its model, or None without one.
+
+    UsageError when it has none, and when its model takes other data or has other classes than the student.
+    """
+    if config.distill_from is None:
+        return None
+    checkpoint = named_checkpoint("--distill-from", config.distill_from)
+    teacher, where = saved_config(checkpoint), f"--distill-from {quoted_path(config.distill_from)}"
+    if not teacher.is_own_model and teacher.is_language_model is not isinstance(dataset, TokenDataset):
+        raise UsageError(
+            f"{where} holds a model (--model {teacher.model}) that cannot read --data"
+            f" {quoted_path(config.data, marks=False)}; teacher and student need the same kind of data"
+        )
+    if teacher.is_language_model and isinstance(dataset, TokenDataset):
+        rows = vocabulary_of(checkpoint, teacher)
+        if rows != dataset.vocab_size:
+            raise UsageError(
+                f"{where} holds a model of {rows:,} tokens and --data {quoted_path(config.data, marks=False)} has"
+                f" {dataset.vocab_size:,}; teacher and student need the same vocabulary"
+            )
+    if teacher.model == "gpt" and teacher.context < config.context:
+        raise UsageError(
+            f"{where} holds a model that knows {teacher.context} positions; use --context {teacher.context} at most"
+        )
+
+    # In the precision that this job asks for, whatever it was trained in.
+    chosen = {"precision": config.teacher_precision or config.precision, **defaults()}
+    return checkpoint, teacher.model_copy(update=chosen)
+
+
+class Teacher:
+    """A trained model that returns logits: form (a), form (b) after `shard`, and (c) after `receive_from`.
+
+    units: elements of each unit of a sharded teacher, with padding. received: elements of a sample's logits, where
+    another rank sends them to this one.
+    """
+
+    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
+        found = teacher_checkpoint(config, dataset)
+        assert found is not None
+        self.checkpoint, self.config = found
+        self.separator = (
+            config.document_separator
+        )  # the teacher's attention stays inside documents as the student's does
+        self.dataset, self.dtype = dataset, named_dtype(DTYPES[self.config.precision])
+        # Of a sample's logits: (tokens, vocabulary), or (classes,).
+        self.shape: tuple[int, ...] = (
+            (config.context, dataset.vocab_size) if isinstance(dataset, TokenDataset) else (dataset.classes,)
+        )
+        directory = config.teacher_cache
+        self.cache = None if directory is None else folder() if directory == "default" else Path(directory)
+        self.computed = self.asked = 0  # samples whose logits were computed, and were asked for
+        self.units: tuple[int, ...] = ()
+        self.received = 0
+        self._source: tuple[Comm, int] | None = None
+
+    @cached_property
+    def model(self) -> Any:
+        """The whole model. It is read at its first use: of a pipeline, the ranks without a loss need none."""
+        model = make_model(self.config, self.dataset)
+        load_weights(self.checkpoint, model)
+        if self.separator is not None and self.config.is_language_model:
+            mask_documents(model, self.shape[0])
+        for parameter in model.parameters():
+            parameter.requires_grad = False
+        model.eval()
+        return model
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of the stored weights, so that a resumed job has the same teacher, whatever its path."""
+        result = hashlib.sha256()
+        for name in sorted(name for name in self.checkpoint.tensors if name.startswith("weights/")):
+            result.update(name.encode() + self.checkpoint.tensor(name).tobytes())
+        return result.hexdigest()
+
+    def shard(self, comm: Comm, prefetch: int) -> None:
+        """Keep 1/n of every layer on each rank of `comm`, all of which ask for logits at the same time.
+
+        Rank 0 sends its weights (purpose startup), and then every micro-batch gathers all layers: see `teacher_bytes`.
+        """
+        for part in (*getattr(self.model, "blocks", ()), self.model):
+            fully_shard(part, mesh=comm, prefetch=prefetch)
+        self.units = tuple(unit.flat.padded_numel for unit in param_groups_of(self.model))
+
+    def counts(self) -> dict[str, int] | None:
+        """Return how many samples' logits were asked for and how many were computed; None without a cache."""
+        return {"asked": self.asked, "computed": self.computed} if self.cache is not None else None
+
+    def receive_from(self, comm: Comm, rank: int) -> None:
+        """Receive the logits from a rank of `comm` that runs `serve_logits`, instead of computing them."""
+        self._source, self.received = (comm, rank), prod(self.shape)
+
+    def logits(self, step: int, inputs: Array, positions: Array | None = None) -> Array:
+        """Return the logits of a micro-batch's whole samples, (rows, [tokens,] classes) in the teacher's precision.
+
+        positions: of a rank's tokens in their sequence (context parallelism), which are then returned alone.
+        """
+        if self._source is not None:
+            comm, rank = self._source
+            of_sample = self.shape if positions is None else (len(positions), *self.shape[1:])
+            received = xp.empty((len(inputs), *of_sample), self.dtype)
+            with purpose("teacher"):
+                comm.recv(received, rank)
+            return received
+
+        self.asked += len(inputs)
+        if self.cache is not None:
+            result = xp.concatenate([self._stored(step, inputs[row : row + 1]) for row in range(len(inputs))])
+        else:
+            result = self._computed(step, inputs)
+        return result if positions is None else result[:, positions]
+
+    def _stored(self, step: int, sample: Array) -> Array:
+        """Return the logits of one sample, (1, [tokens,] classes), from the cache or into it."""
+
+        def make() -> Array:
+            # As bytes: a file of NumPy's does not know bfloat16.
+            return xp.to_host(self._computed(step, sample)).view(np.uint8)  # type: ignore[no-any-return]
+
+        precision = self.config.precision
+        made_of: dict[str, Any] = {"teacher": self.digest, "precision": precision, "separator": self.separator}
+        stored = cached(xp.to_host(sample), "logits", make, self.cache, **made_of)
+        return xp.to_device(np.array(stored).view(self.dtype))
+
+    def _computed(self, step: int, inputs: Array) -> Array:
+        """Return what the teacher computes; UsageError for other classes and numbers that are not finite."""
+        self.computed += len(inputs)
+        features = inputs.dtype.kind == "f"
+        ids = None if self.separator is None else document_ids(inputs, self.separator)
+        with no_grad(), purpose("teacher", whole=True), documents(ids):
+            result: Array = self.model(
+                Tensor(xp.as_array(xp.to_device(inputs), self.dtype)) if features else inputs
+            ).data
+        if result.shape[1:] != self.shape:
+            raise UsageError(
+                f"--distill-from {quoted_path(self.checkpoint.path)}: its model returns logits of shape {result.shape}"
+                f" where the data have {(len(inputs), *self.shape)}; teacher and student need the same classes"
+            )
+        # NaN compares as false, and -inf is a class that the teacher excludes.
+        if not (result < inf).all():
+            raise UsageError(
+                f"step {step}: the teacher's logits in {self.config.precision} are not finite; use"
+                f" {flag('teacher_precision')} fp32"
+            )
+        return result
+
+
+def teacher_bytes(
+    batches: Batches, steps: int, itemsize: int, units: Sequence[int], received: int, teacher_ranks: int
+) -> int:
+    """Return the bytes that all ranks together send for the teacher (purpose teacher) in `steps` steps.
+
+    units: elements of a sharded teacher, which every micro-batch gathers over the ranks that share it. received:
+    elements of a sample's logits, which one of `teacher_ranks` sends to each tensor-parallel rank. These are told once
+    from which step the job begins (8 B).
+    """
+    gathers = steps * batches.accumulation * batches.dims.tp * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
+    sends = steps * batches.global_batch * batches.dims.tp * received
+    return (gathers + sends) * itemsize + 8 * teacher_ranks

@@ -1,0 +1,263 @@
+"""The training loop, as a function of a communicator: the same code on one rank, simulated ranks and MPI processes.
+
+for each step
+    1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
+    2 the loss of the step, summed over all micro-batches in their global order
+    3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step; the batch of the next step
+    4 evaluate, call the observers, cut the stages anew, save
+
+Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
+"""
+
+import gc
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from operator import itemgetter
+
+from minidist.autograd import FlopCounter
+from minidist.base import arrays as xp
+from minidist.base.exponents import count_exponents
+from minidist.base.memory import account_memory, thinned
+from minidist.base.trace import SpanEvent
+from minidist.comm import Comm
+from minidist.job.checkpoint.resume import resume_job, save_job, saved_bytes, saving_alone
+from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of
+from minidist.job.train.evaluate import evaluate
+from minidist.job.train.job import Job, batches_ahead, build
+from minidist.job.train.loss import NonFiniteError, global_loss
+from minidist.job.train.parameter_server_trainer import run_parameter_server
+from minidist.job.train.recipe import parallelize
+from minidist.job.train.repartition import Repartition, resumed_config, sizes_of
+from minidist.job.train.state import Observer, StepState, TrainResult, reads_tensors
+from minidist.job.train.strategies.strategy import Strategy
+from minidist.job.train.teacher_ranks import place_teacher, serve_logits
+from minidist.parallel import SavedOnHost
+from minidist.pipeline.runtime import LayerProfile
+from minidist.techniques import Moment
+
+TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
+MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
+
+
+def train(
+    comm: Comm,
+    config: TrainConfig,
+    observers: Sequence[Observer] = (),
+    timeline: bool = False,
+    layer_profile: Callable[[], LayerProfile] = LayerProfile,
+) -> TrainResult:
+    """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
+
+    What each rank sends is in `planning/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
+    purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
+    write the memory in use over time into the trace, for the first steps and ranks. layer_profile: makes what measures
+    a rank's layers, with --repartition-every.
+    """
+    if config.strategy == "ps":
+        return run_parameter_server(comm, config, observers).result
+    batches, world = resolve_batches(config, comm.size), comm
+    if config.teacher_ranks:
+        # The last ranks send logits; the others are students, and train as they would without them.
+        students = range(batches.dims.ranks)
+        if comm.rank not in students:
+            return serve_logits(comm, config, batches)
+        comm = comm.group(students, "students")
+    clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
+    # quiet_overflow: an overflow is one error from `finish_step`, not a warning in every step.
+    with account_memory(clock=clock) as account, FlopCounter() as flops, xp.quiet_overflow(), ExitStack() as stack:
+        # No other job saves into the same directory while this one runs.
+        storage = stack.enter_context(saving_alone(comm, config))
+
+        # The model on this rank, from the seed or from a checkpoint.
+        job = build(resumed_config(config, batches), batches, comm)
+        job.keep_gradients = reads_tensors(observers)
+        recut = Repartition(comm, config, layer_profile()) if config.repartition_every else None
+        strategy = parallelize(job, comm) if recut is None else recut.start(job)
+        # Where blocks are recomputed, their inputs are all that is offloaded (`recipe.apply_activation_checkpointing`).
+        if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
+            stack.enter_context(SavedOnHost(job.pool).saving())
+        done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+        if job.teacher is not None:
+            place_teacher(job.teacher, world, strategy.axes, config, done)
+        if config.prefetch_batches or config.loader_workers:
+            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
+        held_out: dict[int, float] = {}
+        skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
+        saved = done  # the steps of the last checkpoint, 0 without one
+        building = account.begin_peak()  # every rank builds the whole model, and keeps its part
+
+        attached = stack.enter_context(ExitStack())
+        attach(job, strategy, attached)
+
+        for step in range(done, config.steps):
+            # The scale of this step's gradients: an overflow changes the scaler's.
+            began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
+            comm.world.place = place_of(config, step, saved)
+
+            # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
+            job.next_batch()
+            strategy.zero_grad()
+            parts = strategy.forward_backward(step)
+            for extension in job.extensions:
+                extension.after_forward_backward(strategy, step)
+            losses.append(global_loss(strategy.axes.data, parts))
+
+            # 3: the update.
+            finish_step(job, strategy, step, losses[-1], comm)
+
+            # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
+            comm.compute(flops.take(), name="optimizer")
+            comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
+            if clock is not None and step + 1 - done == min(TIMELINE_STEPS, config.steps - done):
+                account.stop()
+                comm.trace.memory.extend(thinned(account.samples(), MAX_SAMPLES))
+
+            # 4: the held-out loss, the observers, a checkpoint.
+            held_out_losses: dict[str, float] = {}
+            if config.evaluate_every and (step + 1) % config.evaluate_every == 0:
+                held_out_losses = evaluations(job, step + 1, partial(evaluate, job, strategy))
+                held_out[step + 1] = held_out_losses["held_out_loss"]
+                comm.compute(flops.take(), name="evaluation")
+            for observer in observers:
+                observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out_losses, comm))
+
+            # The stages of the next step, and what belongs to them; the gradients of this one are used up.
+            if recut is not None:
+                skipped = job.scaler.skipped - skipped_before if job.scaler else 0
+                next_job, next_strategy = recut.after_step(job, strategy, step + 1, skipped)
+                if next_strategy is not strategy:
+                    # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
+                    job, strategy = next_job, next_strategy
+                    gc.collect()
+                    attach(job, strategy, attached)
+            if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
+                cut = None if recut is None else sizes_of(job)
+                save_job(comm, config.save, job, strategy, step + 1, losses, storage, cut)
+                saved = step + 1
+
+        scaler, pool = job.scaler, job.pool
+        training = account.peak, account.at_peak
+        peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
+        return TrainResult(
+            rank=comm.rank,
+            losses=losses,
+            peak_bytes=peak_bytes,
+            peak_by_purpose=dict(peak_by_purpose),
+            step_peak=dict(training[1]),
+            checkpoint_bytes=saved_bytes(comm, strategy, storage) if config.save else {},
+            sizes=strategy.sizes(),
+            digest=digest(strategy),
+            first_step=done,
+            loss_scale=None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
+            gradient_exponents=count_exponents(strategy.gradients(), scale),
+            host=None
+            if pool is None
+            else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
+            held_out=held_out,
+            runs=job.plan.runs,
+            cuts=[] if recut is None else recut.runs,
+            sparsity=job.pruned(config.steps),
+            teacher=None if job.teacher is None else job.teacher.counts(),
+            measured={key: value for extension in job.extensions for key, value in extension.result().items()},
+        )
+
+
+def attach(job: Job, strategy: Strategy, attached: ExitStack) -> None:
+    """Attach the extensions of a job to its layout, in place of an earlier layout."""
+    attached.close()
+    for extension in job.extensions:
+        attached.enter_context(extension.attached(strategy))
+
+
+def place_of(config: TrainConfig, step: int, saved: int) -> str:
+    """Return where a job is and what is left of it when it is interrupted.
+
+    Steps are numbered from 0; `step` of them are done. saved: how many were done at the last checkpoint.
+    """
+    place = f"step {step}, with {step} of {config.steps} steps done"
+    if config.save is None:
+        return f"{place}; nothing was saved, --save DIRECTORY writes checkpoints"
+    if saved == 0:
+        return f"{place}; no checkpoint was written yet to {config.save}"
+    return f"{place}; the last checkpoint has {saved} steps and is in {config.save}; --resume goes on from it"
+
+
+def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> None:
+    """Make step 3: update the weights, the same on every rank and on one device.
+
+    In float16 an overflow on any rank makes every rank skip the update. comm: all ranks; None on one device.
+    """
+    if not math.isfinite(loss):
+        raise NonFiniteError(
+            f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr{_or_clip(job)}"
+        )
+
+    # Before anything looks at the gradient: to a pruned weight it does not belong.
+    strategy.mask_gradients()
+    for extension in job.extensions:
+        extension.after_backward(strategy, step)
+
+    skipped = not _update(job, strategy, step)
+
+    # What holds from the next step on.
+    strategy.prune(step + 1)
+    for extension in job.extensions:
+        extension.after_update(Moment(comm, range(step, step + 1), strategy, skipped))
+
+
+def _update(job: Job, strategy: Strategy, step: int) -> bool:
+    """Unscale, clip and step; return whether the update was made."""
+    # float16: every rank divides by the loss scale, or every rank skips the update.
+    if job.scaler is not None:
+        scale, overflow = job.scaler.scale, strategy.overflow()
+        job.scaler.update(overflow)
+        if overflow:
+            return False
+        strategy.unscale(1 / scale)
+
+    # After unscaling, so that the norm is that of the true gradient.
+    if job.config.clip is not None:
+        strategy.clip(job.config.clip)
+    strategy.step(job.lr_factor(step))
+    return True
+
+
+def evaluations(job: Job, done: int, loss: Callable[[], float]) -> dict[str, float]:
+    """Return the loss on held-out data after `done` steps, and those of techniques, by name. loss: computes it."""
+    losses = {"held_out_loss": loss()}
+    for extension in job.extensions:
+        losses |= extension.evaluate(done, loss)
+    return losses
+
+
+def digest(strategy: Strategy) -> str:
+    """Return a fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
+    result = hashlib.sha256()
+    for array in strategy.local_arrays():
+        result.update(array.tobytes())
+    for name, arrays in sorted(strategy.optimizer_state().items()):
+        for key, array in sorted(arrays.items()):
+            result.update(f"{name}.{key}".encode() + array.tobytes())
+    return result.hexdigest()
+
+
+def _or_clip(job: Job) -> str:
+    """Return the second remedy for a diverging loss, where the rules allow --clip and it is not set."""
+    config = job.config
+    asynchronous = config.pp > 1 and updates_of(config.schedule) != "flush"
+    refused = asynchronous or config.local_steps or config.clip is not None
+    return "" if refused else " or clip the gradient (--clip 1)"
+
+
+def _first_non_finite(strategy: Strategy) -> str:
+    tensors = strategy.tensors()
+    for name, array in tensors["weights"].items():
+        if not xp.isfinite(array).all():
+            return f"the first parameter with a value that is not finite is {name!r}"
+    for name, array in tensors["gradients"].items():
+        if not xp.isfinite(array).all():
+            return f"all parameters are finite, the first gradient that is not is that of {name!r}"
+    return "all parameters and gradients are finite, so it comes from the data or the loss"
