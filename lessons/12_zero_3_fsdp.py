@@ -37,7 +37,7 @@ from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
+from minidist.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.report import draw, show
 
 # %% [markdown]

@@ -37,7 +37,7 @@ from io import StringIO
 
 from minidist.autograd import FlopCounter
 from minidist.base.errors import UsageError
-from minidist.base.trace import only_steps
+from minidist.base.trace_file import only_steps
 from minidist.cli import main
 from minidist.comm import LinkModel, SimWorld
 from minidist.commands.memory_budget import fit_micro_batch

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.trace import read_traces
+from minidist.base.trace_file import read_traces
 from minidist.collectives import ALGORITHMS
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.debug.dumps.dump import read_dump

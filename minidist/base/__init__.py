@@ -15,6 +15,8 @@ memory.py         the bytes that are alive, by purpose
 flop_counter.py   floating-point operations
 watchers.py       what is told of every recorded operation
 trace.py          the record of a run
+trace_file.py     the record in a file
+lazy.py           names of a package that are imported when they are used
 trace_checks.py   the checks of a trace file
 errors.py         the exceptions, and how a sentence quotes a value
 limits.py         the limits of sizes

@@ -68,10 +68,8 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.base import meta_kernels
 from minidist.base.device import Device, creating
 from minidist.base.errors import UsageError
-from minidist.base.meta import MetaArray, NoDevice, empty_meta
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -205,9 +203,9 @@ def moved(value: Array, device: Device | None) -> Array:
 
     Errors: UsageError for a meta array that is to have values.
     """
-    if isinstance(device, NoDevice):
+    if device is not None and getattr(device, "is_meta", False):
         return device.empty(value.shape, value.dtype)  # type: ignore[no-any-return]
-    if isinstance(value, MetaArray):
+    if is_meta(value):
         raise UsageError(f"a meta array of shape {value.shape} has no values to move; make it on the device instead")
     return to_host(value) if device is None else device.asarray(value)  # type: ignore[no-any-return]
 
@@ -235,7 +233,11 @@ def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
         return device.empty(shape, dtype)  # type: ignore[no-any-return]
     if like is None or type(like) is ndarray:
         return np.empty(shape, dtype)
-    return empty_meta(shape, dtype) if isinstance(like, MetaArray) else np.empty(shape, dtype, like=like)
+    if is_meta(like):
+        from minidist.base.meta import empty_meta
+
+        return empty_meta(shape, dtype)  # type: ignore[no-any-return]
+    return np.empty(shape, dtype, like=like)
 
 
 def zeros(shape: Any, dtype: Any, like: Array | None = None) -> Array:
@@ -259,14 +261,19 @@ def full(shape: Any, value: Any, dtype: Any, like: Array | None = None) -> Array
     return result
 
 
+def is_meta(value: Any) -> bool:
+    """Whether an array has a shape and no data. `meta.py`, which makes such arrays, is loaded by dry runs alone."""
+    return type(value) is not ndarray and getattr(value, "is_meta", False)
+
+
 def on_gpu(value: Array) -> bool:
     """Whether it is an array of a GPU: neither one of NumPy's nor a meta array."""
-    return type(value) is not ndarray and not isinstance(value, MetaArray)
+    return type(value) is not ndarray and not is_meta(value)
 
 
 def has_values(value: Array) -> bool:
     """Whether an array has values. A meta array has none, so what would only compute values can be skipped."""
-    return not isinstance(value, MetaArray)
+    return not is_meta(value)
 
 
 def kernels_of(value: Array) -> Any:
@@ -276,7 +283,9 @@ def kernels_of(value: Array) -> Any:
     """
     if type(value) is ndarray:
         return None
-    if isinstance(value, MetaArray):
+    if is_meta(value):
+        from minidist.base import meta_kernels
+
         return meta_kernels
     if type(value).__module__.partition(".")[0] != "cupy":
         return None
@@ -293,7 +302,7 @@ def block_length(value: Array, block: int) -> int:
 def blocks(value: Array, block: int) -> Iterator[slice]:
     """The blocks of `block_length` elements of a 1-D array; of a meta array only the first: all use the same memory."""
     block = block_length(value, block)
-    for start in range(0, min(value.size, 1) if isinstance(value, MetaArray) else value.size, block):
+    for start in range(0, min(value.size, 1) if is_meta(value) else value.size, block):
         yield slice(start, min(start + block, value.size))
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.base.meta import MetaArray
 
 SMALLEST, NORMAL, LARGEST = -24, -14, 15  # exponents of float16
 _PIECE = 2**20  # elements at a time
@@ -33,7 +32,7 @@ def count_exponents(arrays: Iterable[Any], scale: float = 1.0) -> dict[str, int]
     total: Counter[int] = Counter()
     zero = other = 0
     for piece in (array.reshape(-1)[i : i + _PIECE] for array in arrays for i in range(0, array.size, _PIECE)):
-        if isinstance(piece, MetaArray):
+        if xp.is_meta(piece):
             continue  # a dry run has no values to count
         values = np.asarray(xp.to_host(piece), np.float64) / scale
         finite = values[np.isfinite(values)]

@@ -17,7 +17,6 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.memory import track
-from minidist.base.meta import MetaArray
 
 _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
 _SMALL = 2048  # elements; up to here one call of NumPy's conversion is faster than several that move bits
@@ -47,10 +46,10 @@ def downcast(array: xp.Array, dtype: Any) -> xp.Array:
     """
     if array.dtype is dtype or array.dtype == dtype:
         return array
-    if isinstance(array, MetaArray):
+    if xp.is_meta(array):
         # `_to_float16` returns a view in C order.
         float16 = dtype == np.float16 and array.dtype == np.float32
-        return MetaArray(array.shape, dtype).view() if float16 else array.astype(dtype)
+        return xp.empty(array.shape, dtype, array).view() if float16 else array.astype(dtype)
     if dtype == np.float16 and array.dtype == np.float32 and type(array) is np.ndarray:
         return _to_float16(np.asarray(array, order="C"))
     with xp.quiet_overflow():

@@ -37,6 +37,8 @@ _ONE: dict[np.dtype[Any], np.ndarray] = {}
 class NoDevice:
     """Makes the arrays of a dry run. Floats have no data; integers have, because programs compute indices with them."""
 
+    is_meta = True
+
     def empty(self, shape: Any, dtype: Any) -> Any:
         return empty_meta(shape, dtype)
 
@@ -110,6 +112,7 @@ class MetaArray(NDArrayOperatorsMixin):
     """An array without data. `base` is the array that owns the memory if this one is a view, otherwise None."""
 
     __slots__ = ("__weakref__", "_layout", "base")
+    is_meta = True
 
     def __init__(self, shape: int | tuple[int, ...], dtype: Any = np.float64) -> None:
         wanted = (shape,) if isinstance(shape, (int, np.integer)) else tuple(shape)

@@ -13,7 +13,7 @@ Proved by: tests/base/test_registry.py
 
 import importlib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from minidist.base.errors import UsageError, nearest, quoted
@@ -48,7 +48,11 @@ class Registry(dict[str, Entry]):
         return self[known]
 
 
-def import_modules(package: str, path: Iterable[str]) -> None:
-    """Import every module of a package, so that the entries of all its files are registered."""
+def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:
+    """Import every module of a package, so that the entries of all its files are registered.
+
+    without: modules that register nothing, and are imported by what uses them.
+    """
     for info in pkgutil.iter_modules(path):
-        importlib.import_module(f"{package}.{info.name}")
+        if info.name not in without:
+            importlib.import_module(f"{package}.{info.name}")

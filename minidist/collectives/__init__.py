@@ -45,8 +45,8 @@ from minidist.collectives.calls import (
 from minidist.collectives.nodes import TwoLevel
 from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, bus_factor, load_algorithm, seconds, volume
 
-# Importing a file registers its algorithms.
-import_modules(__name__, __path__)
+# Importing a file registers its algorithms; the others are of "auto", and of ranks of which one stands for many.
+import_modules(__name__, __path__, without=("auto", "tuning", "one_event", "ring_event"))
 
 __all__ = [
     "ALGORITHMS",

@@ -20,7 +20,7 @@ Source of the method: Thakur, Rabenseifner, Gropp, Optimization of collective co
 Proved by: tests/collectives/test_auto.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -30,7 +30,7 @@ import numpy as np
 
 from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
-from minidist.collectives.registry import ALGORITHMS, arguments_of, at_registration, volume
+from minidist.collectives.registry import ALGORITHMS, arguments_of, at_registration
 from minidist.collectives.tuning import MeasuredTimes, measured_times
 from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
@@ -69,20 +69,6 @@ def choose(comm: PointToPoint, operation: str, nbytes: int) -> str:
     # Tuples, because `fastest` remembers its result for each set of arguments.
     nodes = tuple(map(tuple, comm.nodes)) if comm.nodes else None
     return fastest(operation, nbytes, links, members, nodes)
-
-
-def elements_sent(
-    comm: PointToPoint, operation: str, algorithm: str, elements: int | Sequence[int], itemsize: int
-) -> int:
-    """Return the elements that all ranks of `comm` together send in one call, by the formula of the algorithm.
-
-    algorithm: a name, or "auto", for the one that `choose` returns. elements: of the whole array, or of each rank's
-    chunk.
-    """
-    if algorithm == "auto":
-        total = elements if isinstance(elements, int) else sum(elements)
-        algorithm = choose(comm, operation, total * itemsize)
-    return sum(volume(operation, algorithm, elements, comm.size, rank).elements for rank in range(comm.size))
 
 
 def _table(comm: PointToPoint, operation: str) -> MeasuredTimes | None:

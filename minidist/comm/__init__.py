@@ -20,14 +20,19 @@ waiting.py          which rank waits for which
 call_site.py        the user's line on which an operation started
 """
 
-from minidist.comm.communicator import CollectiveCall, Comm
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
 from minidist.comm.launch import launch
-from minidist.comm.mesh import Mesh, check_communicator, init_device_mesh
-from minidist.comm.mpi.world import MPIWorld
-from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
-from minidist.comm.sim.choosers import Chooser, earliest, explore, replay, seeded
-from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.world import SimWorld
+
+if TYPE_CHECKING:
+    from minidist.comm.communicator import CollectiveCall, Comm
+    from minidist.comm.mesh import Mesh, check_communicator, init_device_mesh
+    from minidist.comm.mpi.world import MPIWorld
+    from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
+    from minidist.comm.sim.choosers import Chooser, earliest, explore, replay, seeded
+    from minidist.comm.sim.clock import LinkModel
+    from minidist.comm.sim.world import SimWorld
 
 __all__ = [
     "ANY",
@@ -49,3 +54,5 @@ __all__ = [
     "replay",
     "seeded",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

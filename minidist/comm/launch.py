@@ -10,36 +10,21 @@ Proved by: tests/comm/mpi/test_failures.py, tests/test_mpi_examples.py
 
 import argparse
 import difflib
-import io
 import os
-import pickle
-import re
 import sys
-import traceback
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from minidist.base.errors import (
-    BufferReuseError,
-    MinidistError,
-    MismatchError,
-    UsageError,
-    nearest,
-    quoted_path,
-    reason,
-)
-from minidist.base.interrupts import EXIT_CODE, interrupted, interruption
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted_path
+from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
-from minidist.base.trace import TRACE_BEGINS, Trace, write_traces
+from minidist.base.trace import Trace
+from minidist.base.trace_file import TRACE_BEGINS, write_traces
 from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
-from minidist.comm.mpi.start import give_up, refuse
-from minidist.comm.mpi.waits import Returned
-from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.sim.world import SimWorld
 
 
@@ -92,6 +77,8 @@ def launch(
         print(interrupted(end), file=sys.stderr, flush=True)
         sys.exit(EXIT_CODE)
     except MinidistError as error:
+        from minidist.comm.mpi.start import refuse
+
         refuse("minidist: " + "\n  ".join(lines_of(error)), error.exit_code)
 
 
@@ -242,92 +229,14 @@ def execute(
             raise
         outcome = Outcome("simulated", world.size, results, results, world.traces, world.end_time, world.uneven)
     else:
-        outcome = _execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
+        # Only a rank of mpiexec loads the other world.
+        from minidist.comm.mpi.execute import execute_mpi
+
+        size, local, by_rank = execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
+        outcome = Outcome("mpi", size, local, [result for result, _ in by_rank], [trace for _, trace in by_rank])
     if trace and outcome.is_root:
         write_traces(trace, outcome.traces, world=outcome.world)
     return outcome
-
-
-def _execute_mpi(main: Callable[..., Any], arguments: tuple[Any, ...], **options: Any) -> Outcome:
-    """Be one rank. Any exception is printed with this rank's number and ends the whole job: no rank is left waiting."""
-    whole_lines()
-
-    # Wrong input, found before the world is made: `launch` or the command line tells the other ranks.
-    try:
-        world = MPIWorld(**options)
-    except (MinidistError, SystemExit):
-        raise
-    except KeyboardInterrupt:
-        give_up(interruption("the start of MPI"), EXIT_CODE)
-    except Exception:
-        give_up(f"the world cannot be made\n{traceback.format_exc()}", 1)
-
-    # Then every error ends the job.
-    try:
-        try:
-            local = world.run(main, *arguments)
-        except SystemExit as end:
-            if end.code:
-                raise
-            world.finish()  # `sys.exit()` is one way to return
-            local = [None]
-        # Sent to rank 0, which alone prints and writes. The watchdog reports a rank that never sends.
-        world.waiting = Returned()
-        everything = world.base.gather(packed(world, local[0]))  # on MPI's own communicator: not in the trace
-        world.close()
-    except BaseException as error:
-        end_job(world, error)
-    by_rank = [pickle.loads(data) for data in everything or ()]
-    return Outcome("mpi", world.size, local, [result for result, _ in by_rank], [trace for _, trace in by_rank])
-
-
-def whole_lines() -> None:
-    """Let standard output and error leave line by line, each in one write, so that ranks' lines do not get mixed.
-
-    Unbuffered (PYTHONUNBUFFERED, python -u), Python writes the words of a `print` and the line's end separately; into a
-    pipe it otherwise keeps all lines to the end of the program. MPICH's mpiexec passes whole writes on. Open MPI's
-    reads blocks of 4,096 B from each rank, so that it cuts a line where a rank prints many in a row.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not a notebook's, or a test's
-            stream.reconfigure(line_buffering=True, write_through=False)
-
-
-def packed(world: MPIWorld, result: Any) -> bytes:
-    """Return a rank's result and trace in bytes; UsageError when the result cannot be sent."""
-    try:
-        return pickle.dumps((result, world.trace))
-    except Exception as error:
-        raise UsageError(
-            f"rank {world.rank}: its result, a {type(result).__name__}, cannot be sent to rank 0"
-            f" ({reason(error, named=True)}); return arrays, numbers or text, or nothing"
-        ) from None
-
-
-def end_job(world: MPIWorld, error: BaseException) -> NoReturn:
-    """Print what went wrong on this rank, once for all ranks that say the same, and end all processes."""
-    code = EXIT_CODE if isinstance(error, KeyboardInterrupt) else getattr(error, "exit_code", 1)
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        code = error.code
-
-    # The text: one sentence for an error that says all, a traceback for any other. What it says is the key.
-    place, text, key = f"rank {world.rank} of {world.size}", "", ""
-    with suppress(Exception):  # whatever happens while it is made and printed, the job ends
-        if isinstance(error, MinidistError):
-            text = "\n  ".join(lines_of(error))
-            # What stands behind the rank's own number is the same where all ranks say the same, up to addresses.
-            said = text.removeprefix(f"rank {world.rank}:").strip()
-            text, key = f"rank {world.rank}: {said}", re.sub(r" at 0x\w+", "", said)
-            if isinstance(error, MismatchError | BufferReuseError):
-                key = type(error).__name__  # the ranks that notice it have a sentence each, of which one is enough
-        elif isinstance(error, KeyboardInterrupt):
-            text, key = f"{place}: {interruption(world.place)}", "interrupted"
-        elif isinstance(error, SystemExit):
-            text = f"{place}: SystemExit {error}; the job ends."
-        else:
-            text = f"{place} raised; the job ends.\n{traceback.format_exc()}"
-        sys.stdout.flush()  # Abort would lose what was printed before
-    world.end(f"minidist: {text or place}", code, key or text.replace(f"rank {world.rank}", "rank"))
 
 
 def tune() -> None:

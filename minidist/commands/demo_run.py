@@ -16,7 +16,7 @@ from typing import Any
 from minidist.base.errors import LauncherError
 from minidist.base.process import tune_process
 from minidist.base.read_file import parse_json
-from minidist.base.trace import read_traces
+from minidist.base.trace_file import read_traces
 from minidist.comm.launch import writable
 from minidist.comm.launcher import find_mpiexec, run_under_mpiexec
 from minidist.commands.runner import run_training

@@ -15,7 +15,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, quoted_path
 from minidist.base.limits import check_ranks
-from minidist.base.trace import write_traces
+from minidist.base.trace_file import write_traces
 from minidist.comm import Comm
 from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_rank, launched_size

@@ -12,7 +12,7 @@ import typer
 from minidist.base.errors import UsageError
 from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
-from minidist.base.trace import write_traces
+from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say

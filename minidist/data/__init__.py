@@ -12,16 +12,21 @@ workers.py     batches that worker processes make ahead of time
 entropy.py     the entropy of a text, which a model must beat
 """
 
-from minidist.base.cache import cached
-from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, data_digest, hold_out
-from minidist.data.entropy import bigram_entropy, unigram_entropy
-from minidist.data.files import idx_folder, npz_file, text_file, token_file
-from minidist.data.generated import glyphs, markov, pydoc_text
-from minidist.data.load import load_dataset
-from minidist.data.prefetch import PrefetchingSampler
-from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows, weighted_shards
-from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights, sharding_rule
-from minidist.data.workers import LoaderError, WorkerSampler
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.base.cache import cached
+    from minidist.data.datasets import Dataset, SampleDataset, TokenDataset, data_digest, hold_out
+    from minidist.data.entropy import bigram_entropy, unigram_entropy
+    from minidist.data.files import idx_folder, npz_file, text_file, token_file
+    from minidist.data.generated import glyphs, markov, pydoc_text
+    from minidist.data.load import load_dataset
+    from minidist.data.prefetch import PrefetchingSampler
+    from minidist.data.sampler import GlobalBatchSampler, microbatch_numbers, microbatch_rows, weighted_shards
+    from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights, sharding_rule
+    from minidist.data.workers import LoaderError, WorkerSampler
 
 __all__ = [
     "LoaderError",
@@ -53,3 +58,5 @@ __all__ = [
     "WorkerSampler",
     "weighted_shards",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

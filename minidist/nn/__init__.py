@@ -22,21 +22,26 @@ segments.py         a chain of layers in recomputed segments
 revolve.py          segments inside segments
 """
 
-from minidist.autograd import Parameter, cross_entropy, mse_loss
-from minidist.nn.batch_norm import BatchNorm
-from minidist.nn.cnn import CNN
-from minidist.nn.convolution import Conv2d
-from minidist.nn.dropout import AttentionDropout, Dropout
-from minidist.nn.embedding import Embedding
-from minidist.nn.experts import MixtureOfExperts, SwiGLUExperts
-from minidist.nn.flat import FlatParameters
-from minidist.nn.gpt import GPT, Block, GPTConfig
-from minidist.nn.language_model import LanguageModel, TiedHead
-from minidist.nn.linear import Conv1D, Linear
-from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
-from minidist.nn.mlp import MLP
-from minidist.nn.module import HookHandle, Identity, Module, ModuleDict, ModuleList, Sequential
-from minidist.nn.norm import LayerNorm, RMSNorm
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.autograd import Parameter, cross_entropy, mse_loss
+    from minidist.nn.batch_norm import BatchNorm
+    from minidist.nn.cnn import CNN
+    from minidist.nn.convolution import Conv2d
+    from minidist.nn.dropout import AttentionDropout, Dropout
+    from minidist.nn.embedding import Embedding
+    from minidist.nn.experts import MixtureOfExperts, SwiGLUExperts
+    from minidist.nn.flat import FlatParameters
+    from minidist.nn.gpt import GPT, Block, GPTConfig
+    from minidist.nn.language_model import LanguageModel, TiedHead
+    from minidist.nn.linear import Conv1D, Linear
+    from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
+    from minidist.nn.mlp import MLP
+    from minidist.nn.module import HookHandle, Identity, Module, ModuleDict, ModuleList, Sequential
+    from minidist.nn.norm import LayerNorm, RMSNorm
 
 __all__ = [
     "CNN",
@@ -71,3 +76,5 @@ __all__ = [
     "cross_entropy",
     "mse_loss",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

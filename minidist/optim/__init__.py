@@ -17,37 +17,42 @@ sparsity.py     how many weights are pruned after how many steps, and n:m patter
 slices.py       the pieces of parameters that an optimizer works on
 """
 
-from minidist.optim.adagrad import Adagrad
-from minidist.optim.adam import Adam, AdamW
-from minidist.optim.clip import (
-    NORM_BLOCK,
-    add_blocks,
-    block_square_sums,
-    check_max_norm,
-    clip_by_norm_,
-    clip_coefficient,
-    clip_grad_norm_,
-    norm_from_blocks,
-    scale_gradients_,
-)
-from minidist.optim.lamb import LAMB
-from minidist.optim.lars import LARS
-from minidist.optim.layerwise import LayerwiseOptimizer
-from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
-from minidist.optim.muon import Muon, is_hidden_matrix, newton_schulz
-from minidist.optim.optimizer import (
-    MASTER,
-    NO_DECAY,
-    Group,
-    Optimizer,
-    OptimizerWrapper,
-    check_optimizer_class,
-    is_bias_or_norm,
-)
-from minidist.optim.rmsprop import RMSProp
-from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
-from minidist.optim.sgd import SGD
-from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.optim.adagrad import Adagrad
+    from minidist.optim.adam import Adam, AdamW
+    from minidist.optim.clip import (
+        NORM_BLOCK,
+        add_blocks,
+        block_square_sums,
+        check_max_norm,
+        clip_by_norm_,
+        clip_coefficient,
+        clip_grad_norm_,
+        norm_from_blocks,
+        scale_gradients_,
+    )
+    from minidist.optim.lamb import LAMB
+    from minidist.optim.lars import LARS
+    from minidist.optim.layerwise import LayerwiseOptimizer
+    from minidist.optim.loss_scale import DynamicLossScaler, LossScaleError, StaticLossScaler
+    from minidist.optim.muon import Muon, is_hidden_matrix, newton_schulz
+    from minidist.optim.optimizer import (
+        MASTER,
+        NO_DECAY,
+        Group,
+        Optimizer,
+        OptimizerWrapper,
+        check_optimizer_class,
+        is_bias_or_norm,
+    )
+    from minidist.optim.rmsprop import RMSProp
+    from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
+    from minidist.optim.sgd import SGD
+    from minidist.optim.slices import FlatSlice, ParameterSlice, flat_slices
 
 __all__ = [
     "LAMB",
@@ -88,3 +93,5 @@ __all__ = [
     "norm_from_blocks",
     "scale_gradients_",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -7,7 +7,7 @@ gradients.py            gradients summed while backward runs
 local_sgd.py            local SGD
 streaming_diloco.py     outer steps of one fragment of the weights at a time
 zero.py                 ZeRO 1 and 2
-fully_shard.py          ZeRO 3
+fsdp.py                 ZeRO 3: `fully_shard`
 layer_sums.py           the norms of whole layers, for LARS and LAMB
 whole_matrices.py       whole matrices, for Muon
 fsdp_state.py           when FSDP gathers, releases and reduces
@@ -33,17 +33,22 @@ selection.py            the largest elements of an array in shards
 volume.py               how much a parallel layer sends
 """
 
-from minidist.parallel.data_parallel import DistributedDataParallel
-from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors
-from minidist.parallel.fully_shard import fully_shard, sharded_parameters, shards_of
-from minidist.parallel.gradients import Bucket, GradientReducer
-from minidist.parallel.host_pool import HostCopy, HostPool, SavedOnHost
-from minidist.parallel.layer_sums import LayerSums
-from minidist.parallel.mixed_precision import MixedPrecisionPolicy
-from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
-from minidist.parallel.overflow import agree_on_overflow, scaled_step
-from minidist.parallel.whole_matrices import WholeMatrices
-from minidist.parallel.zero import ZeroOptimizer
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.parallel.data_parallel import DistributedDataParallel
+    from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors
+    from minidist.parallel.fsdp import fully_shard, sharded_parameters, shards_of
+    from minidist.parallel.gradients import Bucket, GradientReducer
+    from minidist.parallel.host_pool import HostCopy, HostPool, SavedOnHost
+    from minidist.parallel.layer_sums import LayerSums
+    from minidist.parallel.mixed_precision import MixedPrecisionPolicy
+    from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
+    from minidist.parallel.overflow import agree_on_overflow, scaled_step
+    from minidist.parallel.whole_matrices import WholeMatrices
+    from minidist.parallel.zero import ZeroOptimizer
 
 __all__ = [
     "CPUOffloadPolicy",
@@ -68,3 +73,5 @@ __all__ = [
     "sharded_parameters",
     "shards_of",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -17,7 +17,6 @@ from minidist.autograd import Parameter
 from minidist.base.errors import UsageError, quoted
 from minidist.comm import Comm, check_communicator
 from minidist.nn.module import Module
-from minidist.parallel.context import RingAttention, UlyssesAttention
 
 
 def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comms: Comm | None) -> None:
@@ -51,10 +50,11 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
     # Attention that is split over the sequence: every rank of its axis has the gradient of its own tokens only.
     for part in module.modules() if isinstance(module, Module) else ():
         attention = getattr(part, "attention_fn", None)
-        if isinstance(attention, RingAttention | UlyssesAttention) and not members.issuperset(attention.comm.members):
+        split_over = getattr(attention, "sequence_comm", None)
+        if split_over is not None and not members.issuperset(split_over.members):
             raise UsageError(
                 f"rank {mine.members[mine.rank]}: {wrapper} over ranks {quoted(sorted(members))} of a model with"
-                f" context parallelism over ranks {quoted(list(attention.comm.members))}: the gradients of the ranks of"
+                f" context parallelism over ranks {quoted(list(split_over.members))}: the gradients of the ranks of"
                 " axis 'cp', which see other tokens, would never be added; pass both axes: mesh['dp', 'cp'], which"
                 " gradient_axes(mesh) returns"
             )

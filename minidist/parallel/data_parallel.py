@@ -4,11 +4,11 @@
     rank 1   rows 4..7    forward, backward ──┼─ all-reduce of the gradients ──▶ the same step on every rank
     rank 2   rows 8..11   forward, backward ──┘
 
-It equals training on one device with the whole batch (up to rounding; job/equality/reference.py says when bit for bit) when
-three things hold: the replicas start equal (rank 0's values are broadcast), every gradient of every layer is summed,
-and the divisor of the loss is the *global* batch. With reduction="sum" each rank divides its loss by the global number
-of rows or tokens, which is right for shards of unequal size, too. reduction="mean" divides the sum by the number of
-ranks: PyTorch's meaning, right for shards of equal size. Losses that are means over unlike numbers of rows are refused
+It equals training on one device with the whole batch (up to rounding; job/equality/reference.py says when bit for bit)
+when three things hold: the replicas start equal (rank 0's values are broadcast), every gradient of every layer is
+summed, and the divisor of the loss is the *global* batch. With reduction="sum" each rank divides its loss by the global
+number of rows or tokens, which is right for shards of unequal size, too. reduction="mean" divides the sum by the number
+of ranks: PyTorch's meaning, right for shards of equal size. Losses that are means over unlike numbers of rows are refused
 then, when the gradient messages meet (`Bucket.equal`).
 
 A step sends 2 (n-1)/n of the model's bytes from each rank, independent of the batch.

@@ -25,7 +25,7 @@ from minidist.base.layout import cut
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from minidist.collectives.auto import elements_sent
+from minidist.collectives.calls import elements_sent
 from minidist.comm import Comm, Work
 from minidist.comm.header import OVER
 from minidist.parallel.data_parallel import check_same_model

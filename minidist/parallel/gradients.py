@@ -34,7 +34,7 @@ from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
-from minidist.collectives.auto import elements_sent
+from minidist.collectives.calls import elements_sent
 from minidist.comm import Comm, Work
 from minidist.comm.header import OVER
 from minidist.nn.flat import FlatParameters

@@ -15,16 +15,18 @@ Proved by: tests/parallel/test_running_statistics.py
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minidist.autograd.batch_norm import Statistics
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
-from minidist.nn.batch_norm import BatchNorm, merge_statistics
+
+if TYPE_CHECKING:
+    from minidist.autograd.batch_norm import Statistics
+    from minidist.nn.batch_norm import BatchNorm
 
 Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, alike on all of them
 
@@ -55,9 +57,12 @@ class RunningStatistics:
                 layer.take_mini_batch(statistics)
 
     def _over(
-        self, comm: "Comm | Exchange", layers: list[BatchNorm], seen: list[Statistics | None]
-    ) -> list[Statistics | None]:
+        self, comm: "Comm | Exchange", layers: "list[BatchNorm]", seen: "list[Statistics | None]"
+    ) -> "list[Statistics | None]":
         """Return each layer's statistics of the rows of all these ranks; None where no rank has seen any."""
+        # Only a model with such layers loads them.
+        from minidist.nn.batch_norm import merge_statistics
+
         # One row per rank: of each layer the number of rows, the means and the variances; zeros where it saw none.
         words = []
         for layer, statistics in zip(layers, seen, strict=True):
@@ -71,7 +76,8 @@ class RunningStatistics:
                 table = comm(xp.concatenate(words))
 
         # Every rank merges the same numbers in the same order, so the results are equal bit for bit.
-        merged, start = list[Statistics | None](), 0
+        merged: list[Statistics | None] = []
+        start = 0
         for layer in layers:
             channels = layer.weight.size
             rows_of = table[:, start : start + 1 + 2 * channels]
@@ -81,9 +87,9 @@ class RunningStatistics:
         return merged
 
 
-def batch_norms(module: Any) -> list[BatchNorm]:
+def batch_norms(module: Any) -> "list[BatchNorm]":
     """Return the batch norms inside `module`."""
-    return [layer for layer in module.modules() if isinstance(layer, BatchNorm)] if hasattr(module, "modules") else []
+    return [layer for layer in module.modules() if hasattr(layer, "mini_batch")] if hasattr(module, "modules") else []
 
 
 def statistics_bytes(channels: Sequence[int], ranks: int, copies: int = 1) -> int:

@@ -34,7 +34,7 @@ from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.teacher import teacher_bytes
 from minidist.optim import NORM_BLOCK
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
-from minidist.parallel.fully_shard import fsdp_gather_volume, fsdp_volume
+from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.local_sgd import local_sgd_volume
 from minidist.parallel.running_statistics import statistics_bytes

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from minidist.base.trace import Trace, only_steps, steps_of
+from minidist.base.trace import Trace
+from minidist.base.trace_file import only_steps, steps_of
 from minidist.report.canvas_script import SCRIPT
 from minidist.report.palette import NAMES, PALETTE, kind_of
 from minidist.report.space_time import MAX_BESIDE, latest, operation_text

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.base.trace import Trace, only_steps, steps_of
+from minidist.base.trace import Trace
+from minidist.base.trace_file import only_steps, steps_of
 from minidist.comm.launch import writable
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time

@@ -7,7 +7,8 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.files import writing
-from minidist.base.trace import Trace, read_traces, write_traces
+from minidist.base.trace import Trace
+from minidist.base.trace_file import read_traces, write_traces
 from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.comm.launch import execute

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidist import cli
-from minidist.base.trace import read_traces
+from minidist.base.trace_file import read_traces
 from minidist.commands import app
 from minidist.job.train.progress import Progress
 

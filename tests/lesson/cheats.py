@@ -364,7 +364,8 @@ for name, sent, words in (
     cheat(f"sends {name}", CHANNEL + f"import time\ndef ring_all_reduce(comm, array):\n    {sent}\n", words)
 cheat(
     "a pack of its own",
-    "def ring_all_reduce(comm, array):\n    import minidist.course.lesson.answer_process as a\n    a.pack = lambda v: b'x'",
+    "def ring_all_reduce(comm, array):\n    from minidist.course.lesson import answer_process as a\n"
+    "    a.pack = lambda v: b'x'",
     NO_OUTCOME,
 )
 cheat(

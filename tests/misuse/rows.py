@@ -352,6 +352,20 @@ def data_parallelism_beside_the_context_parallel_ranks(comm):
     DistributedDataParallel(model, mesh["dp"])
 
 
+@refused(r"of a model with context parallelism over ranks \[\d, \d\]: .*axis 'cp'.*would never be added", ranks=4)
+def data_parallelism_beside_ranks_that_gather_the_sequence(comm):
+    mesh, model = init_device_mesh(comm, (2, 2), ("dp", "cp")), language_model()
+    apply_context_parallel(model, mesh["cp"], 4, "all-gather")
+    DistributedDataParallel(model, mesh["dp"])
+
+
+@refused(r"of a model with context parallelism over ranks \[\d, \d\]: .*axis 'cp'.*would never be added", ranks=4)
+def data_parallelism_beside_ranks_with_heads_and_rings(comm):
+    mesh, model = init_device_mesh(comm, (2, 2), ("dp", "cp")), language_model()
+    apply_context_parallel(model, mesh["cp"], 4, "ulysses-ring", 2)
+    DistributedDataParallel(model, mesh["dp"])
+
+
 @refused(r"{} over ranks \[\d, \d\] of a model with context.*gradient_axes\(mesh\)".format("ZeroOptimizer"), ranks=4)
 def zero_beside_the_context_parallel_ranks(comm):
     mesh = init_device_mesh(comm, (2, 2), ("dp", "cp"))

@@ -8,7 +8,7 @@ from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.parallel import ZeroOptimizer, fully_shard
-from minidist.parallel.fully_shard import sharded_parameters
+from minidist.parallel.fsdp import sharded_parameters
 
 STEPS, RATE = 3, 0.25
 

@@ -9,7 +9,7 @@ import pytest
 
 from minidist import cli
 from minidist.base.errors import UsageError
-from minidist.base.trace import read_traces
+from minidist.base.trace_file import read_traces
 from minidist.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
@@ -221,7 +221,7 @@ def test_the_command(run, tmp_path, capsys):
 def test_wrong_flags_end_with_2(words, part, tmp_path, capsys):
     world = SimWorld(2)
     world.run(lambda comm: comm.barrier())
-    from minidist.base.trace import write_traces
+    from minidist.base.trace_file import write_traces
 
     path = write_traces(tmp_path / "t.jsonl", world.traces)
     assert cli_code(["report", str(path), *words]) == 2

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.base.trace import read_traces
+from minidist.base.trace_file import read_traces
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_training
 from minidist.job.config.train_config import TrainConfig

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from minidist.base.errors import UsageError
-from minidist.base.trace import only_steps, read_traces, write_traces
+from minidist.base.trace_file import only_steps, read_traces, write_traces
 from minidist.comm import SimWorld
 from minidist.commands.runner import run_comparison, run_training
 from minidist.job.config.train_config import TrainConfig

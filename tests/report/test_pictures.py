@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import DeadlockError, UsageError
-from minidist.base.trace import purpose, read_traces, write_traces
+from minidist.base.trace import purpose
+from minidist.base.trace_file import read_traces, write_traces
 from minidist.collectives import all_reduce, gather, volume
 from minidist.comm import ANY, LinkModel, SimWorld
 from minidist.report import KINDS, draw, save, write_perfetto

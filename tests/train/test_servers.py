@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.base.trace import read_traces
+from minidist.base.trace_file import read_traces
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import replay, seeded
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training

@@ -2,6 +2,7 @@
 
 world.py        this process as a rank
 start.py        the start of MPI on all processes
+execute.py      a rank from its start to the results on rank 0
 agreement.py    what must be equal on all processes is compared
 membership.py   the members of a communicator agree before MPI makes it
 stream.py       what is remembered of a message between its post and its wait

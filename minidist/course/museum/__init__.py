@@ -25,8 +25,15 @@ Proved by: tests/museum/test_museum.py, tests/museum/test_recent.py, tests/museu
 tests/museum/test_checks.py
 """
 
-from minidist.course.museum.catalogue import exhibits, find
-from minidist.course.museum.exhibit import Catch, CheckResult, Exhibit, Patch, Recording
-from minidist.course.museum.exhibit_run import ExhibitRun, run_exhibit
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.course.museum.catalogue import exhibits, find
+    from minidist.course.museum.exhibit import Catch, CheckResult, Exhibit, Patch, Recording
+    from minidist.course.museum.exhibit_run import ExhibitRun, run_exhibit
 
 __all__ = ["Catch", "CheckResult", "Exhibit", "Patch", "Recording", "ExhibitRun", "exhibits", "find", "run_exhibit"]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -13,9 +13,14 @@ storage.py            the file operations of a save
 dry_storage.py        the files of a dry run, which are counted
 """
 
-from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
-from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
-from minidist.job.checkpoint.storage import Storage
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId, save
+    from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+    from minidist.job.checkpoint.storage import Storage
 
 __all__ = [
     "Checkpoint",
@@ -27,3 +32,5 @@ __all__ = [
     "read_rank_state",
     "save",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -39,7 +39,6 @@ from minidist.base.errors import UsageError, nearest, quoted, quoted_path, reaso
 from minidist.base.files import writing
 from minidist.base.fingerprint import fingerprint
 from minidist.base.half import named_dtype
-from minidist.base.meta import MetaArray
 from minidist.base.read_file import parse_json
 from minidist.base.trace import purpose
 from minidist.collectives import barrier, broadcast
@@ -230,7 +229,7 @@ def _compact(array: np.ndarray, kept: int | None = None) -> tuple[np.ndarray, np
     mask = flat.view(f"u{flat.dtype.itemsize}") != 0
     if flat.dtype == bool:
         return np.packbits(mask), flat[:0]
-    return np.packbits(mask), flat[:kept] if isinstance(flat, MetaArray) else flat[mask]
+    return np.packbits(mask), flat[:kept] if xp.is_meta(flat) else flat[mask]
 
 
 def _expanded(bits: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:

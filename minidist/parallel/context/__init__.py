@@ -13,13 +13,18 @@ ulysses_ring.py           Ulysses among neighbours, and rings between their grou
 documents.py              the document of each token
 """
 
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
 from minidist.comm import Comm, Mesh
-from minidist.parallel.context.all_gather_attention import AllGatherAttention
 from minidist.parallel.context.documents import document_ids, documents
-from minidist.parallel.context.positions import part_order, sequence_positions
-from minidist.parallel.context.ring_attention import RingAttention
-from minidist.parallel.context.ulysses import UlyssesAttention
-from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
+
+if TYPE_CHECKING:
+    from minidist.parallel.context.all_gather_attention import AllGatherAttention
+    from minidist.parallel.context.positions import part_order, sequence_positions
+    from minidist.parallel.context.ring_attention import RingAttention
+    from minidist.parallel.context.ulysses import UlyssesAttention
+    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
 
 
 def gradient_axes(mesh: Mesh) -> Comm:
@@ -38,3 +43,5 @@ __all__ = [
     "part_order",
     "sequence_positions",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -40,7 +40,8 @@ class AllGatherAttention(SplitAttention):
     """
 
     def __init__(self, comm: Comm | None, length: int) -> None:
-        self.comm, self.length = comm, length
+        self.comm = self.sequence_comm = comm
+        self.length = length
         self.rank, self.size = (0, 1) if comm is None else (comm.rank, comm.size)
         self.rows = len(sequence_positions(length, self.rank, self.size))
 

@@ -54,7 +54,8 @@ class RingAttention(SplitAttention):
     """
 
     def __init__(self, comm: Comm, length: int) -> None:
-        self.comm, self.length = comm, length
+        self.comm = self.sequence_comm = comm
+        self.length = length
         self.spans = [self._spans(rank) for rank in range(comm.size)]
         self.rows = [sum(s.stop - s.start for s, _ in spans) for spans in self.spans]
 

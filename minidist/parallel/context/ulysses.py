@@ -47,7 +47,8 @@ class UlyssesAttention(Module):
         packed_fn: Callable[..., Tensor] = causal_attention,
         grouped_fn: Callable[..., Tensor] = grouped_query_attention,
     ) -> None:
-        self.comm, self.length, self.packed_fn, self.grouped_fn = comm, length, packed_fn, grouped_fn
+        self.comm = self.sequence_comm = comm
+        self.length, self.packed_fn, self.grouped_fn = length, packed_fn, grouped_fn
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""

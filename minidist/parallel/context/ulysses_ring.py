@@ -38,6 +38,7 @@ class UlyssesRingAttention(Module):
                 f"ulysses={quoted(ulysses)} does not divide the {comm.size} context-parallel ranks; use a divisor of"
                 f" {comm.size}"
             )
+        self.sequence_comm = comm
         mesh = init_device_mesh(comm, (comm.size // ulysses, ulysses), ("ring", "heads"))
         # Inside Ulysses a rank has all tokens of its group, which are those of one rank of the ring.
         ring = RingAttention(mesh["ring"], length)

@@ -32,12 +32,17 @@ Staleness-aware async-SGD, IJCAI 2016 (the rate divided by the staleness).
 Proved by: tests/parallel/test_parameter_server.py, tests/parallel/test_killed_workers.py
 """
 
-from minidist.parallel.parameter_server.server import Server, Updates
-from minidist.parallel.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
-from minidist.parallel.parameter_server.server_job import ServerResult, check, run, server_bytes
-from minidist.parallel.parameter_server.server_replay import ServerRecord, read_records, replay
-from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights, assign_keys, make_shards
-from minidist.parallel.parameter_server.worker import Gradient
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.parallel.parameter_server.server import Server, Updates
+    from minidist.parallel.parameter_server.server_config import Consistency, ServerConfig, parse_consistency
+    from minidist.parallel.parameter_server.server_job import ServerResult, check, run, server_bytes
+    from minidist.parallel.parameter_server.server_replay import ServerRecord, read_records, replay
+    from minidist.parallel.parameter_server.server_shards import Rows, ServerShard, Weights, assign_keys, make_shards
+    from minidist.parallel.parameter_server.worker import Gradient
 
 __all__ = [
     "Consistency",
@@ -59,3 +64,5 @@ __all__ = [
     "run",
     "server_bytes",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -12,37 +12,48 @@ shard_context.py       what a parallel style is given
 grad_norm.py           the norm of the global gradient
 """
 
-from minidist.parallel.tensor.grad_norm import clip_grad_norm_
-from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
-from minidist.parallel.tensor.parallelize import gpt_plan, llama_plan, mlp_plan, parallelize_module
-from minidist.parallel.tensor.regions import (
-    copy_to_tensor_parallel_region,
-    gather_from_sequence_parallel_region,
-    gather_from_tensor_parallel_region,
-    reduce_from_tensor_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-    scatter_to_sequence_parallel_region,
-    scatter_to_tensor_parallel_region,
-)
-from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.tensor.sharding import boxes, full_state_dict, full_tensor, load_full_state_dict, local_tensor
-from minidist.parallel.tensor.styles import (
-    ColwiseParallel,
-    HeadParallel,
-    LossParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-    VocabParallel,
-)
-from minidist.parallel.tensor.vocabulary import (
-    VocabParallelEmbedding,
-    VocabParallelHead,
-    padded_vocab_size,
-    vocab_parallel_cross_entropy,
-    vocab_range,
-)
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.parallel.tensor.grad_norm import clip_grad_norm_
+    from minidist.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+    from minidist.parallel.tensor.parallelize import gpt_plan, llama_plan, mlp_plan, parallelize_module
+    from minidist.parallel.tensor.regions import (
+        copy_to_tensor_parallel_region,
+        gather_from_sequence_parallel_region,
+        gather_from_tensor_parallel_region,
+        reduce_from_tensor_parallel_region,
+        reduce_scatter_to_sequence_parallel_region,
+        scatter_to_sequence_parallel_region,
+        scatter_to_tensor_parallel_region,
+    )
+    from minidist.parallel.tensor.shard_context import ShardContext
+    from minidist.parallel.tensor.sharding import (
+        boxes,
+        full_state_dict,
+        full_tensor,
+        load_full_state_dict,
+        local_tensor,
+    )
+    from minidist.parallel.tensor.styles import (
+        ColwiseParallel,
+        HeadParallel,
+        LossParallel,
+        ParallelStyle,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        VocabParallel,
+    )
+    from minidist.parallel.tensor.vocabulary import (
+        VocabParallelEmbedding,
+        VocabParallelHead,
+        padded_vocab_size,
+        vocab_parallel_cross_entropy,
+        vocab_range,
+    )
 
 __all__ = [
     "ColumnParallelLinear",
@@ -79,3 +90,5 @@ __all__ = [
     "vocab_parallel_cross_entropy",
     "vocab_range",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

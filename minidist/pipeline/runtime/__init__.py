@@ -14,12 +14,17 @@ versions.py          the versions of weights that are still needed
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """
 
-from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile, LayerTimes
-from minidist.pipeline.runtime.pipedream import WeightVersions
-from minidist.pipeline.runtime.pipeline import Pipeline
-from minidist.pipeline.runtime.post_validation import PostValidation
-from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection, cut_model, split_model
-from minidist.pipeline.runtime.stream import Stream, plan_length
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+
+if TYPE_CHECKING:
+    from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile, LayerTimes
+    from minidist.pipeline.runtime.pipedream import WeightVersions
+    from minidist.pipeline.runtime.pipeline import Pipeline
+    from minidist.pipeline.runtime.post_validation import PostValidation
+    from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection, cut_model, split_model
+    from minidist.pipeline.runtime.stream import Stream, plan_length
 
 __all__ = [
     "GivenProfile",
@@ -35,3 +40,5 @@ __all__ = [
     "plan_length",
     "split_model",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -82,7 +82,7 @@ def test_every_line_is_one_write(flags):
     """So that a launcher can pass lines on whole: a socket of packets shows the writes of a process."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = """
-from minidist.comm.launch import whole_lines
+from minidist.comm.mpi.execute import whole_lines
 whole_lines()
 for i in range(3):
     print("line", i, "x" * 3000)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import DeadlockError, MismatchError
-from minidist.base.trace import Trace, read_traces, write_traces
+from minidist.base.trace import Trace
+from minidist.base.trace_file import read_traces, write_traces
 from minidist.comm import ANY, LinkModel, SimWorld, earliest, explore, replay, seeded
 from minidist.comm.sim.choosers import Candidate, drawn
 
