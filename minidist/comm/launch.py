@@ -22,7 +22,6 @@ from minidist.base.interrupts import EXIT_CODE, interrupted
 from minidist.base.limits import check_ranks
 from minidist.base.process import tune_process
 from minidist.base.trace import Trace
-from minidist.base.trace_file import TRACE_BEGINS, write_traces
 from minidist.comm.call_site import lines_of
 from minidist.comm.launched import launched_size
 from minidist.comm.sim.world import SimWorld
@@ -106,11 +105,12 @@ def is_mistyped(word: str) -> bool:
     return name.startswith("--") and bool(difflib.get_close_matches(name, FLAGS, n=1, cutoff=0.85))
 
 
-def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS, mark: str = "") -> None:
+def writable(path: str | Path, flag: str = "--trace", begins: str | None = None, mark: str = "") -> None:
     """Make the folder of the file of `flag`; raise UsageError now, not after the run, when it cannot be written.
 
-    begins: how every file of this kind begins. mark: what every such file has in its first or last MARKED bytes. An
-    existing file without them is a user's own, which must not be overwritten: UsageError.
+    begins: how every file of this kind begins; as a trace does, unless it is given. mark: what every such file has in
+    its first or last MARKED bytes. An existing file without them is a user's own, which must not be overwritten:
+    UsageError.
     """
     path, found, ends = Path(path), b"", b""
     try:
@@ -130,6 +130,10 @@ def writable(path: str | Path, flag: str = "--trace", begins: str = TRACE_BEGINS
         ) from None
 
     # A killed run may have left only a part of the beginning.
+    if begins is None:
+        from minidist.base.trace_file import TRACE_BEGINS
+
+        begins = TRACE_BEGINS
     beginning, marked = found[: len(begins)], not found or mark.encode() in found or mark.encode() in ends
     if not begins.encode().startswith(beginning) or not marked:
         raise UsageError(
@@ -223,9 +227,7 @@ def execute(
             raise
         except Exception as error:
             if trace:  # the picture of a deadlock is drawn from what was recorded up to it
-                write_traces(
-                    trace, world.traces, world="simulated", incomplete=f"the run ended with {type(error).__name__}"
-                )
+                _write(trace, world.traces, world="simulated", incomplete=f"the run ended with {type(error).__name__}")
             raise
         outcome = Outcome("simulated", world.size, results, results, world.traces, world.end_time, world.uneven)
     else:
@@ -235,8 +237,15 @@ def execute(
         size, local, by_rank = execute_mpi(main, arguments, timeout=timeout, synchronous=synchronous, **options)
         outcome = Outcome("mpi", size, local, [result for result, _ in by_rank], [trace for _, trace in by_rank])
     if trace and outcome.is_root:
-        write_traces(trace, outcome.traces, world=outcome.world)
+        _write(trace, outcome.traces, world=outcome.world)
     return outcome
+
+
+def _write(path: str, traces: list[Trace], **header: Any) -> None:
+    # A run without a file loads nothing that writes one.
+    from minidist.base.trace_file import write_traces
+
+    write_traces(path, traces, **header)
 
 
 def tune() -> None:

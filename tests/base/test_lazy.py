@@ -31,7 +31,7 @@ def test_every_name_of_a_package_is_there_and_is_no_module():
 def test_another_name_is_an_attribute_error_as_of_any_module():
     with pytest.raises(AttributeError, match=r"module 'minidist.nn' has no attribute 'Linearr'"):
         importlib.import_module("minidist.nn").Linearr  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'Linearr' from 'minidist.nn'"):
+    with pytest.raises(ImportError, match=r"cannot import name 'Linearr' from 'minidist.nn'"):
         exec("from minidist.nn import Linearr")
 
 
