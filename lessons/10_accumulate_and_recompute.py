@@ -120,7 +120,7 @@ for title, plan in plans.items():
 #
 # `checkpoint(fn, x)` runs `fn` without recording and keeps x. When backward comes to it, it runs
 # `fn` again, now recording, and runs backward through what it has just recorded
-# ([checkpoint.py](../minidist/autograd/checkpoint.py)). By hand, for layers tanh(x W):
+# ([checkpoint.py](../minidist/autograd/ops/checkpoint.py)). By hand, for layers tanh(x W):
 
 
 # %%

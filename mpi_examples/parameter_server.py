@@ -14,7 +14,7 @@ import numpy as np
 
 from minidist.base.trace import Trace
 from minidist.comm import launch
-from minidist.comm.launch import under_mpiexec
+from minidist.comm.launching import under_mpiexec
 from minidist.data.generated import markov
 from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps

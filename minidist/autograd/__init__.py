@@ -9,30 +9,14 @@ precision.py       autocast
 operands.py        what every operation does with its operands first
 operators.py       the operators and methods of a tensor
 function.py        operations of one's own
-elementwise.py     operations on each element
-matrix.py          matrix products
-linear.py          product, bias and activation in one node
-reductions.py      sums, means, maxima and softmaxes
-shaping.py         reshape, transpose, join, cut, index
-attention.py       causal self-attention
-rotary.py          rotary position embedding
-gelu.py            GELU
-swiglu.py          the gate of a SwiGLU layer
-layer_norm.py      layer normalisation
-rms_norm.py        RMS normalisation
-batch_norm.py      batch normalisation
-convolution.py     convolution over images
-pooling.py         maximum pooling over images
-embedding.py       table look-up
-dropout.py         dropout
-cross_entropy.py   the loss of a classifier or language model
+ops/               the operations, one file each, with their gradients
 distillation.py    the loss of a student that learns from a teacher's probabilities
-checkpoint.py      recomputation
 gradcheck.py       gradients compared with finite differences
 errors.py          errors of operations and of backward passes
 """
 
-from minidist.autograd.attention import causal_attention, causal_attention_composite, causal_attention_heads
+from typing import TYPE_CHECKING
+
 from minidist.autograd.backward import (
     BackwardPass,
     WeightGradStore,
@@ -43,56 +27,69 @@ from minidist.autograd.backward import (
     is_in_backward,
     map_tensors,
 )
-from minidist.autograd.checkpoint import checkpoint
-from minidist.autograd.cross_entropy import cross_entropy, mse_loss
-from minidist.autograd.distillation import distillation_loss
-from minidist.autograd.dropout import dropout
-from minidist.autograd.elementwise import (
-    absolute,
-    add,
-    div,
-    exp,
-    gelu_composite,
-    log,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    pow,
-    relu,
-    sigmoid,
-    sqrt,
-    sub,
-    tanh,
-    where,
-)
-from minidist.autograd.embedding import embedding
-from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
-from minidist.autograd.function import Function
-from minidist.autograd.gelu import gelu
 from minidist.autograd.gradcheck import gradcheck
-from minidist.autograd.layer_norm import layer_norm, layer_norm_composite
-from minidist.autograd.linear import linear
-from minidist.autograd.matrix import matmul
-from minidist.autograd.modes import (
-    contribution_recorder,
-    enable_grad,
-    is_grad_enabled,
-    no_grad,
-    saved_tensors_hook,
-    set_grad_enabled,
-)
-from minidist.autograd.node import Node, SavedTensor, detect_in_place_changes
-from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter
-from minidist.autograd.reductions import log_softmax, max, mean, softmax, sum
-from minidist.autograd.rms_norm import rms_norm
-from minidist.autograd.rotary import rotary, rotary_angles
-from minidist.autograd.shaping import broadcast_to, concatenate, getitem, reshape, split, stack, swapaxes, transpose
-from minidist.autograd.swiglu import swiglu
-from minidist.autograd.tensor import HalfOperand, MeanOfRows, Tensor, record
-from minidist.base.flop_counter import FlopCounter, current_flop_counter
+from minidist.base.lazy import lazy_imports
 
 from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
+
+if TYPE_CHECKING:
+    from minidist.autograd.distillation import distillation_loss
+    from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
+    from minidist.autograd.function import Function
+    from minidist.autograd.modes import (
+        contribution_recorder,
+        enable_grad,
+        is_grad_enabled,
+        no_grad,
+        saved_tensors_hook,
+        set_grad_enabled,
+    )
+    from minidist.autograd.node import Node, SavedTensor, detect_in_place_changes
+    from minidist.autograd.ops.attention import causal_attention, causal_attention_composite, causal_attention_heads
+    from minidist.autograd.ops.checkpoint import checkpoint
+    from minidist.autograd.ops.cross_entropy import cross_entropy, mse_loss
+    from minidist.autograd.ops.dropout import dropout
+    from minidist.autograd.ops.elementwise import (
+        absolute,
+        add,
+        div,
+        exp,
+        gelu_composite,
+        log,
+        maximum,
+        minimum,
+        mul,
+        neg,
+        pow,
+        relu,
+        sigmoid,
+        sqrt,
+        sub,
+        tanh,
+        where,
+    )
+    from minidist.autograd.ops.embedding import embedding
+    from minidist.autograd.ops.gelu import gelu
+    from minidist.autograd.ops.layer_norm import layer_norm, layer_norm_composite
+    from minidist.autograd.ops.linear import linear
+    from minidist.autograd.ops.matrix import matmul
+    from minidist.autograd.ops.reductions import log_softmax, max, mean, softmax, sum
+    from minidist.autograd.ops.rms_norm import rms_norm
+    from minidist.autograd.ops.rotary import rotary, rotary_angles
+    from minidist.autograd.ops.shaping import (
+        broadcast_to,
+        concatenate,
+        getitem,
+        reshape,
+        split,
+        stack,
+        swapaxes,
+        transpose,
+    )
+    from minidist.autograd.ops.swiglu import swiglu
+    from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter
+    from minidist.autograd.tensor import HalfOperand, MeanOfRows, Tensor, record
+    from minidist.base.flop_counter import FlopCounter, current_flop_counter
 
 __all__ = [
     "AutogradError",
@@ -176,3 +173,5 @@ __all__ = [
     "transpose",
     "where",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -16,9 +16,9 @@ Proved by: tests/autograd/test_fused.py
 from math import inf
 from typing import Any
 
-from minidist.autograd.cross_entropy import checked_divisor, checked_targets
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.operands import operand
+from minidist.autograd.ops.cross_entropy import checked_divisor, checked_targets
 from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted

@@ -9,10 +9,10 @@ Proved by: tests/autograd/test_operations.py
 from typing import Any
 
 from minidist.autograd.backward import backward
-from minidist.autograd.elementwise import add, cast, div, exp, log, mul, neg, pow, relu, sqrt, sub, tanh
-from minidist.autograd.matrix import matmul
-from minidist.autograd.reductions import max, mean, sum
-from minidist.autograd.shaping import getitem, reshape, transpose
+from minidist.autograd.ops.elementwise import add, cast, div, exp, log, mul, neg, pow, relu, sqrt, sub, tanh
+from minidist.autograd.ops.matrix import matmul
+from minidist.autograd.ops.reductions import max, mean, sum
+from minidist.autograd.ops.shaping import getitem, reshape, transpose
 from minidist.autograd.tensor import Tensor
 
 

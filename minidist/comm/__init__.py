@@ -6,7 +6,7 @@
 communicator.py     a group of ranks and its collective calls
 point_to_point.py   send and receive: the interface of both worlds
 mesh.py             ranks in a grid of axes
-launch.py           one way to start a program in any world
+launching.py        one way to start a program in any world
 sim/                the simulated world: ranks in one process, virtual time
 mpi/                the MPI world: every rank is a process
 launched.py         how many processes the launcher started
@@ -23,10 +23,10 @@ call_site.py        the user's line on which an operation started
 from typing import TYPE_CHECKING
 
 from minidist.base.lazy import lazy_imports
-from minidist.comm.launch import launch
 
 if TYPE_CHECKING:
     from minidist.comm.communicator import CollectiveCall, Comm
+    from minidist.comm.launching import launch
     from minidist.comm.mesh import Mesh, check_communicator, init_device_mesh
     from minidist.comm.mpi.world import MPIWorld
     from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work

@@ -189,7 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parse = command_line(first)
         # Before anything computes: bits depend on the number of BLAS threads.
         if first in COMMANDS or first in GROUPS:
-            from minidist.comm.launch import tune
+            from minidist.comm.launching import tune
 
             tune()
         code = parse(prog_name="minidist", standalone_mode=False)

@@ -117,7 +117,7 @@ def _own_functions(
 ) -> Result | None:
     """Compare what the user's function of a rank returns on every rank with what one device returns."""
     from minidist.base.trace_file import write_traces
-    from minidist.comm.launch import execute, under_mpiexec, writable
+    from minidist.comm.launching import execute, under_mpiexec, writable
     from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function
     from minidist.job.train.progress import Clock
 

@@ -20,7 +20,7 @@ from minidist.base.errors import UsageError, quoted
 from minidist.base.meta import creating_meta
 from minidist.base.process import infrequent_gc
 from minidist.comm import Comm, SimWorld
-from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
+from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.commands.output import Result

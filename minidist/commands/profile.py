@@ -12,7 +12,7 @@ import typer
 
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
-from minidist.comm.launch import writable
+from minidist.comm.launching import writable
 from minidist.commands.options import takes_config
 from minidist.commands.output import Result, json_or_table, say
 from minidist.job.config.train_config import TrainConfig

@@ -17,8 +17,8 @@ from minidist.base.errors import UsageError, quoted_path
 from minidist.base.limits import check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.comm import Comm
-from minidist.comm.launch import Outcome, execute, under_mpiexec, writable
 from minidist.comm.launched import launched_rank, launched_size
+from minidist.comm.launching import Outcome, execute, under_mpiexec, writable
 from minidist.comm.mpi.agreement import check_same_settings
 from minidist.data import data_digest, load_dataset
 from minidist.job.checkpoint.directory import Checkpoint, save_bytes

@@ -15,7 +15,7 @@ from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
-from minidist.comm.launch import writable
+from minidist.comm.launching import writable
 from minidist.commands.flags import above_zero, command_line
 from minidist.commands.output import Json, say
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor, is_grad_enabled
-from minidist.autograd.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
+from minidist.autograd.ops.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.base.half import is_half, upcast

@@ -15,7 +15,7 @@ Proved by: tests/nn/test_convolution.py, tests/train/test_cnn.py
 from typing import Any
 
 from minidist.autograd import Tensor, relu
-from minidist.autograd.pooling import global_avg_pool2d, max_pool2d
+from minidist.autograd.ops.pooling import global_avg_pool2d, max_pool2d
 from minidist.base import arrays as xp
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.convolution import Conv2d

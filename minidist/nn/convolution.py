@@ -6,7 +6,7 @@ Proved by: tests/nn/test_convolution.py
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
-from minidist.autograd.convolution import conv2d
+from minidist.autograd.ops.convolution import conv2d
 from minidist.base import arrays as xp
 from minidist.nn.module import Module
 

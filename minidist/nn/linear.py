@@ -6,7 +6,7 @@ Proved by: tests/nn/test_modules.py, tests/nn/test_against_torch.py
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
-from minidist.autograd.linear import linear
+from minidist.autograd.ops.linear import linear
 from minidist.base import arrays as xp
 from minidist.nn.module import Module
 

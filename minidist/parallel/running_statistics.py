@@ -25,7 +25,7 @@ from minidist.collectives import all_gather
 from minidist.comm import Comm
 
 if TYPE_CHECKING:
-    from minidist.autograd.batch_norm import Statistics
+    from minidist.autograd.ops.batch_norm import Statistics
     from minidist.nn.batch_norm import BatchNorm
 
 Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, alike on all of them

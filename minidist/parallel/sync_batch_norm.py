@@ -16,7 +16,7 @@ Proved by: tests/parallel/test_sync_batch_norm.py, tests/train/test_cnn.py
 
 from typing import Any
 
-from minidist.autograd.batch_norm import Statistics
+from minidist.autograd.ops.batch_norm import Statistics
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce

@@ -16,7 +16,7 @@ from xml.sax.saxutils import escape
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
-from minidist.comm.launch import writable
+from minidist.comm.launching import writable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.base.files import writing
 from minidist.base.trace import MessageEvent, Trace
-from minidist.comm.launch import writable
+from minidist.comm.launching import writable
 from minidist.report.timeline import arrived, pairs
 
 _THREADS = ("compute", "send", "receive")

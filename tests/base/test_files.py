@@ -11,7 +11,7 @@ from minidist.base.trace import Trace
 from minidist.base.trace_file import read_traces, write_traces
 from minidist.cli import main
 from minidist.comm import SimWorld
-from minidist.comm.launch import execute
+from minidist.comm.launching import execute
 from minidist.job.checkpoint import Storage
 from minidist.report.frame import save
 from minidist.report.page import write_page

@@ -9,7 +9,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.base.trace import MessageEvent, SpanEvent, Trace
 from minidist.base.trace_file import only_steps, read_traces, read_unfinished, write_traces
-from minidist.comm.launch import execute
+from minidist.comm.launching import execute
 from minidist.commands.app import main
 from minidist.report.from_file import draw_report
 from minidist.report.run_gantt import run_gantt

@@ -88,7 +88,7 @@ def test_the_traceback_comes_when_asked_for(folder, flag, variable):
     assert answer.returncode == 1
     assert "Traceback (most recent call last)" in answer.stderr
     assert "in forward" in answer.stderr
-    assert "minidist/autograd/linear.py" in answer.stderr
+    assert "minidist/autograd/ops/linear.py" in answer.stderr
 
 
 def test_a_users_schedule_function_that_raises_is_named_with_its_line(folder):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.comm.launch import execute, writable
+from minidist.comm.launching import execute, writable
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.rules import RULES, as_markdown, check_rules, notices
@@ -91,7 +91,7 @@ CASES = {
     ),
     "own-model-with-recomputation": (
         {"model": "mine.py:net", "recompute": "full"},
-        "does not know the blocks of --model mine.py:net; call minidist.autograd.checkpoint",
+        "does not know the blocks of --model mine.py:net; call minidist.autograd.ops.checkpoint",
     ),
     "betas-by-optimizer": (
         {"betas": "0.9,0.9", "optimizer": "rmsprop"},

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, cross_entropy
-from minidist.autograd.attention import causal_attention
-from minidist.autograd.gelu import gelu_with_derivative
-from minidist.autograd.layer_norm import layer_norm
+from minidist.autograd.ops.attention import causal_attention
+from minidist.autograd.ops.gelu import gelu_with_derivative
+from minidist.autograd.ops.layer_norm import layer_norm
 from minidist.base import arrays as xp
 from minidist.base import meta_kernels
 from minidist.base.meta import MetaArray

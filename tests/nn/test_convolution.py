@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, cross_entropy, gradcheck
-from minidist.autograd.batch_norm import batch_norm
-from minidist.autograd.convolution import conv2d
 from minidist.autograd.errors import AutogradError, ShapeError
-from minidist.autograd.pooling import global_avg_pool2d, max_pool2d
+from minidist.autograd.ops.batch_norm import batch_norm
+from minidist.autograd.ops.convolution import conv2d
+from minidist.autograd.ops.pooling import global_avg_pool2d, max_pool2d
 from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.nn import Linear, Module

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minidist.comm.launch import execute
+from minidist.comm.launching import execute
 from minidist.commands.runner import number_of_ranks, summarize
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train

@@ -11,7 +11,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.comm.launch import execute
+from minidist.comm.launching import execute
 from minidist.commands.runner import number_of_ranks, run_training, summarize
 from minidist.job.checkpoint import Checkpoint
 from minidist.job.checkpoint.directory import complete_checkpoints

@@ -5,7 +5,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
-from minidist.comm.launch import execute
+from minidist.comm.launching import execute
 from minidist.commands.runner import number_of_ranks, summarize
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import TrainConfig, resolve_batches

@@ -104,7 +104,7 @@ def _shortened(output: str) -> str:
 
 def main(directory: str) -> None:
     """Run all cases of the job in `directory` as one rank."""
-    from minidist.comm.launch import execute
+    from minidist.comm.launching import execute
 
     refuse_exercises()
     job, inputs = pickle.loads((Path(directory) / "job").read_bytes())

@@ -47,7 +47,7 @@ def norm_counted_once_per_rank(patch: Patch) -> None:
 
 def new_mask(patch: Patch) -> None:
     """the replay continues to count random draws where the forward stopped"""
-    module = import_module("minidist.autograd.checkpoint")  # the package has a function of that name
+    module = import_module("minidist.autograd.ops.checkpoint")  # the package has a function of that name
     patch.setattr(module, "replay_calls", lambda calls: nullcontext())
 
 

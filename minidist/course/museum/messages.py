@@ -5,7 +5,8 @@ Proved by: tests/museum/test_museum.py
 
 from typing import Any
 
-from minidist.autograd import Tensor, elementwise, operands
+from minidist.autograd import Tensor, operands
+from minidist.autograd.ops import elementwise
 from minidist.comm.sim.world import SimWorld
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch

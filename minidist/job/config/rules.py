@@ -149,7 +149,7 @@ MODEL_AND_DATA = (
         lambda j: j.is_own_model and j.recompute != "none",
         "--recompute {recompute} runs blocks of a model again, and minidist does not know the blocks of --model"
         " {model}",
-        "call minidist.autograd.checkpoint in its forward, or leave it out",
+        "call minidist.autograd.ops.checkpoint in its forward, or leave it out",
     ),
     Rule(
         "momentum-by-optimizer",

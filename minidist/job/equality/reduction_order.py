@@ -25,8 +25,8 @@ from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.user_file import is_user_function, load_function
 from minidist.collectives import ALGORITHMS
 from minidist.comm import Comm
-from minidist.comm.launch import execute, under_mpiexec
 from minidist.comm.launched import load_mpi
+from minidist.comm.launching import execute, under_mpiexec
 from minidist.comm.waiting import error_line
 from minidist.job.equality.summation_order import (
     DTYPES,

@@ -17,9 +17,9 @@ Proved by: tests/parallel/test_all_gather_attention.py
 from typing import Any
 
 from minidist.autograd import Function, Tensor, concatenate, reshape, softmax, stack, swapaxes, transpose, where
-from minidist.autograd.attention import WeightDropout
-from minidist.autograd.elementwise import cast
 from minidist.autograd.errors import ShapeError
+from minidist.autograd.ops.attention import WeightDropout
+from minidist.autograd.ops.elementwise import cast
 from minidist.base import arrays as xp
 from minidist.base.half import is_half
 from minidist.base.trace import purpose

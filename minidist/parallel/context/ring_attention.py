@@ -30,9 +30,9 @@ from operator import itemgetter
 from typing import Any
 
 from minidist.autograd import Tensor, current_flop_counter
-from minidist.autograd.attention import Drop, WeightDropout
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
+from minidist.autograd.ops.attention import Drop, WeightDropout
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.half import downcast, upcast

@@ -8,7 +8,7 @@ Proved by: tests/parallel/test_context.py, tests/parallel/test_all_gather_attent
 from typing import Any
 
 from minidist.autograd import Tensor, reshape
-from minidist.autograd.attention import WeightDropout
+from minidist.autograd.ops.attention import WeightDropout
 from minidist.nn.module import Module
 
 

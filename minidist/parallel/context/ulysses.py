@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minidist.autograd import Function, Tensor, causal_attention, concatenate, reshape
-from minidist.autograd.attention import WeightDropout
+from minidist.autograd.ops.attention import WeightDropout
 from minidist.base import arrays as xp
 from minidist.base.errors import check_divisible
 from minidist.base.layout import chunk_sizes, offsets

@@ -20,10 +20,10 @@ from math import inf
 from typing import Any
 
 from minidist.autograd import Tensor
-from minidist.autograd.cross_entropy import checked_divisor
 from minidist.autograd.distillation import log_softmax, teacher_rows
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
+from minidist.autograd.ops.cross_entropy import checked_divisor
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose

@@ -15,8 +15,8 @@ Proved by: tests/parallel/test_tensor.py
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
-from minidist.autograd.cross_entropy import checked_divisor
 from minidist.autograd.operands import operand
+from minidist.autograd.ops.cross_entropy import checked_divisor
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError

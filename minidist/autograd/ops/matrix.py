@@ -5,8 +5,8 @@ Proved by: tests/autograd/test_operations.py
 
 from typing import Any
 
-from minidist.autograd import shaping
 from minidist.autograd.operands import mismatch, operand, pair, unbroadcast
+from minidist.autograd.ops import shaping
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 

@@ -7,8 +7,8 @@ Proved by: tests/autograd/test_fused.py
 """
 
 from minidist.autograd.errors import AutogradError
-from minidist.autograd.gelu import gelu_with_derivative
 from minidist.autograd.operands import mismatch, operand, operands
+from minidist.autograd.ops.gelu import gelu_with_derivative
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.errors import quoted

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Protocol
 
-from minidist.autograd import elementwise, reductions, shaping
-from minidist.autograd.dropout import dropout as dropped
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch, operand
+from minidist.autograd.ops import elementwise, reductions, shaping
+from minidist.autograd.ops.dropout import dropout as dropped
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
