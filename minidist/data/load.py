@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from minidist.base.errors import UsageError, nearest, quoted, quoted_path
-from minidist.data.datasets import Dataset, TokenDataset
+from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason
+from minidist.base.user_file import is_user_function, load_function
+from minidist.data.datasets import Dataset, SampleDataset, TokenDataset
 from minidist.data.files import TOKEN_DTYPES, cifar_folder, idx_folder, npz_file, text_file, token_file
 from minidist.data.generated import glyphs, markov, pydoc_text, random_tokens
 
@@ -39,12 +40,33 @@ FILES: dict[str, Callable[[str], Dataset]] = {
 }
 
 
+@cache
+def _own(source: str) -> Dataset:
+    """Return what a user's function returns, called once per process; UsageError for anything but a data set."""
+    try:
+        dataset = load_function(source)()
+    except MinidistError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--data {quoted(source, marks=False)} raised {reason(error, named=True)}; it is called without arguments"
+        ) from error
+    if not isinstance(dataset, (TokenDataset, SampleDataset)):
+        raise UsageError(
+            f"--data {quoted(source, marks=False)} returned a {type(dataset).__name__}; return a"
+            " minidist.data.TokenDataset or SampleDataset"
+        )
+    return dataset
+
+
 def load_dataset(spec: str) -> Dataset:
-    """Return the dataset `pydoc`, `glyphs`, `markov`, `random:N`, `text:FILE`, `tokens:FILE`, `idx:DIR`, `cifar:DIR` or
-    `npz:FILE`.
+    """Return the dataset `pydoc`, `glyphs`, `markov`, `random:N`, `text:FILE`, `tokens:FILE`, `idx:DIR`, `cifar:DIR`,
+    `npz:FILE`, or what FILE.py:FUNCTION returns.
 
     Raises UsageError, with the value and the remedy, for an unknown name and for a file that cannot be used.
     """
+    if is_user_function(spec):
+        return _own(spec)
     # A name that minidist generates, or kind:path.
     kind, colon, path = spec.partition(":")
     if not colon and spec in GENERATED:

@@ -1,6 +1,7 @@
 """Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank.
 
 optimizer.py    what all optimizers share: slices, groups of parameters, the state
+named.py        the optimizer of a name, or of FILE.py:CLASS
 sgd.py          SGD, plain and with momentum
 adagrad.py      Adagrad
 rmsprop.py      RMSProp

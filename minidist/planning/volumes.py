@@ -32,7 +32,8 @@ from minidist.job.config.train_config import Batches, TrainConfig, pruning_of, u
 from minidist.job.train.repartition import CutRun, repartition_bytes
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.teacher import teacher_bytes
-from minidist.optim import NORM_BLOCK
+from minidist.optim import NORM_BLOCK, LayerwiseOptimizer
+from minidist.optim.named import optimizer_named
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
@@ -244,7 +245,7 @@ def _trust_ratios(
     config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
 ) -> Counter[str]:
     """Return the bytes of the norms of whole layers: summed over shards, and over tensor- and expert-parallel ranks."""
-    if config.optimizer not in ("lars", "lamb"):
+    if not issubclass(optimizer_named(config.optimizer), LayerwiseOptimizer):
         return Counter()
     dims, numbers = batches.dims, 0
     for axis in (axis for stages in pipeline for axis in stages):

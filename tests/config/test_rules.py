@@ -73,6 +73,10 @@ CASES = {
         {"trust_coefficient": 0.1, "optimizer": "lamb"},
         "--trust-coefficient 0.1 does not apply to --optimizer lamb; use lars",
     ),
+    "weight-decay-by-optimizer": (
+        {"optimizer": f"{Path(__file__).with_name('without_decay.py')}:WithoutDecay", "weight_decay": 0.1},
+        "--weight-decay 0.1 does not apply to --optimizer .*WithoutDecay, whose __init__ has no such parameter",
+    ),
     "trust-ratios-with-offload": (
         {"optimizer": "lamb", "offload": "optimizer"},
         "--optimizer lamb reads every gradient twice, .* use --offload none, or --zero 3",

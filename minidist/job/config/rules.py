@@ -18,7 +18,8 @@ from minidist.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag, pruning_of
-from minidist.optim import WarmupCosine
+from minidist.optim import LayerwiseOptimizer, Muon, WarmupCosine
+from minidist.optim.named import optimizer_named, takes
 from minidist.parallel.sparsity import check_prunable
 from minidist.techniques import installed, of_job, of_users
 from minidist.techniques.rule import Rule, Value, multiples, setting
@@ -153,7 +154,7 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "momentum-by-optimizer",
-        lambda j: j.momentum and j.optimizer not in ("sgd", "rmsprop", "lars", "muon"),
+        lambda j: j.momentum and not takes(j.optimizer, "momentum"),
         "--momentum {momentum} does not apply to --optimizer {optimizer}",
         "use sgd, rmsprop, lars or muon, or leave it out",
     ),
@@ -165,7 +166,7 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "nesterov-by-optimizer",
-        lambda j: j.nesterov and j.optimizer not in ("sgd", "muon"),
+        lambda j: j.nesterov and not takes(j.optimizer, "nesterov"),
         "--nesterov is a form of SGD's and Muon's momentum, and does not apply to --optimizer {optimizer}",
         "use sgd or muon, or leave it out",
     ),
@@ -177,32 +178,38 @@ MODEL_AND_DATA = (
     ),
     Rule(
         "betas-by-optimizer",
-        lambda j: j.betas is not None and j.optimizer not in ("adam", "adamw", "lamb", "muon"),
+        lambda j: j.betas is not None and not takes(j.optimizer, "betas"),
         "--betas {betas} does not apply to --optimizer {optimizer}",
         "use adam, adamw, lamb or muon, or leave it out",
     ),
     Rule(
         "eps-by-optimizer",
-        lambda j: j.eps is not None and j.optimizer in ("sgd", "lars"),
+        lambda j: j.eps is not None and not takes(j.optimizer, "eps"),
         "--eps {eps} does not apply to --optimizer {optimizer}, whose formula has none",
         "use another optimizer, or leave it out",
     ),
     Rule(
         "trust-coefficient-by-optimizer",
-        lambda j: changed(j, "trust_coefficient") and j.optimizer != "lars",
+        lambda j: changed(j, "trust_coefficient") and not takes(j.optimizer, "trust_coefficient"),
         "--trust-coefficient {trust_coefficient} does not apply to --optimizer {optimizer}",
         "use lars, or leave it out",
     ),
     Rule(
+        "weight-decay-by-optimizer",
+        lambda j: j.weight_decay and not takes(j.optimizer, "weight_decay"),
+        "--weight-decay {weight_decay} does not apply to --optimizer {optimizer}, whose __init__ has no such parameter",
+        "add it there, or leave it out",
+    ),
+    Rule(
         "trust-ratios-with-offload",
-        lambda j: j.optimizer in ("lars", "lamb") and j.offload == "optimizer",
+        lambda j: issubclass(optimizer_named(j.optimizer), LayerwiseOptimizer) and j.offload == "optimizer",
         "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
         " brings each of them to the host once",
         "use --offload none, or --zero 3 with --offload parameters",
     ),
     Rule(
         "muon-with-offload",
-        lambda j: j.optimizer == "muon" and j.offload == "optimizer",
+        lambda j: issubclass(optimizer_named(j.optimizer), Muon) and j.offload == "optimizer",
         "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
         " values of each back before the next gradient comes",
         "use --offload none, or --zero 3 with --offload parameters",

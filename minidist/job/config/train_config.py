@@ -25,6 +25,7 @@ from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is_size, size_range, whole_number
 from minidist.base.user_file import is_user_function
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
+from minidist.optim.named import OPTIMIZERS
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
@@ -76,7 +77,7 @@ class JobSettings(BaseModel):
         "",
         description=(
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
-            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE"
+            " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
         ),
     )
     prefetch_batches: int = Field(
@@ -88,8 +89,9 @@ class JobSettings(BaseModel):
 
     # optimization
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
-    optimizer: Literal["sgd", "adagrad", "rmsprop", "adam", "adamw", "lars", "lamb", "muon"] = Field(
-        "adamw", description="optimizer"
+    optimizer: str = Field(
+        "adamw",
+        description="optimizer (sgd | adagrad | rmsprop | adam | adamw | lars | lamb | muon), or your own, FILE.py:CLASS",
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
@@ -410,6 +412,14 @@ class JobSettings(BaseModel):
     def _known_model(cls, value: str) -> str:
         if value not in ("gpt", "llama", "mlp", "cnn") and not is_user_function(value):
             raise PydanticCustomError("model", "input should be 'gpt', 'llama', 'mlp', 'cnn' or FILE.py:FUNCTION")
+        return value
+
+    @field_validator("optimizer")
+    @classmethod
+    def _known_optimizer(cls, value: str) -> str:
+        if value not in OPTIMIZERS and not is_user_function(value):
+            names = ", ".join(map(repr, OPTIMIZERS))
+            raise PydanticCustomError("optimizer", "input should be {names} or FILE.py:CLASS", {"names": names})
         return value
 
     @field_validator("micro_batch", mode="wrap")

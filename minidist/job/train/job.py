@@ -36,21 +36,8 @@ from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.config.models import DTYPES, make_model
 from minidist.job.config.train_config import Batches, TrainConfig, pruning_of
 from minidist.job.train.teacher import DistillationLoss, SoftTargets, Teacher
-from minidist.optim import (
-    LAMB,
-    LARS,
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    DynamicLossScaler,
-    LayerwiseOptimizer,
-    Muon,
-    Optimizer,
-    RMSProp,
-    StaticLossScaler,
-    WarmupCosine,
-)
+from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
+from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
 from minidist.parallel.context import document_ids, documents
@@ -58,18 +45,6 @@ from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.techniques import Extension, of_job
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "rmsprop": RMSProp,
-    "adam": Adam,
-    "adamw": AdamW,
-    "lars": LARS,
-    "lamb": LAMB,
-    "muon": Muon,
-}
-
 
 Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
 
@@ -298,18 +273,22 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
     whole matrices (for Muon).
     """
     config = job.config
-    settings: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
-    if config.optimizer in ("sgd", "rmsprop", "lars", "muon"):
-        settings["momentum"] = config.momentum
-    if config.optimizer == "lars":
-        settings["trust_coefficient"] = config.trust_coefficient
-    if config.nesterov or config.optimizer == "muon":
-        settings["nesterov"] = config.nesterov
-    if config.betas is not None:
-        settings["betas"] = tuple(map(float, config.betas.split(",")))
-    if config.eps is not None:
-        settings["eps"] = config.eps
-    kind: Any = OPTIMIZERS[config.optimizer]
+    kind: Any = optimizer_named(config.optimizer)
+
+    # What the user set, of what this optimizer has.
+    betas = None if config.betas is None else tuple(map(float, config.betas.split(",")))
+    given = {
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "momentum": config.momentum,
+        "nesterov": config.nesterov,
+        "trust_coefficient": config.trust_coefficient,
+        "betas": betas,
+        "eps": config.eps,
+    }
+    settings: dict[str, Any] = {
+        n: value for n, value in given.items() if value is not None and takes(config.optimizer, n)
+    }
     if isinstance(exchange, LayerSums) and issubclass(kind, LayerwiseOptimizer):
         settings["layer_sums"] = exchange
     if isinstance(exchange, WholeMatrices):

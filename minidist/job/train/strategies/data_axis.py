@@ -26,7 +26,8 @@ from minidist.job.train.job import Exchange
 from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.nn.segments import recomputed_modules
-from minidist.optim import block_square_sums, clip_by_norm_
+from minidist.optim import Muon, block_square_sums, clip_by_norm_
+from minidist.optim.named import optimizer_named
 from minidist.parallel import GradientReducer, LayerSums, WholeMatrices
 from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
@@ -97,7 +98,7 @@ class Group:
 
         shards: the ranks of the data axis, when it has shards; replicas: when it has replicas.
         """
-        if config.optimizer == "muon":
+        if issubclass(optimizer_named(config.optimizer), Muon):
             return WholeMatrices(self.parameters, config.orthogonalize, replicas, **self.cut_by)
         return LayerSums(self.parameters, shards, **self.cut_by)
 
