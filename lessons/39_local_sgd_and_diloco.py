@@ -38,8 +38,8 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
-from minidist.parallel.local_sgd import PeriodicModelAverager
 from minidist.report import draw, show
+from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 
 # %% [markdown]
 # ## 2 Predict

@@ -15,8 +15,8 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
-from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
-from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
+from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
+from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer
 
 STEPS, ROWS = 60, 480
 

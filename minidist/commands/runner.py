@@ -37,7 +37,7 @@ from minidist.job.train.teacher import teacher_checkpoint
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
-from minidist.techniques import changes_batches, of_job
+from minidist.techniques import changes_batches, of_job, trains_alone
 
 
 @dataclass
@@ -379,7 +379,7 @@ def run_comparison(
 
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
     # Ranks that choose their batches while they train tell them afterwards.
-    own, expected = under_mpiexec() or config.local_steps > 0 or changes_batches(config), None
+    own, expected = under_mpiexec() or trains_alone(config) or changes_batches(config), None
     alone = Progress(config.steps, interactive and not own, "compare: one device", ends=False)
     with alone:
         if not own:

@@ -4,8 +4,6 @@ dims.py                 the degrees of parallelism and their communicators
 model_parallel.py       model parallelism applied to a whole model, one function per axis
 data_parallel.py        data parallelism
 gradients.py            gradients summed while backward runs
-local_sgd.py            local SGD
-streaming_diloco.py     outer steps of one fragment of the weights at a time
 zero.py                 ZeRO 1 and 2
 fsdp.py                 ZeRO 3: `fully_shard`
 layer_sums.py           the norms of whole layers, for LARS and LAMB

@@ -37,16 +37,14 @@ from minidist.optim.named import optimizer_named
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
-from minidist.parallel.local_sgd import local_sgd_volume
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.selection import selection_bytes
-from minidist.parallel.streaming_diloco import streaming_volume
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import Run, of_job
+from minidist.techniques import Run, of_job, trains_alone
 
 
 def closed_form_bytes(
@@ -164,14 +162,8 @@ def _data_axes(
             sent = ddp_volume(gradient, n)
             gathers = 0
 
-        # Local SGD averages weights every so many steps; a compressor states the bytes of its own messages.
-        if config.local_steps and config.streams_outer:
-            gathers += streaming_volume(axis.fragments, config.local_steps, first_step, first_step + steps, n)
-        elif config.local_steps:
-            gathers += -(-steps // config.local_steps) * local_sgd_volume(units, n)["parameter_gather"]
-            statistics = 2 * sum(axis.norms) * -(-steps // config.local_steps)  # mean and variance
-            total["metrics"] += groups * local_sgd_volume(statistics, n)["parameter_gather"] * NUMBER
-        elif config.batch_norm != "sync":
+        # Replicas that train alone send what their technique says.
+        if config.batch_norm != "sync" and not trains_alone(config):
             total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
         if plan is not None and axis.norms:
             # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
@@ -185,6 +177,7 @@ def _data_axes(
                 total["batch_norm"] += groups * steps * k * sum(sync_batch_norm_bytes(channels, n))
             for channels in axis.norms if stages_replayed else axis.norms_again:
                 total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
+        # A compressor states the bytes of its own messages.
         elements = sent["gradient_reduce"] if axis.reduced is None or n == 1 else axis.reduced
         reduced = elements * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced

@@ -3,6 +3,7 @@
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 data_ledger      --check-data: every sample is read once per epoch
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
+local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 
@@ -34,6 +35,7 @@ __all__ = [
     "installed",
     "of_job",
     "of_users",
+    "trains_alone",
 ]
 
 
@@ -69,6 +71,11 @@ def defaults() -> dict[str, Any]:
 def changes_batches(config: Any) -> bool:
     """Return whether a job's ranks choose their batches, or the shares of them, while they train."""
     return any(kind.changes_batches(config) for kind in installed())
+
+
+def trains_alone(config: Any) -> bool:
+    """Return whether each data-parallel rank of a job steps its replica alone, so that replicas differ."""
+    return any(extension.trains_alone for extension in of_job(config))
 
 
 def of_users(config: Any) -> Iterator[Extension]:

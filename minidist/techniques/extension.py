@@ -4,8 +4,10 @@ The training loop, the rules, the checkpoints and the volumes know no technique 
 the job at the same places. In the order of a job:
 
     build(job, comm)             the model and the data are made, nothing is parallel yet
+    meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
     forget()                     layers were run to measure them, which is no part of the training
     attached(strategy)           the layout is made; a context that lasts until the job ends, or has another layout
+    check_resume(checkpoint)     a checkpoint is about to be read
     load(state, samples), load_scalars(scalars)    a checkpoint is read
     for each step
         before_step(samples)     all ranks together will read so many samples
@@ -23,7 +25,7 @@ Each hook does nothing unless a technique overrides it. A folder of `minidist/te
 Proved by: tests/techniques/test_extensions.py
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,6 +34,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from minidist.comm import Comm
+from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.rule import Rule
 
 
@@ -88,7 +91,8 @@ class Extension:
     that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
     key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
     must have in common with the job that saved its checkpoint. evaluations: how many losses `evaluate` computes.
-    jumps: the flag, where a number that differs in its last bit may change a choice.
+    jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each
+    data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`).
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -101,6 +105,7 @@ class Extension:
     fixed: ClassVar[tuple[str, ...]] = ()
     evaluations: ClassVar[int] = 0
     jumps: ClassVar[str] = ""
+    trains_alone: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         # A class of its own has a state of its own, also where it is derived from another extension.
@@ -131,6 +136,14 @@ class Extension:
 
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
+
+    def meeting(self, replica: Replica) -> Meeting:
+        """Return what steps a rank's replica and lets it meet the others, in a technique that `trains_alone`."""
+        raise NotImplementedError
+
+    def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
+        """Return what lets replicas meet on one device. devices: has one for each, with its `job` and its `flat`."""
+        raise NotImplementedError
 
     def forget(self) -> None:
         """Forget what the model's layers have done since it was built."""
@@ -182,6 +195,9 @@ class Extension:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as values of JSON."""
         return {}
+
+    def check_resume(self, checkpoint: Any) -> None:
+        """Raise UsageError when the job cannot continue where a checkpoint ended. It has a `path` and a `step`."""
 
     def load(self, state: dict[str, Any] | None, samples: int) -> None:
         """Continue with the `state` of a checkpoint after `samples` samples. None: the job that saved it had none.

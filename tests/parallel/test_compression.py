@@ -14,7 +14,6 @@ from minidist.base.trace import purpose
 from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
-from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import (
     NAMES,
@@ -31,7 +30,6 @@ from minidist.parallel.compression import (
     quantize,
 )
 from minidist.parallel.gradients import make_buckets
-from minidist.parallel.local_sgd import PeriodicModelAverager
 from tests.parallel.replicas import Nested, batch
 
 SHAPES = [(5, 4), (3,), (4, 2, 3), (1, 6)]
@@ -540,73 +538,6 @@ def test_descent_reaches_the_common_minimum(make):
         assert np.abs(weight - sum(targets) / 3).max() < 0.05
 
 
-# local SGD
-# ----------------------------------------------------------------------------------------------------------------
-
-
-def local_steps(comm, every, steps, algorithm="ordered"):
-    model = Nested(np.float64, seed=comm.rank)
-    flat = FlatParameters(model.parameters())
-    average, optimizer = PeriodicModelAverager(flat, comm, every, algorithm=algorithm), SGD(flat, lr=0.05)
-    done = []
-    for step in range(steps):
-        _descend(model, flat, optimizer, step * comm.size + comm.rank)
-        done.append(average.step())
-    return flat.data.copy(), done, flat.version
-
-
-def _descend(model, flat, optimizer, number):
-    inputs, gradient = batch(number, dtype=np.float64)
-    flat.zero_grad()
-    model(Tensor(inputs)).backward(gradient / 50)
-    optimizer.step()
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("every", [1, 3])
-def test_local_sgd_is_its_replay_on_one_device(ranks, every):
-    """The replicas one after the other, averaged in rank order: the same bits, also between two averages."""
-    steps = 7
-    replicas = [Nested(np.float64, seed=0) for _ in range(ranks)]
-    flats = [FlatParameters(model.parameters()) for model in replicas]
-    optimizers = [SGD(flat, lr=0.05) for flat in flats]
-    for step in range(steps):
-        for rank in range(ranks):
-            _descend(replicas[rank], flats[rank], optimizers[rank], step * ranks + rank)
-        if (step + 1) % every == 0:
-            total = flats[0].data.copy()
-            for flat in flats[1:]:
-                total = total + flat.data
-            for flat in flats:
-                flat.data[...] = total / ranks
-                flat.updated()
-    world = SimWorld(ranks)
-    for rank, (weights, done, version) in enumerate(world.run(local_steps, every, steps)):
-        assert version == steps + sum(done)  # an average is an update, too: what a tape saw before it is stale
-        assert weights.tobytes() == flats[rank].data.tobytes()
-        assert done == [(step + 1) % every == 0 for step in range(steps)]
-        sent = sum(m.nbytes for m in world.traces[rank].sent("parameter_gather"))
-        assert sent == sum(done) * volume("all_reduce", "ring", weights.size, ranks, rank).elements * 8
-
-
-def test_local_sgd_with_one_step_is_data_parallelism():
-    def parallel(comm):
-        model = Nested(np.float64)
-        ddp = DistributedDataParallel(model, comm)
-        optimizer = SGD(ddp.flat, lr=0.05)
-        for step in range(4):
-            inputs, gradient = batch(step * comm.size + comm.rank, dtype=np.float64)
-            ddp.flat.zero_grad()
-            ddp(Tensor(inputs)).backward(gradient / 50)
-            optimizer.step()
-        return ddp.flat.data.copy()
-
-    np.testing.assert_allclose(
-        SimWorld(3).run(local_steps, 1, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-12
-    )
-    assert not np.allclose(SimWorld(3).run(local_steps, 2, 4)[0][0], SimWorld(3).run(parallel)[0], rtol=0, atol=1e-6)
-
-
 # bad input
 # ----------------------------------------------------------------------------------------------------------------
 
@@ -617,10 +548,6 @@ BAD = {
     "dtype": (lambda c: Cast(c, "float32"), "float16 or bfloat16"),
     "levels": (lambda c: QSGD(c, 128), "128 levels"),
     "rank": (lambda c: PowerSGD(c, 0), "rank 0: PowerSGD: rank=0; it must be a whole number of at least 1"),
-    "every": (
-        lambda c: PeriodicModelAverager(FlatParameters(Nested().parameters()), c, 0),
-        "every=0; it must be a whole number",
-    ),
 }
 
 

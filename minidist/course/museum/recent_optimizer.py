@@ -18,8 +18,8 @@ from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import FullySharded
 from minidist.optim.schedule import WarmupLinear
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
-from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.zero import ShardReducer
+from minidist.techniques.local_sgd.averaging import OuterOptimizer
 
 CHECKS, RESUME = "tests/museum/test_recent_optimizer.py", "tests/checkpoint/test_resume.py"
 TINY: dict[str, Any] = {"width": 8, "layers": 1, "context": 4, "precision": "fp64"}
@@ -269,7 +269,7 @@ EXHIBITS = [
         " common weights less the average of the replicas. Its sign was mended in this pull request.",
         opposite_sign,
         jobs.train_job(2, steps=4, local_steps=2, outer_optimizer="nesterov", optimizer="sgd", **TINY),
-        (Catch("tests/train/test_local_steps.py", "test_two_rounds_of_the_paper_by_hand"),),
+        (Catch("tests/techniques/test_local_steps.py", "test_two_rounds_of_the_paper_by_hand"),),
         "https://github.com/meta-pytorch/torchft/pull/233",
     ),
     Exhibit(

@@ -82,13 +82,6 @@ FIXED = (
     "sparsity_pattern",
     "seed",
     "evaluate_every",
-    "local_steps",
-    "outer_optimizer",
-    "outer_lr",
-    "outer_momentum",
-    "outer_fragments",
-    "outer_delay",
-    "outer_mixing",
     "distill_from",  # compared by the teacher's weights, where the checkpoint has that
     "temperature",
     "distill_weight",
@@ -392,7 +385,7 @@ def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> N
 
 
 def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
-    """Raise UsageError when the checkpoint has an optimizer for each of another number of replicas (--local-steps)."""
+    """Raise UsageError when the checkpoint has an optimizer for each of another number of replicas that train alone."""
     stored = {name.split("/")[1] for name in checkpoint.tensors if name.startswith("replica/")}
     ranks = strategy.axes.data.size
     if stored and len(stored) != ranks:
@@ -490,13 +483,8 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
             f" --global-batch {state.global_batch}"
         )
-    # The last step of local SGD ends with an average, which a longer job would not make there.
-    if config.local_steps and not config.streams_outer and checkpoint.step % config.local_steps:
-        raise UsageError(
-            f"the checkpoint {path!r} was saved at the end of a job, after {checkpoint.step} steps, where --local-steps"
-            f" {config.local_steps} makes no average otherwise; resume --from-step with a multiple of"
-            f" {config.local_steps}, or begin a new job with --init-from"
-        )
+    for extension in job.extensions:
+        extension.check_resume(checkpoint)
     if checkpoint.step >= config.steps:
         raise UsageError(
             f"the checkpoint {quoted_path(path)} has {checkpoint.step} steps already; raise --steps above"

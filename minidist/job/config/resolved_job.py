@@ -33,6 +33,10 @@ class ResolvedJob:
         """Return a setting or a property of a technique that may not be installed; None without it."""
         return getattr(self, name, None)
 
+    def is_changed(self, name: str) -> bool:
+        """Return whether a setting differs from its default."""
+        return bool(getattr(self, name) != TrainConfig.model_fields[name].default)
+
     def small_model(self) -> Any:
         """Return the job's model with one block: blocks of the package's own models are equal. A user's is whole."""
         config = self.config
@@ -42,14 +46,6 @@ class ResolvedJob:
     def dp(self) -> int:
         """Data-parallel ranks, also where the config leaves them open."""
         return self.dims.dp
-
-    @property
-    def streaming_flag(self) -> str:
-        """The flag that makes outer steps those of Streaming DiLoCo, with its value."""
-        if self.config.outer_fragments > 1:
-            return f"--outer-fragments {self.config.outer_fragments}"
-        delay, mixing = self.config.outer_delay, self.config.outer_mixing
-        return f"--outer-delay {delay}" if delay else f"--outer-mixing {mixing:g}"
 
     @property
     def replicas(self) -> str | None:

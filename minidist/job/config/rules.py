@@ -72,7 +72,7 @@ def ineffective(name: str, effective: Callable[[ResolvedJob], bool]) -> Value:
 
 def changed(job: ResolvedJob, name: str) -> bool:
     """Return whether a setting differs from its default."""
-    return bool(getattr(job, name) != TrainConfig.model_fields[name].default)
+    return job.is_changed(name)
 
 
 def _divides(part: int, shards: int) -> bool:
@@ -320,13 +320,6 @@ COMPRESSION = (
         "use --reduction ring or ordered",
     ),
     Rule(
-        "reduction-with-local-steps",
-        lambda j: j.local_steps and j.reduction not in ("ring", "ordered"),
-        "not built: --local-steps {local_steps} averages weights, and of --reduction {reduction} the closed form of the"
-        " bytes and the replay on one device are for gradients",
-        "use --reduction ring or ordered",
-    ),
-    Rule(
         "compression-with-loss-scaling",
         # A cast passes an overflow on as it is.
         lambda j: j.compressor not in ("none", "fp16", "bf16") and j.precision == "fp16",
@@ -414,7 +407,7 @@ SPARSITY = (
     ),
     Rule(
         "sparsity-with-local-steps",
-        lambda j: j.prunes and j.local_steps,
+        lambda j: j.prunes and j.optional("local_steps"),
         "--local-steps {local_steps} gives replicas different weights, and with them {pruning_flag} different masks",
         "leave one of them out",
     ),
@@ -573,88 +566,8 @@ UNEVEN_ROWS = (
     ),
 )
 
-# Measurements and averages need whole replicas, or a moment at which all ranks have finished a step.
+# What all rows are normalised or evaluated by needs a moment at which all ranks have finished a step.
 REPLICAS = (
-    Rule(
-        "local-steps-need-replicas",
-        lambda j: j.local_steps and not j.replicas_only,
-        "not built: --local-steps {local_steps} with replicas of several ranks each, so it combines with --dp and no"
-        " other axis, no --zero and no --strategy ps",
-        "change the layout, or leave it out",
-    ),
-    Rule(
-        "local-steps-precision",
-        lambda j: j.local_steps and j.half,
-        "not built: with --precision {precision} the optimizer steps float32 copies of the weights, and --local-steps"
-        " {local_steps} averages the weights and not these",
-        "use --precision fp32",
-    ),
-    Rule(
-        "local-steps-with-clip",
-        both("local_steps", "clip"),
-        "not built: --clip {clip} of each replica's own gradient, which with --local-steps {local_steps} is never"
-        " summed over the replicas",
-        "leave it out",
-    ),
-    # Settings that compare or combine replicas step by step.
-    *(
-        Rule(
-            f"local-steps-with-{name.replace('_', '-')}",
-            both("local_steps", name),
-            f"{flag(name)} does not combine with --local-steps {{local_steps}}: between two averages the replicas have"
-            " different weights and gradients",
-            "leave it out",
-        )
-        for name in ("synchronize_each",)
-    ),
-    Rule(
-        "local-steps-with-sync-batch-norm",
-        lambda j: j.local_steps and j.batch_norm == "sync",
-        "--batch-norm sync normalises by the statistics of all replicas, and with --local-steps {local_steps} these"
-        " have different weights",
-        "use --batch-norm local",
-    ),
-    Rule(
-        "local-steps-saved-with-an-average",
-        # Streaming DiLoCo saves the weights of each replica, too.
-        lambda j: j.local_steps and not j.streams_outer and j.every is not None and j.every % j.local_steps,
-        "--every {every} would save between two averages of --local-steps {local_steps}, where replicas have different"
-        " weights",
-        "use --every {near}",
-        {"near": lambda j: multiples(j.every, j.local_steps)},
-    ),
-    Rule(
-        "outer-fragments-in-a-round",
-        lambda j: j.local_steps and j.outer_fragments > j.local_steps,
-        "--outer-fragments {outer_fragments} take turns within --local-steps {local_steps} steps, one per step at most",
-        "use --outer-fragments {local_steps}, or more --local-steps",
-    ),
-    Rule(
-        "outer-delay-in-a-round",
-        lambda j: j.local_steps and j.outer_delay >= j.local_steps,
-        "--outer-delay {outer_delay} would merge a fragment when it is sent again, after --local-steps {local_steps}",
-        "use --outer-delay {near}",
-        {"near": lambda j: str(j.local_steps - 1)},
-    ),
-    Rule(
-        "streaming-outer-steps-with-batch-norm",
-        lambda j: j.local_steps and j.streams_outer and j.model == "cnn" and j.batch_norm != "none",
-        "{streaming_flag} averages layers at different steps, and the running statistics of --batch-norm {batch_norm}"
-        " belong to weights of one step",
-        "use --batch-norm none",
-    ),
-    Rule(
-        "local-steps-with-bucket-cap-mb",
-        lambda j: j.local_steps and changed(j, "bucket_cap_mb"),
-        "--bucket-cap-mb {bucket_cap_mb} does not apply to --local-steps {local_steps}, which sends no gradients",
-        "leave it out",
-    ),
-    Rule(
-        "local-steps-with-compression",
-        lambda j: j.local_steps and j.compressor != "none",
-        "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
-        "leave it out",
-    ),
     Rule(
         "sync-batch-norm-with-server",
         lambda j: j.server and j.batch_norm == "sync",
@@ -1096,15 +1009,9 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("attention", lambda j: j.cp > 1, "--cp 2 or more"),
     (
         "orthogonalize",
-        lambda j: j.optimizer == "muon" and not (j.server or j.local_steps or j.asynchronous),
+        lambda j: j.optimizer == "muon" and not (j.server or j.optional("local_steps") or j.asynchronous),
         "--optimizer muon on ranks that step together",
     ),
-    ("outer_optimizer", lambda j: bool(j.local_steps), "--local-steps"),
-    ("outer_lr", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
-    ("outer_momentum", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
-    ("outer_fragments", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
-    ("outer_delay", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
-    ("outer_mixing", lambda j: j.outer_optimizer != "none", "--outer-optimizer nesterov"),
     ("ulysses", lambda j: j.attention == "ulysses-ring", "--attention ulysses-ring"),
     ("prefetch", lambda j: j.zero == 3, "--zero 3"),
     ("reduce_bucket_size", lambda j: j.zero in (1, 2), "--zero 1 or 2"),
@@ -1168,8 +1075,6 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("bucket_cap_mb", lambda j: False),
     # The replicas of an asynchronous pipeline's stage are ranks of the pipeline.
     ("reduction", lambda j: j.replicas is not None),
-    # One rank alone averages nothing, and its outer optimizer steps all the same.
-    ("local_steps", lambda j: j.outer_optimizer != "none"),
     ("weights", lambda j: False),
     ("batch_norm", lambda j: j.batch_norm != "sync"),
     # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
@@ -1224,7 +1129,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Knowledge distillation": DISTILLATION,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
-    "Replicas, local steps and evaluation": REPLICAS,
+    "Replicas and evaluation": REPLICAS,
     "Models": ARCHITECTURE,
     "Tensor parallelism": TENSOR_PARALLEL,
     "Context parallelism": CONTEXT_PARALLEL,

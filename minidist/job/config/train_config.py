@@ -253,27 +253,6 @@ class JobSettings(BaseModel):
             "how gradients are compressed: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK"
         ),
     )
-    local_steps: int = Field(
-        0,
-        ge=0,
-        le=MAX_COUNT,
-        description="local SGD: replicas train alone for this many steps, then weights are averaged; 0: off",
-    )
-    outer_optimizer: Literal["none", "nesterov"] = Field(
-        "none",
-        description="local steps: what follows an average; nesterov: DiLoCo's step from the last one to this one",
-    )
-    outer_lr: float = Field(0.7, gt=0, description="learning rate of the outer optimizer")
-    outer_momentum: float = Field(0.9, ge=0, lt=1, description="momentum of the outer optimizer")
-    outer_fragments: int = Field(
-        1, ge=1, le=MAX_COUNT, description="Streaming DiLoCo: fragments of the weights, which take turns to be averaged"
-    )
-    outer_delay: int = Field(
-        0, ge=0, le=MAX_COUNT, description="Streaming DiLoCo: inner steps that an outer gradient has to arrive"
-    )
-    outer_mixing: float = Field(
-        0.0, ge=0, le=1, description="Streaming DiLoCo: share of a replica's own weights when they meet the common ones"
-    )
     bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"
@@ -376,11 +355,6 @@ class JobSettings(BaseModel):
     def prunes(self) -> bool:
         """Whether weights become zero while the job trains."""
         return self.sparsity > 0 or self.sparsity_pattern is not None
-
-    @property
-    def streams_outer(self) -> bool:
-        """Whether the outer steps are those of Streaming DiLoCo."""
-        return self.outer_fragments > 1 or self.outer_delay > 0 or self.outer_mixing > 0
 
     @property
     def is_language_model(self) -> bool:

@@ -2,9 +2,9 @@
 
 reference.py        training on one device, each gradient added in the order that the layout declares
 gradient_order.py   these orders                    one_device.py       the strategy of the reference
-local_steps.py      the reference of local SGD      delayed_replay.py   that of an asynchronous pipeline
+replicas_alone.py   that of replicas that train alone
+delayed_replay.py   that of an asynchronous pipeline
 compression_replay.py  the gradients of replicas that each send theirs compressed
-streaming.py        the outer steps of Streaming DiLoCo
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's
 rounding.py         the tolerance of lower precision, measured on one device

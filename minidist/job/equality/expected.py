@@ -1,17 +1,18 @@
 """What a run must equal: the snapshots of the reference that belongs to a config.
 
-Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py
+Proved by: tests/equality/test_equality.py, tests/techniques/test_local_steps.py
 """
 
 from collections.abc import Sequence
 
 from minidist.data.batch_plan import StepBatch
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
-from minidist.job.equality.local_steps import local_sgd_reference
 from minidist.job.equality.reference import reference
+from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.equality.rounding import add_tolerances, is_rounded
 from minidist.job.equality.snapshot import Snapshot, snapshot
 from minidist.job.train.state import Observer
+from minidist.techniques import trains_alone
 
 
 def expected_snapshots(
@@ -21,10 +22,10 @@ def expected_snapshots(
     observers: Sequence[Observer] = (),
     told: Sequence[StepBatch] | None = None,
 ) -> list[Snapshot]:
-    """Return the reference's snapshots, one per step. rank: whose, where ranks differ on purpose (local SGD).
+    """Return the reference's snapshots, one per step. rank: whose, where replicas train alone and differ.
 
-    observers: of the reference's steps; with local SGD, of its first replica's. told: as for `reference`. Where the
-    tolerance is what rounding does, it is beside each snapshot's kinds (rounding.py).
+    observers: of the reference's steps; where replicas train alone, of the first one's. told: as for `reference`.
+    Where the tolerance is what rounding does, it is beside each snapshot's kinds (rounding.py).
     """
     batches = resolve_batches(config, ranks)
     if is_rounded(config, batches.dims):
@@ -38,8 +39,8 @@ def expected_snapshots(
 def _snapshots(
     config: TrainConfig, batches: Batches, rank: int, observers: Sequence[Observer], told: Sequence[StepBatch] | None
 ) -> list[Snapshot]:
-    if config.local_steps:
-        return local_sgd_reference(config, batches, observers)[rank]
+    if trains_alone(config):
+        return replicas_reference(config, batches, observers)[rank]
     snapshots: list[Snapshot] = []
     reference(config, batches, [lambda state: snapshots.append(snapshot(state)), *observers], told)
     return snapshots

@@ -41,7 +41,6 @@ from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
 from minidist.parallel.context import document_ids, documents
-from minidist.parallel.local_sgd import OuterOptimizer
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.techniques import Extension, of_job
@@ -301,15 +300,9 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
 
 
 def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) -> Optimizer:
-    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`.
-
-    The outer steps of Streaming DiLoCo send messages, so that its axis adds them.
-    """
+    """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
-    optimizer: Any = kind(parameters, **settings)
-    if job.config.outer_optimizer != "none" and not job.config.streams_outer:
-        optimizer = OuterOptimizer(optimizer, parameters, job.config.outer_lr, job.config.outer_momentum)
-    return optimizer  # type: ignore[no-any-return]
+    return kind(parameters, **settings)  # type: ignore[no-any-return]
 
 
 def _scaler(config: TrainConfig) -> DynamicLossScaler | None:

@@ -28,7 +28,7 @@ from minidist.job.config.train_config import has_ragged_shares, updates_of
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.job.train.strategies.data_axis import DataAxis, Group
-from minidist.job.train.strategies.data_parallel import LocalSteps, Replicated, StreamingSteps
+from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
@@ -139,8 +139,8 @@ def apply_data_parallel(
             groups["shared"].append(parameter)
 
     # How the ranks of a group share it: whole replicas, a sharded optimizer, or sharded parameters.
-    alone = StreamingSteps if config.streams_outer else LocalSteps
-    kinds = {0: alone if config.local_steps else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
+    alone = any(extension.trains_alone for extension in job.extensions)
+    kinds = {0: ReplicaAlone if alone else Replicated, 1: ShardedOptimizer, 2: ShardedOptimizer}
     kind = kinds.get(config.zero, FullySharded)
     # An expert has replicas on fewer ranks than the other parameters. In a pipeline each group has a communicator of
     # its own: the reductions of several stages may be in flight at one time.

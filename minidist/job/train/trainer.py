@@ -36,7 +36,7 @@ from minidist.job.train.strategies.strategy import Strategy
 from minidist.job.train.teacher_ranks import place_teacher, serve_logits
 from minidist.parallel import SavedOnHost
 from minidist.pipeline.runtime import LayerProfile
-from minidist.techniques import Moment
+from minidist.techniques import Moment, trains_alone
 
 TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
 MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
@@ -248,7 +248,7 @@ def _or_clip(job: Job) -> str:
     """Return the second remedy for a diverging loss, where the rules allow --clip and it is not set."""
     config = job.config
     asynchronous = config.pp > 1 and updates_of(config.schedule) != "flush"
-    refused = asynchronous or config.local_steps or config.clip is not None
+    refused = asynchronous or trains_alone(config) or config.clip is not None
     return "" if refused else " or clip the gradient (--clip 1)"
 
 

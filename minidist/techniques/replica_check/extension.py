@@ -37,7 +37,7 @@ class ReplicaCheck(Extension):
         ),
         Rule(
             "local-steps-with-check-replicas",
-            lambda j: j.local_steps and j.check_replicas,
+            lambda j: j.optional("local_steps") and j.check_replicas,
             "--check-replicas does not combine with --local-steps {local_steps}: between two averages the replicas have"
             " different weights and gradients",
             "leave it out",

@@ -44,11 +44,11 @@ class AxisSizes:
     units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each
     trainable parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes
     of one reduction of compressed gradients, all ranks. reduced: elements that all ranks of the axis together send
-    per reduction of gradients, where the algorithm is neither ring nor ordered. fragments: elements of each
-    fragment of Streaming DiLoCo. resident: elements of units that stay whole (small parameters under ZeRO 3).
-    more: what the job's techniques add (`Extension.sizes`). prunable: elements of each weight that may be pruned,
-    whole. masked: elements of ZeRO 3's units that have such weights. norms: channels of each batch norm whose
-    statistics are combined over the axis. norms_again: of those whose forward runs again in backward.
+    per reduction of gradients, where the algorithm is neither ring nor ordered. resident: elements of units that
+    stay whole (small parameters under ZeRO 3). more: what the job's techniques add (`Extension.sizes`).
+    prunable: elements of each weight that may be pruned, whole. masked: elements of ZeRO 3's units that have such
+    weights. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
+    whose forward runs again in backward.
     teacher_units: elements of each unit of a sharded teacher. teacher_logits: of the logits of a sample that
     another rank sends. orthogonalized: elements that all ranks of the axis together send in a step of Muon.
     """
@@ -61,7 +61,6 @@ class AxisSizes:
     held: int = 0
     compressed: int | None = None
     reduced: int | None = None
-    fragments: tuple[int, ...] = ()
     resident: int = 0
     prunable: tuple[int, ...] = ()
     masked: int = 0

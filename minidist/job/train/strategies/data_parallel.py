@@ -2,31 +2,25 @@
 
                       parameters    gradients     optimizer
     Replicated        everywhere    everywhere    everywhere      data parallelism
-    LocalSteps        everywhere    its own       its own         local SGD
-    StreamingSteps    its own       its own       its own         Streaming DiLoCo; the common weights are everywhere
+    ReplicaAlone      its own       its own       its own         replicas that meet when a technique lets them
 
-Proved by: tests/equality/test_equality.py, tests/train/test_local_steps.py, tests/train/test_compression.py,
-tests/train/test_streaming_diloco.py
+Proved by: tests/equality/test_equality.py, tests/train/test_compression.py, tests/techniques/test_local_steps.py,
+tests/techniques/test_streaming_diloco.py
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 from minidist.base import arrays as xp
-from minidist.base.trace import purpose
-from minidist.collectives import broadcast
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.train.job import Job, make_optimizer
-from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Group, Replicas, Tensors
+from minidist.job.train.strategies.data_axis import DataAxis, Group, Replicas, Tensors
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
-from minidist.parallel.data_parallel import check_same_model
-from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
 from minidist.parallel.sparsity import KeptEntries
-from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
+from minidist.techniques.meeting import Replica
 
 
 class Replicated(DataAxis):
@@ -78,115 +72,50 @@ class Replicated(DataAxis):
         return Replicas(replica, replica)
 
 
-class LocalSteps(DataAxis):
-    """Local SGD: each rank steps with its own rows' gradient; weights are averaged every H steps and at the end.
+class ReplicaAlone(DataAxis):
+    """A rank that steps its replica with its own rows' gradient; a technique lets the replicas meet (`Meeting`).
 
-    A checkpoint follows an average, so its weights are those of all replicas; optimizer state is stored by replica.
-    Replicas with different numbers of rows count in proportion to them.
+    The weights in a checkpoint are the common ones of all replicas; optimizer state is stored by replica.
     """
 
     def __init__(self, job: Job, group: Group) -> None:
-        flat = FlatParameters(group.parameters)
-        super().__init__(
-            [flat],
-            make_optimizer(job, flat, group.exchange(job.config)),
-            model=group.module,
-            stage=group.stage,
-            replicas=self.replicas_on(group.comm),
-        )
-        self.flat, self.comm, self.last = flat, group.comm, job.config.steps
-        check_same_model(flat, group.comm, "local SGD", {"local_steps": job.config.local_steps})
-        shares = job.batch.shares
-        rows = sum(shares.rows[group.comm.rank])
-        self.factor = shares.samples / rows
-        self.average = PeriodicModelAverager(
-            flat,
-            group.comm,
-            job.config.local_steps,
-            algorithm=group.reduction,
-            module=group.module,
-            share=None if shares.is_even else rows / shares.samples,
-        )
-        if isinstance(self.optimizer, OuterOptimizer):
-            self.optimizer.begin_round()
-
-    def step(self) -> None:
-        # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
-        self.flat.grad[...] *= self.flat.dtype.type(self.factor)
-        self.optimizer.step()
-
-        # The last step ends with an average too, where H does not divide the number of steps. A resumed job begins
-        # after an average, and its optimizer has counted the steps before.
-        averaged = self.average.step()
-        if not averaged and self.optimizer.step_count == self.last:
-            self.average.average()
-            averaged = True
-        if averaged and isinstance(self.optimizer, OuterOptimizer):
-            self.optimizer.outer_step()
-
-        # An offloaded optimizer steps copies on the host, which must be the new weights, too.
-        if averaged and hasattr(self.optimizer, "refresh"):
-            self.optimizer.refresh()
-
-    def replicas_on(self, comm: Comm) -> Replicas:
-        return _alone(comm)
-
-
-class StreamingSteps(DataAxis):
-    """Streaming DiLoCo: replicas train alone, and fragments of their weights meet the common ones in turn.
-
-    The model is the common weights, which a checkpoint holds; a replica's own ones are a part of its optimizer state.
-    """
-
-    def __init__(self, job: Job, group: Group) -> None:
-        config, flat, comm, shares = job.config, FlatParameters(group.parameters), group.comm, job.batch.shares
-        check_same_model(flat, comm, "Streaming DiLoCo", {"local_steps": config.local_steps})
-        with purpose("startup"):
-            broadcast(comm, flat.data)
+        flat, comm, shares = FlatParameters(group.parameters), group.comm, job.batch.shares
         rows = sum(shares.rows[comm.rank])
-        self.factor, self.last = shares.samples / rows, config.steps
-        self.outer = StreamingOuterOptimizer(
-            make_optimizer(job, flat, group.exchange(config)),
+        self.factor = shares.samples / rows
+        replica = Replica(
             flat,
             comm,
-            config.local_steps,
-            config.outer_fragments,
-            config.outer_delay,
-            config.outer_mixing,
-            config.outer_lr,
-            config.outer_momentum,
-            algorithm=group.reduction,
-            share=None if shares.is_even else rows / shares.samples,
+            group.module,
+            lambda: make_optimizer(job, flat, group.exchange(job.config)),
+            group.reduction,
+            None if shares.is_even else rows / shares.samples,
+            job.config.steps,
         )
-        super().__init__([flat], self.outer, model=group.module, stage=group.stage, replicas=self.replicas_on(comm))
+        self.meeting = next(each for each in job.extensions if each.trains_alone).meeting(replica)
+        super().__init__(
+            [flat], self.meeting.optimizer, model=group.module, stage=group.stage, replicas=self.replicas_on(comm)
+        )
 
     def step(self) -> None:
         # The loss was divided by the rows of all ranks, and this gradient is of one rank's rows.
         flat = self.flats[0]
         flat.grad[...] *= flat.dtype.type(self.factor)
-        self.outer.step()
-
-        # What is on its way at the end would never be received.
-        if self.outer.step_count == self.last:
-            self.outer.wait()
+        self.meeting.step()
 
     def replicas_on(self, comm: Comm) -> Replicas:
-        return _alone(comm)
+        # All ranks have the weights of a checkpoint, and each an optimizer state of its own.
+        return Replicas(ReplicaId(comm.rank, comm.size), prefix=f"replica/{comm.rank:05d}/")
 
     def weights(self) -> list[LocalShard]:
-        flat = self.flats[0]
-        return [LocalShard(p, self.outer.common[flat.slice_of(p)], 0, p.size) for p in self.parameters]
+        flat, common = self.flats[0], self.meeting.common
+        if common is None:
+            return super().weights()
+        return [LocalShard(p, common[flat.slice_of(p)], 0, p.size) for p in self.parameters]
 
     def tensors(self) -> Tensors:
-        """Add the common weights to the optimizer state; the weights are this replica's own."""
+        """Add the common weights to the optimizer state, where the weights are this replica's own."""
         tensors = super().tensors()
+        if self.meeting.common is None:
+            return tensors
         common = {f"{shard.parameter.name}.common": xp.array(shard.values) for shard in self.weights()}
         return {**tensors, "optimizer": {**tensors["optimizer"], **common}}
-
-    def sizes(self) -> AxisSizes:
-        return replace(super().sizes(), fragments=tuple(part.stop - part.start for part in self.outer.fragments))
-
-
-def _alone(comm: Comm) -> Replicas:
-    """Return the replicas of a rank that steps alone: weights that all ranks have, and optimizer state of its own."""
-    return Replicas(ReplicaId(comm.rank, comm.size), prefix=f"replica/{comm.rank:05d}/")

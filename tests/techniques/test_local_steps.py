@@ -9,7 +9,7 @@ from minidist.commands.runner import run_training
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.local_steps import local_sgd_reference
+from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}
@@ -22,7 +22,7 @@ def config(**values):
 @pytest.mark.parametrize(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)])
 def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
     made = config(local_steps=every, accumulation=2, optimizer="adam", dropout=0.1, warmup=2)
-    expected = local_sgd_reference(made, resolve_batches(made, ranks))  # once for all
+    expected = replicas_reference(made, resolve_batches(made, ranks))  # once for all
     for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
         assert verdict.equal, verdict.first_difference
         assert verdict.tier == "ordered"
@@ -44,7 +44,7 @@ def test_replicas_with_different_rows_count_in_proportion(ranks, values):
     """Federated averaging, after each of two rounds; running statistics too."""
     made = config(local_steps=2, optimizer="adamw", **values)
     assert not resolve_batches(made, ranks).shares.is_even
-    expected = local_sgd_reference(made, resolve_batches(made, ranks))
+    expected = replicas_reference(made, resolve_batches(made, ranks))
     for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
         assert verdict.equal, verdict.first_difference
 
@@ -65,7 +65,7 @@ DILOCO = {"outer_optimizer": "nesterov", "outer_lr": 0.5}
 def test_diloco_equals_its_replay_on_one_device_bit_for_bit(ranks, every):
     """Weights, gradients, the inner optimizers' state and the outer momentum, of every replica after every step."""
     made = config(local_steps=every, optimizer="adamw", weight_decay=0.1, dropout=0.1, **DILOCO)
-    expected = local_sgd_reference(made, resolve_batches(made, ranks))
+    expected = replicas_reference(made, resolve_batches(made, ranks))
     for verdict in SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
         assert verdict.equal, verdict.first_difference
     last = expected[0][-1]["optimizer"]
@@ -76,7 +76,7 @@ def test_diloco_equals_its_replay_on_one_device_bit_for_bit(ranks, every):
 def test_an_offloaded_optimizer_goes_on_from_the_average(outer):
     """Its copies on the host are refreshed; before, they brought back the weights from before the average."""
     made = config(local_steps=2, offload="optimizer", **outer)
-    expected = local_sgd_reference(made, resolve_batches(made, 2))
+    expected = replicas_reference(made, resolve_batches(made, 2))
     for verdict in SimWorld(2).run(lambda comm: compare_rank(comm, made, expected[comm.rank])):
         assert verdict.equal, verdict.first_difference
 
@@ -138,7 +138,7 @@ def test_the_bytes_are_the_closed_form(steps, every, averages, tmp_path):
 
 def test_a_planted_bug_is_caught():
     """An average over the wrong number of ranks."""
-    from minidist.parallel.local_sgd import PeriodicModelAverager
+    from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 
     def wrong(self):
         original(self)

@@ -19,7 +19,7 @@ rule, are the inner ones and keep their state.
 Sources: Stich, Local SGD converges fast and communicates little, ICLR 2019; McMahan et al., Communication-efficient
 learning of deep networks from decentralized data, AISTATS 2017, algorithm 1; Douillard et al., DiLoCo,
 arXiv:2311.08105, algorithm 1.
-Proved by: tests/parallel/test_compression.py, tests/train/test_local_steps.py
+Proved by: tests/techniques/test_averaging.py, tests/techniques/test_local_steps.py
 """
 
 from dataclasses import dataclass

@@ -9,11 +9,11 @@ from minidist.commands.runner import run_training
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
-from minidist.job.equality.local_steps import local_sgd_reference
+from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
-from minidist.parallel.streaming_diloco import StreamingOuterOptimizer, fragments_of, turn_of
+from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, fragments_of, turn_of
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 8, "micro_batch": 2, "reduction": "ordered"}
 OUTER = {"local_steps": 3, "outer_optimizer": "nesterov", "outer_lr": 0.5}
@@ -27,7 +27,7 @@ def config(**values):
 def judge(ranks, **values):
     made = config(**values)
     check_rules(made, resolve_batches(made, ranks))
-    expected = local_sgd_reference(made, resolve_batches(made, ranks))
+    expected = replicas_reference(made, resolve_batches(made, ranks))
     verdicts = SimWorld(ranks).run(lambda comm: compare_rank(comm, made, expected[comm.rank]))
     return verdicts, expected
 
@@ -121,7 +121,7 @@ def test_the_bytes_are_the_closed_form(steps, sends, tmp_path):
     assert summary.volumes_hold()
     assert "gradient_reduce" not in summary.bytes_by_purpose
     world = SimWorld(3)
-    sizes = world.run(train, made)[0].sizes[0].fragments
+    sizes = world.run(train, made)[0].sizes[0].more["fragments"]
     sent = sum(m.nbytes for trace in world.traces for m in trace.sent("parameter_gather"))
     assert sent == 2 * 2 * 4 * sum(times * size for times, size in zip(sends, sizes, strict=True))
     assert summary.bytes_by_purpose["parameter_gather"]["measured"] == sent

@@ -13,7 +13,7 @@ With P = 1, TAU = 0 and alpha = 0 it is DiLoCo. The ranks' own weights are never
 trained is the common one, which has the same bits on all ranks, and which a checkpoint holds.
 
 Source: Douillard et al., Streaming DiLoCo with overlapping communication, arXiv:2501.18512, algorithm 2.
-Proved by: tests/train/test_streaming_diloco.py
+Proved by: tests/techniques/test_streaming_diloco.py
 """
 
 from bisect import bisect_left
@@ -30,7 +30,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm, Work
 from minidist.nn.flat import FlatParameters
 from minidist.optim import OptimizerWrapper
-from minidist.parallel.local_sgd import OUTER, local_sgd_volume
+from minidist.techniques.local_sgd.averaging import OUTER, local_sgd_volume
 
 OWN, SENT = "own", "outer_gradient"  # names in the state of a parameter
 

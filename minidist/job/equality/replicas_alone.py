@@ -1,9 +1,9 @@
-"""The reference of local SGD (`--local-steps H`): replicas train alone for H steps, then their weights are averaged.
+"""The reference of replicas that train alone: on one device, one after the other.
 
-One device equals it by training the replicas one after the other, each on its own rows with an optimizer of its own,
-and averaging their weights in rank order where the ranks do; with an outer optimizer each then makes its step.
+Each trains on its own rows with an optimizer of its own. How they meet is the technique's (`techniques/meeting.py`),
+whose `Replay` adds in rank order what the ranks add.
 
-Proved by: tests/train/test_local_steps.py, tests/train/test_streaming_diloco.py
+Proved by: tests/techniques/test_local_steps.py, tests/techniques/test_streaming_diloco.py
 """
 
 from collections.abc import Sequence
@@ -16,15 +16,13 @@ from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.equality.gradient_order import add_in_order
 from minidist.job.equality.one_device import OneDevice, evaluate_devices
 from minidist.job.equality.snapshot import Snapshot, snapshot
-from minidist.job.equality.streaming import StreamingReplay
 from minidist.job.train.job import build
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import finish_step
-from minidist.parallel.local_sgd import OuterOptimizer
 
 
-def local_sgd_reference(
+def replicas_reference(
     config: TrainConfig, batches: Batches, observers: Sequence[Observer] = ()
 ) -> list[list[Snapshot]]:
     """Return the snapshots of every replica after every step, replica by replica, on one device.
@@ -47,46 +45,26 @@ def local_sgd_reference(
         for rank in range(n)
     ]
     shares = None if batches.shares.is_even else [own / sum(rows) for own in rows]
-    streaming = None
-    if config.streams_outer:
-        streaming = StreamingReplay(config, devices, lambda arrays: _mean(arrays, shares))
+    technique = next(each for each in devices[0].job.extensions if each.trains_alone)
+    replay = technique.replay(devices, lambda arrays: _mean(arrays, shares))
     result: list[list[Snapshot]] = [[] for _ in range(n)]
     for step in range(config.steps):
         # The replicas one after the other; the loss of the step is that of all.
         loss = ordered_sum([value for device in devices for value in device.forward_backward(step)])
 
-        # Each updates its own weights, and every H steps all get the average.
+        # Each updates its own weights, and then they may meet.
         for device in devices:
             finish_step(device.job, device, step, loss)
-        if streaming is not None:
-            streaming.after_step(step + 1)
-        elif (step + 1) % config.local_steps == 0 or step + 1 == config.steps:
-            _average(devices, shares)
+        replay.after_step(step + 1)
 
         held_out = evaluate_devices(devices, step + 1)
         for rank, device in enumerate(devices):
             found = snapshot(StepState(rank, step, loss, device.job, device, held_out))
-            result[rank].append(found if streaming is None else streaming.added_to(found, device))
+            # The ranks' optimizers may hold more than those of the devices.
+            result[rank].append({**found, "optimizer": {**found["optimizer"], **replay.held(device)}})
         for observer in observers:
             observer(StepState(0, step, loss, devices[0].job, devices[0], held_out))
     return result
-
-
-def _average(devices: Sequence[OneDevice], shares: Sequence[float] | None) -> None:
-    """Give all replicas the mean of their weights, or with shares the sum of each one's weights times its share."""
-    mean = _mean([device.flat.data for device in devices], shares)
-    for device in devices:
-        device.flat.data[...] = mean
-        device.flat.updated()
-        for axis in device.data_axes:
-            if isinstance(axis.optimizer, OuterOptimizer):
-                axis.optimizer.outer_step()
-
-    # The running statistics of batch norms, which the averages of weights are evaluated with.
-    buffers = [dict(device.job.model.named_buffers()) for device in devices]
-    means = {name: _mean([each[name] for each in buffers], shares) for name in buffers[0]}
-    for device in devices:
-        device.job.model.load_state_dict(means, strict=False)
 
 
 def _mean(arrays: Sequence[np.ndarray], shares: Sequence[float] | None) -> np.ndarray:

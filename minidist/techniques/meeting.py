@@ -1,0 +1,68 @@
+"""Replicas that train alone: what a technique says about when and how they meet.
+
+With most techniques all data-parallel ranks make the same update, of the sum of their gradients. An extension with
+`trains_alone` has it otherwise: each rank steps its replica with the gradient of its own rows, and the replicas meet
+when the technique lets them. The trunk has the data axis (`ReplicaAlone`), the reference that trains one replica after
+the other (`job/equality/replicas_alone.py`), and optimizer state by replica in checkpoints. A technique adds a
+`Meeting` to the ranks, and a `Replay` of the same on one device.
+
+Proved by: tests/techniques/test_meeting.py, tests/techniques/test_local_steps.py
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.comm import Comm
+from minidist.nn.flat import FlatParameters
+
+Mean = Callable[[Sequence[xp.Array]], xp.Array]  # over replicas, as the ranks' all-reduce adds them
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A rank's replica of the model.
+
+    flat: its weights. comm: the ranks that have the others. module: the model, with its running statistics.
+    make_optimizer: makes the job's optimizer of these weights. reduction: the algorithm of sums over `comm`. share:
+    this rank's rows over those of all ranks; None where all have as many. steps: of the whole job.
+    """
+
+    flat: FlatParameters
+    comm: Comm
+    module: Any
+    make_optimizer: Callable[[], Any]
+    reduction: str
+    share: float | None
+    steps: int
+
+
+class Meeting:
+    """Steps a rank's replica, and lets it meet the others.
+
+    optimizer: whose state a checkpoint has, by replica. common: the weights that a checkpoint has, flat; None where
+    they are the replica's own.
+    """
+
+    optimizer: Any
+    common: xp.Array | None = None
+
+    def step(self) -> None:
+        """Update the replica with the gradient of its own rows; then meet the others, when it is time for that."""
+        raise NotImplementedError
+
+
+class Replay:
+    """What the meetings of the ranks do, on one device, whose replicas train one after the other.
+
+    It sends nothing, and is to be written independently of the `Meeting`.
+    """
+
+    def after_step(self, done: int) -> None:
+        """Let the replicas meet, after each of them has made `done` steps."""
+        raise NotImplementedError
+
+    def held(self, device: Any) -> dict[str, Any]:
+        """Return what the optimizer of a replica's rank holds beside the state of the device's, as PARAMETER.KEY."""
+        return {}
