@@ -1,4 +1,4 @@
-"""`--optimizer FILE.py:CLASS` and `--data FILE.py:FUNCTION`: your own equal one device in every layout, or are refused."""
+"""`--optimizer FILE.py:CLASS`, `--data FILE.py:FUNCTION`: they equal one device in every layout, or are refused."""
 
 import json
 
