@@ -91,7 +91,7 @@ class JobSettings(BaseModel):
     steps: int = Field(20, ge=1, le=MAX_COUNT, description="optimizer steps")
     optimizer: str = Field(
         "adamw",
-        description="optimizer (sgd | adagrad | rmsprop | adam | adamw | lars | lamb | muon), or your own FILE.py:CLASS",
+        description="optimizer (sgd | adagrad | rmsprop | adam | adamw | lars | lamb | muon) or your own FILE.py:CLASS",
     )
     lr: float = Field(3e-3, gt=0, description="learning rate")
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD, RMSProp, LARS and Muon")
