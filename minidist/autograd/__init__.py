@@ -26,7 +26,6 @@ pooling.py         maximum pooling over images
 embedding.py       table look-up
 dropout.py         dropout
 cross_entropy.py   the loss of a classifier or language model
-distillation.py    the loss of a student that learns from a teacher's probabilities
 checkpoint.py      recomputation
 gradcheck.py       gradients compared with finite differences
 errors.py          errors of operations and of backward passes
@@ -45,7 +44,6 @@ from minidist.autograd.backward import (
 )
 from minidist.autograd.checkpoint import checkpoint
 from minidist.autograd.cross_entropy import cross_entropy, mse_loss
-from minidist.autograd.distillation import distillation_loss
 from minidist.autograd.dropout import dropout
 from minidist.autograd.elementwise import (
     absolute,
@@ -125,7 +123,6 @@ __all__ = [
     "contribution_recorder",
     "cross_entropy",
     "detect_in_place_changes",
-    "distillation_loss",
     "div",
     "dropout",
     "embedding",

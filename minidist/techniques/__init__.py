@@ -2,6 +2,7 @@
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 data_ledger      --check-data: every sample is read once per epoch
+distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
@@ -34,6 +35,7 @@ __all__ = [
     "installed",
     "of_job",
     "of_users",
+    "ranks_beside",
 ]
 
 
@@ -69,6 +71,11 @@ def defaults() -> dict[str, Any]:
 def changes_batches(config: Any) -> bool:
     """Return whether a job's ranks choose their batches, or the shares of them, while they train."""
     return any(kind.changes_batches(config) for kind in installed())
+
+
+def ranks_beside(config: Any, ranks: int | None = None) -> int:
+    """Return how many of a job's ranks are outside of its layout: see `Extension.beside`."""
+    return sum(kind.beside(config, ranks) for kind in installed())
 
 
 def of_users(config: Any) -> Iterator[Extension]:
