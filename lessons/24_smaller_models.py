@@ -28,7 +28,7 @@ import tempfile
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
+from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
@@ -44,6 +44,7 @@ from minidist.parallel.compression import compress
 from minidist.parallel.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
 from minidist.report import draw, show
+from minidist.techniques.distillation.loss import distillation_loss
 from minidist.techniques.quantization.fake_quantize import (
     Grid,
     affine_grid,

@@ -158,13 +158,13 @@ student = TrainConfig.make(
 worlds = [SimWorld(2), SimWorld(2)]
 runs = [world.run(train, student) for world in worlds]
 for name, results in zip(("first", "second"), runs, strict=True):
-    counts = [result.teacher for result in results]
+    counts = [result.measured["teacher"] for result in results]
     print(
         f"{name} run: {sum(c['asked'] for c in counts)} samples asked, "
         f"{sum(c['computed'] for c in counts)} computed"
     )
 assert runs[0][0].digest == runs[1][0].digest
-assert sum(result.teacher["computed"] for result in runs[1]) == 0
+assert sum(result.measured["teacher"]["computed"] for result in runs[1]) == 0
 
 # %% [markdown]
 # The second run has no forward passes of the teacher, and is shorter by their time:

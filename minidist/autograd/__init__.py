@@ -10,7 +10,6 @@ operands.py        what every operation does with its operands first
 operators.py       the operators and methods of a tensor
 function.py        operations of one's own
 ops/               the operations, one file each, with their gradients
-distillation.py    the loss of a student that learns from a teacher's probabilities
 gradcheck.py       gradients compared with finite differences
 errors.py          errors of operations and of backward passes
 """
@@ -33,7 +32,6 @@ from minidist.base.lazy import lazy_imports
 from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
 
 if TYPE_CHECKING:
-    from minidist.autograd.distillation import distillation_loss
     from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
     from minidist.autograd.function import Function
     from minidist.autograd.modes import (
@@ -122,7 +120,6 @@ __all__ = [
     "contribution_recorder",
     "cross_entropy",
     "detect_in_place_changes",
-    "distillation_loss",
     "div",
     "dropout",
     "embedding",

@@ -18,6 +18,7 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base.memory import track
 
+DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}  # by the words of --precision
 _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
 _SMALL = 2048  # elements; up to here one call of NumPy's conversion is faster than several that move bits
 

@@ -111,11 +111,7 @@ class DryRun:
 
 def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that meta arrays cannot run, by flag: what they store, read or decide by has values."""
-    needs: dict[str, Any] = {
-        "--resume": config.resume or None,
-        "--init-from": config.init_from,
-        "--teacher-cache": config.teacher_cache,
-    }
+    needs: dict[str, Any] = {"--resume": config.resume or None, "--init-from": config.init_from}
     for kind in installed():
         needs |= kind.needs_values(config)
     # The number of kept weights of a whole matrix is known. Of a shard it depends on values.
@@ -142,7 +138,6 @@ def check_fold(config: TrainConfig, size: int) -> None:
     sequences = 2 * batches.dims.cp if batches.dims.cp > 1 else 1
     differ = {
         "a parameter server's ranks": config.strategy == "ps",
-        f"the ranks of --teacher-ranks {config.teacher_ranks}": config.teacher_ranks,
         f"the replicas of --schedule {config.schedule}": config.pp > 1 and updates_of(config.schedule) != "flush",
         "replicas with unlike numbers of rows": config.weights or not batches.shares.is_even,
         "ranks that orthogonalise other matrices (muon)": config.optimizer == "muon",

@@ -24,6 +24,7 @@ from minidist.data import data_digest, load_dataset
 from minidist.job.checkpoint.directory import Checkpoint, save_bytes
 from minidist.job.checkpoint.initial_weights import initial_checkpoint
 from minidist.job.checkpoint.resume import check_saving, read_job_state
+from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.rules import check_rules, notices
 from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.job.equality.compare import Comparison, compare_rank, float_tier_settings, tier_of
@@ -33,11 +34,10 @@ from minidist.job.train.metrics import METRICS_BEGIN, MetricsFile, check_same_ru
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, TrainResult
 from minidist.job.train.strategies.parameter_server import parameter_server_bytes
-from minidist.job.train.teacher import teacher_checkpoint
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
-from minidist.techniques import changes_batches, of_job, trains_alone
+from minidist.techniques import changes_batches, of_job, ranks_beside, trains_alone
 
 
 @dataclass
@@ -58,9 +58,8 @@ class Summary:
     )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
-    teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
-    measured: dict[str, Any] = field(default_factory=dict)  # what techniques report, of rank 0
+    measured: dict[str, Any] = field(default_factory=dict)  # what techniques report
     lines: Sequence[str] = ()  # and how people read it
     messages_by_purpose: dict[str, int] = field(default_factory=dict)
 
@@ -78,7 +77,6 @@ class Summary:
             *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
-            *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
             *(("partitions",) if self.partitions else ()),
         )
@@ -127,10 +125,6 @@ class Summary:
         if self.sparsity:
             zeros, of = self.sparsity["pruned"], self.sparsity["of"]
             lines.append(f"pruned {zeros:,} of {of:,} weights of linear layers ({zeros / of:.1%})")
-        if self.teacher:
-            lines.append(
-                "logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**self.teacher)
-            )
         if self.host:
             lines.append(
                 "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
@@ -158,8 +152,8 @@ def job_size(config: TrainConfig, ranks: int | None) -> int:
             f"--ranks {ranks} under an mpiexec that started {size} processes; leave --ranks out, mpiexec decides"
         )
 
-    # Servers and teachers are ranks too, beside those of the degrees.
-    beside = config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
+    # Servers are ranks too, beside those of the degrees, and so are those of a technique.
+    beside = ranks_beside(config) + (config.servers if config.strategy == "ps" else 0)
     result = size or (resolve_dims(config).ranks + beside if ranks is None else ranks)
     check_ranks(result)
     return result
@@ -178,7 +172,8 @@ def number_of_ranks(config: TrainConfig, ranks: int | None, has_values: bool = T
     if has_values:
         check_saving(config)
     initial_checkpoint(config)
-    teacher_checkpoint(config, load_dataset(config.data))
+    for extension in of_job(config):
+        extension.check_models(config, SavedModel)
     return result
 
 
@@ -281,7 +276,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
             for name, volume in evaluation_bytes(config, batches, sizes, first.first_step).items():
                 closed[name] = closed.get(name, 0) + volume
-    saving = outcome.size - config.teacher_ranks
+    saving = outcome.size - ranks_beside(config)
     if config.save is not None and saving > 1:
         every = config.every or config.steps
         saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
@@ -295,7 +290,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     }
 
     if path is not None:
-        mesh = {} if config.strategy == "ps" or config.teacher_ranks else mesh_of(batches.dims)
+        mesh = {} if config.strategy == "ps" or ranks_beside(config) else mesh_of(batches.dims)
         write_traces(
             path,
             outcome.traces,
@@ -306,6 +301,10 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             mesh=mesh,
             **_gradients(results),
         )
+    # What techniques report: of rank 0, or of all ranks together.
+    entries = dict(first.measured)
+    for extension in of_job(config):
+        entries |= extension.of_all_ranks([result.measured for result in results])
     return Summary(
         outcome.world,
         first.losses,
@@ -319,18 +318,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.loss_scale,
         first.held_out or None,
         first.sparsity,
-        _teacher(results),
         [(run.partition, run.steps) for run in first.cuts] or None,
-        first.measured,
-        [line for extension in of_job(config) for line in extension.lines(first.measured)],
+        entries,
+        [line for extension in of_job(config) for line in extension.lines(entries)],
         messages,
     )
-
-
-def _teacher(results: list[TrainResult]) -> dict[str, int] | None:
-    """Return how many samples' logits all ranks asked for and computed; None without --teacher-cache."""
-    counts = [result.teacher for result in results if result.teacher]
-    return {name: sum(count[name] for count in counts) for name in ("asked", "computed")} if counts else None
 
 
 def _gradients(results: list[TrainResult]) -> dict[str, Any]:
@@ -404,7 +396,7 @@ def run_comparison(
 
     # The trace keeps both losses and the differences, for the picture that lays one over the other.
     if trace is not None:
-        mesh = {} if config.teacher_ranks else mesh_of(resolve_dims(config, size))
+        mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, size))
         header = {
             "losses": verdict.losses,
             "reference_losses": verdict.reference_losses,

@@ -6,10 +6,11 @@ With A = b T w, the activation of a micro-batch of b sequences, all t tensor-par
     block        2 all-reduces: 4 (t-1) A              2 all-reduces: 4 (t-1) A         sequence parallel: 2 (t-1) A
     embedding    1 all-reduce                          -                                -
     head         -                                     1 all-reduce                     sequence parallel: (t-1) A
-    loss         all-reduces of 3 (student: 5) b T     -                                -
+    loss         all-reduces of 3 b T                  -                                -
 
-Each line is a `..._volume` function in the technique's own module. Sequence parallelism gathers and reduce-scatters
-instead, the same bytes, and sums the gradients of norms, of biases behind the sum and of the position table.
+Each line is a `..._volume` function in the technique's own module; a technique with another loss has a closed form of
+its own (`Extension.loss_volume`). Sequence parallelism gathers and reduce-scatters instead, the same bytes, and sums
+the gradients of norms, of biases behind the sum and of the position table.
 
 What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first
 step, the empty pass by which a pipeline learns the shapes at its stages' boundaries.
@@ -18,6 +19,7 @@ Proved by: tests/planning/test_volumes.py
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 from minidist.data import load_dataset
 from minidist.job.config.models import ITEMSIZE
@@ -31,7 +33,6 @@ from minidist.parallel.context.ulysses import ulysses_volume
 from minidist.parallel.context.ulysses_ring import ulysses_ring_volume
 from minidist.parallel.expert.dispatch import capacities_volume, dispatch_volume
 from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
-from minidist.parallel.tensor.distillation import distillation_volume
 from minidist.parallel.tensor.layers import (
     column_parallel_volume,
     column_row_volume,
@@ -42,9 +43,11 @@ from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
 from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
 from minidist.parallel.volume import Volume
 from minidist.planning.pipeline_volumes import input_shapes
+from minidist.techniques import of_job
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
+LossVolume = Callable[[int, int], Volume]  # of tokens and ranks
 
 
 def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
@@ -56,10 +59,13 @@ def layer_elements(config: TrainConfig, batches: Batches) -> Elements:
     stages = 1 if plan is None else plan.stages
     # The empty passes by which a pipeline's stages learn the shapes of their inputs, by the rows of those.
     empty = Counter[int]() if plan is None else Counter(rows for _, rows in input_shapes(plan, batches))
+    loss: LossVolume = cross_entropy_volume
+    for extension in of_job(config):
+        loss = extension.loss_volume(loss)
     total: Elements = Counter()
     # What a micro-batch sends depends on its rows; of each size there are so many per step, on all replicas together.
     for rows, count in batches.shares.sizes.items():
-        layers = Layers(config, batches, rows, teacher=config.distill_from is not None)
+        layers = Layers(config, batches, rows, loss)
         total.update(_of_rows(layers, config, stages, plan is not None, config.steps * count, empty[rows]))
     return total
 
@@ -108,11 +114,13 @@ def _times(elements: Elements, factor: int) -> Elements:
 class Layers:
     """What one replica's ranks send for a micro-batch of so many rows: the sum of what each technique states.
 
-    teacher: the loss is that of a student.
+    loss: what the loss function sends; that of held-out data is cross-entropy.
     """
 
-    def __init__(self, config: TrainConfig, batches: Batches, rows: int, teacher: bool = False) -> None:
-        self.config, self.batches, self.rows, self.teacher = config, batches, rows, teacher
+    def __init__(
+        self, config: TrainConfig, batches: Batches, rows: int, loss: LossVolume = cross_entropy_volume
+    ) -> None:
+        self.config, self.batches, self.rows, self.loss = config, batches, rows, loss
         self.dims = batches.dims
         self.activation = self.rows * config.context * config.width  # of all context-parallel ranks together
         kv_heads = config.kv_heads or config.heads
@@ -159,8 +167,7 @@ class Layers:
             total += head_volume(self.activation, tp, split)
             # The loss travels in float32, which counts as two elements where the others are of 16 bits.
             number = 2 if config.precision in ("fp16", "bf16") else 1
-            volume = distillation_volume if self.teacher else cross_entropy_volume
-            total += volume(self.rows * config.context, tp) * number
+            total += self.loss(self.rows * config.context, tp) * number
         if split:
             # Each context-parallel rank sums its own gradients of these.
             total += sequence_parallel_volume(self._replicated(len(blocks), first, last), tp) * self.dims.cp

@@ -31,7 +31,6 @@ from minidist.job.config.pipeline_plan import make_plan, period_of, streams
 from minidist.job.config.train_config import Batches, TrainConfig, pruning_of, updates_of
 from minidist.job.train.repartition import CutRun, repartition_bytes
 from minidist.job.train.strategies.data_axis import AxisSizes
-from minidist.job.train.teacher import teacher_bytes
 from minidist.optim import NORM_BLOCK, LayerwiseOptimizer
 from minidist.optim.named import optimizer_named
 from minidist.parallel.data_parallel import ddp_volume, startup_bytes
@@ -73,7 +72,6 @@ def closed_form_bytes(
         _trust_ratios(config, batches, pipeline, skipped),
         _orthogonalized(config, batches, pipeline, skipped),
         _overflow(config, batches),
-        _teacher(config, batches, pipeline, runs),
     ):
         total.update(volumes)
 
@@ -88,7 +86,7 @@ def closed_form_bytes(
     if dims.pp > 1 and updates_of(config.schedule) != "flush":
         moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
     itemsize = ITEMSIZE[config.precision]
-    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize)
+    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs)
     for extension in of_job(config):
         total.update(extension.bytes_sent(run))
     if dims.pp > 1:
@@ -325,21 +323,6 @@ def evaluation_bytes(
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize
     return result
-
-
-def _teacher(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], runs: Sequence[tuple[Shares, int]]
-) -> Counter[str]:
-    """Return the bytes of a teacher that is sharded, or of the logits that ranks of its own send."""
-    if config.distill_from is None:
-        return Counter()
-    axis, itemsize = pipeline[0][0], ITEMSIZE[config.teacher_precision or config.precision]
-    units, logits = axis.teacher_units, axis.teacher_logits
-    return Counter(
-        startup=batches.dims.tp * startup_bytes(units, itemsize, batches.dims.dp * batches.dims.cp),
-        teacher=8 * config.teacher_ranks
-        + sum(teacher_bytes(batches.with_shares(shares), steps, itemsize, units, logits, 0) for shares, steps in runs),
-    )
 
 
 def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:

@@ -2,6 +2,7 @@
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 data_ledger      --check-data: every sample is read once per epoch
+distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
@@ -35,6 +36,7 @@ __all__ = [
     "installed",
     "of_job",
     "of_users",
+    "ranks_beside",
     "trains_alone",
 ]
 
@@ -76,6 +78,11 @@ def changes_batches(config: Any) -> bool:
 def trains_alone(config: Any) -> bool:
     """Return whether each data-parallel rank of a job steps its replica alone, so that replicas differ."""
     return any(extension.trains_alone for extension in of_job(config))
+
+
+def ranks_beside(config: Any, ranks: int | None = None) -> int:
+    """Return how many of a job's ranks are outside of its layout: see `Extension.beside`."""
+    return sum(kind.beside(config, ranks) for kind in installed())
 
 
 def of_users(config: Any) -> Iterator[Extension]:

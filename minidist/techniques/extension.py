@@ -3,21 +3,26 @@
 The training loop, the rules, the checkpoints and the volumes know no technique by name: they call every extension of
 the job at the same places. In the order of a job:
 
+    check_models(...)            no rank has started
+    serve(...)                   on ranks `beside` the layout, in place of all that follows
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
+    loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
     forget()                     layers were run to measure them, which is no part of the training
-    attached(strategy)           the layout is made; a context that lasts until the job ends, or has another layout
-    check_resume(checkpoint)     a checkpoint is about to be read
+    check_resume(checkpoint), differs(state)       a checkpoint is about to be read
     load(state, samples), load_scalars(scalars)    a checkpoint is read
+    begin(comm, strategy, done)  the layout is made, and a checkpoint was read
+    attached(strategy)           a context that lasts until the job ends, or has another layout
     for each step
         before_step(samples)     all ranks together will read so many samples
         read(numbers, sides)     this rank has read the samples with these numbers
+        targets(...)             what the loss of a micro-batch compares the model's outputs with
         after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
         evaluate(done, loss)     the loss on held-out data was computed
     state(), scalars()           a checkpoint is written
-    result()                     entries of the JSON that `minidist train` prints; lines(...) shows them to people
+    result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
 `extension.py`; a user's own is named by `--extension FILE.py:CLASS`.
@@ -34,6 +39,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from minidist.comm import Comm
+from minidist.data import Shares
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.rule import Rule
 
@@ -63,7 +69,8 @@ class Run:
     """The part of a job whose bytes are counted.
 
     ranks: all that train. steps: made in this run, after `done` earlier ones. moments: calls of `after_update` at which
-    no batch is on its way. sizes: the `AxisSizes` of every rank's data axes, in rank order.
+    no batch is on its way. sizes: the `AxisSizes` of every rank's data axes, in rank order. runs: the rows of all
+    ranks, and for how many steps.
     """
 
     config: Any
@@ -74,6 +81,7 @@ class Run:
     moments: int
     sizes: Collection[Collection[Any]]
     itemsize: int  # bytes of a weight
+    runs: Sequence[tuple[Shares, int]]
 
 
 class Settings(BaseModel):
@@ -90,9 +98,11 @@ class Extension:
     they have an effect all the same. observes: whether the numbers of the training do not depend on the technique, so
     that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
     key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
-    must have in common with the job that saved its checkpoint. evaluations: how many losses `evaluate` computes.
-    jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each
-    data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`).
+    must have in common with the job that saved its checkpoint. by_content: those of them that `differs` compares where
+    the checkpoint has a `state`, because they name a place. evaluations: how many losses `evaluate` computes. jumps:
+    the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each data-parallel
+    rank steps its replica with the gradient of its own rows (`meeting.py`). trainers: what traces and reports call
+    the ranks of the layout, where other ranks are `beside` it; one technique of a job may have such ranks.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -100,12 +110,14 @@ class Extension:
     rules: ClassVar[tuple[Rule, ...]] = ()
     alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
     observes: ClassVar[bool] = False
-    unlike: ClassVar[str] = ""
+    unlike: str = ""
     key: ClassVar[str] = ""
     fixed: ClassVar[tuple[str, ...]] = ()
+    by_content: ClassVar[tuple[str, ...]] = ()
     evaluations: ClassVar[int] = 0
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
+    trainers: ClassVar[str] = "layout"
 
     def __init_subclass__(cls) -> None:
         # A class of its own has a state of its own, also where it is derived from another extension.
@@ -134,6 +146,27 @@ class Extension:
         """Return {flag: value} of the settings that a dry run cannot make, because its arrays have no values."""
         return {}
 
+    @classmethod
+    def beside(cls, config: Any, ranks: int | None = None) -> int:
+        """Return how many ranks are outside of the layout, the last ones: they call `serve` in place of training.
+
+        ranks: of the job, None where they follow from the degrees. Raises UsageError when none is left to train.
+        """
+        return 0
+
+    def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
+        """Raise UsageError for a model that the technique reads and cannot use; no rank has started.
+
+        saved_model: (flag, directory) -> the model of a checkpoint, a `SavedModel`.
+        """
+
+    def serve(self, comm: Comm, config: Any, batches: Any, saved_model: Callable[[str, str], Any]) -> int:
+        """Do the work of a rank that is `beside` the layout; return how many steps were done before the job began.
+
+        comm: all ranks. saved_model: as in `check_models`.
+        """
+        raise NotImplementedError
+
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
 
@@ -145,12 +178,29 @@ class Extension:
         """Return what lets replicas meet on one device. devices: has one for each, with its `job` and its `flat`."""
         raise NotImplementedError
 
+    def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
+        """Return a loss function (logits, targets, divisor) in place of the job's, for steps and for evaluations.
+
+        comm: the ranks among which the vocabulary is split, each of which has the logits of its words.
+        """
+        return loss
+
+    def loss_volume(self, volume: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+        """Return the closed form (tokens, ranks) of what `loss` sends in a step where the vocabulary is split."""
+        return volume
+
     def forget(self) -> None:
         """Forget what the model's layers have done since it was built."""
 
     def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
         """Return a model of a checkpoint as it is used after the training. scalars: of the checkpoint."""
         return model
+
+    def begin(self, comm: Comm, strategy: Any, done: int) -> None:
+        """Prepare the first step, on every rank of the layout. comm: all ranks. done: steps of an earlier run.
+
+        Not called with a parameter server, which has no layout.
+        """
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""
@@ -161,6 +211,13 @@ class Extension:
 
     def read(self, numbers: np.ndarray[Any, Any], sides: Iterable[str]) -> None:
         """Note that this rank has read the samples with these numbers. sides: their inputs, their targets, or both."""
+
+    def targets(self, step: int, inputs: Any, targets: Any, positions: Any) -> Any:
+        """Return what the loss of a micro-batch gets in place of its targets; not called for held-out data.
+
+        inputs: of whole samples. positions: of the targets in their sequences, where these are split; else None.
+        """
+        return targets
 
     def after_forward_backward(self, strategy: Any, step: int) -> None:
         """Note that this rank has made its micro-batches of a step. Every rank calls it, before it sends losses."""
@@ -192,14 +249,21 @@ class Extension:
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
         """Restore the numbers of `scalars`; those of other techniques are among them."""
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as values of JSON."""
+    def state(self) -> Any:
+        """Return what a checkpoint keeps, as values of JSON; nothing where it is empty. Rank 0 calls it."""
         return {}
 
     def check_resume(self, checkpoint: Any) -> None:
         """Raise UsageError when the job cannot continue where a checkpoint ended. It has a `path` and a `step`."""
 
-    def load(self, state: dict[str, Any] | None, samples: int) -> None:
+    def differs(self, state: Any) -> str:
+        """Return what a job was made with that has saved `state` and is another one, and the remedy; else nothing.
+
+        Rank 0 calls it. A ValueError says what is wrong with the state.
+        """
+        return ""
+
+    def load(self, state: Any, samples: int) -> None:
         """Continue with the `state` of a checkpoint after `samples` samples. None: the job that saved it had none.
 
         A ValueError says what is wrong with the state.
@@ -207,6 +271,10 @@ class Extension:
 
     def result(self) -> dict[str, Any]:
         """Return the entries that a job's JSON gets: of rank 0, after the last step."""
+        return {}
+
+    def of_all_ranks(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return entries in place of those of rank 0, from what `result` returned on all ranks, in rank order."""
         return {}
 
     def lines(self, result: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from minidist.autograd import Parameter, Tensor, contribution_recorder
 from minidist.autograd.precision import RULES, result_dtype
 from minidist.base.memory import account_memory
 from minidist.nn import GPT, GPTConfig
+from minidist.techniques.distillation.loss import distillation_loss
 
 FLOAT16, BFLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float32)
 HALVES = pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
@@ -51,7 +52,7 @@ OPERATIONS = {
     "sqrt": (lambda x: ag.sqrt(x * x + 1.0), [(3, 7)]),
     "rotary": (lambda x: ag.rotary(x, ANGLES), [(2, 4, 2, 6)]),
     "cross_entropy": (lambda x: ag.cross_entropy(x, TARGETS), [(2, 4, 6)]),
-    "distillation_loss": (lambda x: ag.distillation_loss(x, TARGETS, np.eye(4, 6) * np.ones((2, 1, 1))), [(2, 4, 6)]),
+    "distillation_loss": (lambda x: distillation_loss(x, TARGETS, np.eye(4, 6) * np.ones((2, 1, 1))), [(2, 4, 6)]),
     "sum": (lambda x: x.sum(1), [(3, 7)]),
     "mean": (lambda x: x.mean(), [(3, 7)]),
     "max": (lambda x: x.max(1), [(3, 7)]),
@@ -106,7 +107,8 @@ def test_an_operation_follows_the_rules_and_is_as_exact_as_half_precision_allows
 
 
 def test_every_rule_is_tried():
-    # The last two need ranks: tests/parallel/test_tensor.py, tests/parallel/test_tensor_distillation.py.
+    # The last two need ranks: tests/parallel/test_tensor.py,
+    # tests/techniques/test_split_distillation_loss.py.
     elsewhere = {"stack", "vocab_parallel_cross_entropy", "vocab_parallel_distillation_loss"}
     assert {name for names in RULES.values() for name in names} - set(OPERATIONS) == elsewhere
 
@@ -127,7 +129,7 @@ def test_a_sum_of_many_is_a_sum_in_float32(dtype):
 
 @pytest.mark.parametrize(
     "loss",
-    [ag.cross_entropy, lambda x, y, divisor: ag.distillation_loss(x, y, np.eye(1, 8) * 99, 1.0, 0.5, divisor)],
+    [ag.cross_entropy, lambda x, y, divisor: distillation_loss(x, y, np.eye(1, 8) * 99, 1.0, 0.5, divisor)],
     ids=["cross_entropy", "distillation_loss"],
 )
 def test_a_loss_divided_by_many_tokens_keeps_its_gradient(loss):

@@ -248,10 +248,8 @@ def test_the_trunk_names_no_technique():
         for kind in installed()
         for word in (rf"\b{kind.__name__}", *map(r"[.\"']{}".format, kind.Settings.model_fields))
     ]
-    trunk = [
-        path
-        for folder in ("train", "checkpoint", "planning", "config", "equality")
-        for path in (package / folder).rglob("*.py")
-    ]
-    found = [(path.name, word) for path in trunk for word in words if re.search(rf"{word}\b", path.read_text())]
-    assert found == []
+    trunk = [path for folder in ("job", "planning") for path in (package / folder).rglob("*.py")]
+    # A rule may ask for a setting of a technique that may not be there.
+    texts = {path: re.sub(r"optional\(\"\w+\"\)", "", path.read_text(encoding="utf-8")) for path in trunk}
+    assert len(texts) > 60
+    assert [(path.name, word) for path, text in texts.items() for word in words if re.search(rf"{word}\b", text)] == []

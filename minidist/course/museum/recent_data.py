@@ -52,7 +52,7 @@ def place_from_steps(patch: Patch) -> None:
 
     def any_batch(checkpoint: Any, job: Any, rank: int = 0) -> Any:
         batches = SimpleNamespace(global_batch=resume.read_job_state(checkpoint).global_batch)
-        same = SimpleNamespace(config=job.config, batches=batches, data_digest=job.data_digest, teacher_digest=None)
+        same = SimpleNamespace(config=job.config, batches=batches, data_digest=job.data_digest, extensions=())
         return right(checkpoint, same, rank)
 
     patch.setattr(resume, "same_job", any_batch)

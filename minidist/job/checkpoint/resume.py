@@ -82,10 +82,6 @@ FIXED = (
     "sparsity_pattern",
     "seed",
     "evaluate_every",
-    "distill_from",  # compared by the teacher's weights, where the checkpoint has that
-    "temperature",
-    "distill_weight",
-    "teacher_precision",
 )
 
 
@@ -115,8 +111,6 @@ class SavedJob(Protocol):
     def extensions(self) -> Sequence[Extension]: ...
     @property
     def data_digest(self) -> str: ...
-    @property
-    def teacher_digest(self) -> str | None: ...
 
 
 class SavedAxis(CompressedAxis, Protocol):
@@ -235,7 +229,6 @@ def job_state(
         # The micro-batch is for people: it may change, and --micro-batch auto has become a number here.
         "config": {name: getattr(job.config, name) for name in (*fixed_settings(), "micro_batch")},
         "data_digest": job.data_digest,
-        **({} if job.teacher_digest is None else {"teacher_digest": job.teacher_digest}),
         **{extension.key: state for extension in job.extensions if (state := extension.state())},
         "global_batch": job.batches.global_batch,
         "samples": step * job.batches.global_batch,
@@ -256,7 +249,6 @@ class JobState(BaseModel):
     losses: list[float]
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
-    teacher_digest: str | None = None  # with --distill-from
     batch_plan: dict[str, Any] = {}  # where batches change while the job trains
     partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
 
@@ -440,12 +432,14 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
     The content of the data is read and compared by rank 0 alone.
     """
     state, config, path = read_job_state(checkpoint), job.config, str(checkpoint.path)
+    kept = state.model_extra or {}
+    by_content = {name for extension in job.extensions if extension.key in kept for name in extension.by_content}
     for name in fixed_settings():
         # Data are the same when their content is, whatever their path.
         if name == "data" and state.data_digest is not None:
             continue
-        # So is a teacher.
-        if name == "distill_from" and state.teacher_digest is not None and config.distill_from is not None:
+        # So is what a technique reads from a place.
+        if name in by_content:
             continue
         # Older checkpoints have fewer settings.
         then, now = state.config.get(name, TrainConfig.model_fields[name].default), getattr(config, name)
@@ -469,12 +463,12 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
             f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
         )
 
-    if rank == 0 and state.teacher_digest is not None and state.teacher_digest != job.teacher_digest:
-        raise UsageError(
-            f"the checkpoint {quoted_path(path)} was made with another teacher than the one in --distill-from"
-            f" {_short(config.distill_from)} now; name the folder of the checkpoint that it learned from, such as"
-            " DIR/step-00000040"
-        )
+    for extension in job.extensions if rank == 0 else ():
+        if extension.key in kept:
+            with _describing_a_job(checkpoint, extension.key):
+                difference = extension.differs(kept[extension.key])
+            if difference:
+                raise UsageError(f"the checkpoint {quoted_path(path)} was made with {difference}")
 
     # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
     if state.global_batch != job.batches.global_batch:

@@ -1,12 +1,14 @@
 """The model of a checkpoint: which job made it, and its weights in a new model.
 
 A checkpoint is a set of named global tensors, so the layout that trained the model does not matter. `--init-from`
-begins a job with such a model, `--distill-from` learns from one, and `minidist generate` writes text with one. Sends
-nothing.
+begins a job with such a model, a technique may use one in addition to the job's own, and `minidist generate` writes
+text with one. Sends nothing.
 
-Proved by: tests/checkpoint/test_initial_weights.py, tests/commands/test_generation.py, tests/train/test_distillation.py
+Proved by: tests/checkpoint/test_initial_weights.py, tests/techniques/test_distillation.py
 """
 
+import hashlib
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,9 @@ from minidist.base.errors import UsageError, quoted_path
 from minidist.job.checkpoint.buffers import load_buffers
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.job.checkpoint.resume import read_job_state
-from minidist.job.config.models import parameter_count
+from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.train_config import TrainConfig
+from minidist.techniques import defaults
 
 EMBEDDINGS = {"gpt": "weights/transformer.wte.weight", "llama": "weights/model.embed_tokens.weight"}
 
@@ -75,3 +78,35 @@ def vocabulary_of(checkpoint: Checkpoint, config: TrainConfig) -> int:
             f" {expected:,} parameters, and holds {stored:,}; {checkpoint.remedy}"
         )
     return int(rows)
+
+
+class SavedModel:
+    """The model that a checkpoint holds, for techniques, which know neither checkpoints nor jobs.
+
+    flag, directory: as in `named_checkpoint`. config: the settings of the job that saved it.
+    """
+
+    def __init__(self, flag: str, directory: str | Path) -> None:
+        self.checkpoint = named_checkpoint(flag, directory)
+        self.config = saved_config(self.checkpoint)
+
+    @property
+    def vocabulary(self) -> int:
+        """The tokens that a language model knows: see `vocabulary_of`."""
+        return vocabulary_of(self.checkpoint, self.config)
+
+    @cached_property
+    def digest(self) -> str:
+        """A fingerprint of the stored weights, the same wherever the checkpoint lies."""
+        result = hashlib.sha256()
+        for name in sorted(name for name in self.checkpoint.tensors if name.startswith("weights/")):
+            result.update(name.encode() + self.checkpoint.tensor(name).tobytes())
+        return result.hexdigest()
+
+    def make(self, precision: str, dataset: Any) -> Any:
+        """Return the whole model with its weights, in this precision, whatever it was trained in."""
+        # The techniques with which it was trained are no part of it.
+        config = self.config.model_copy(update={"precision": precision, **defaults()})
+        model = make_model(config, dataset)
+        load_weights(self.checkpoint, model)
+        return model

@@ -7,13 +7,12 @@ import inspect
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError, quoted, reason
-from minidist.base.half import named_dtype
+from minidist.base.half import DTYPES, named_dtype
 from minidist.base.user_file import load_function
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.nn import CNN, GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
 from minidist.nn.cnn import block_shape
 
-DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}
 
 

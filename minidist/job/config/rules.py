@@ -419,52 +419,6 @@ SPARSITY = (
     ),
 )
 
-# A student's loss compares whole rows of logits with the teacher's, which other ranks may compute or share.
-DISTILLATION = (
-    Rule(
-        "teacher-without-student",
-        lambda j: j.teacher_ranks > j.data_ranks // j.cp,
-        "--teacher-ranks {teacher_ranks} are more than the {replicas_of_data} data-parallel replicas, each of which has"
-        " one teacher",
-        "use --teacher-ranks {replicas_of_data} at most",
-        {"replicas_of_data": lambda j: j.dims.dp},
-    ),
-    *(
-        Rule(
-            f"{name.replace('_', '-')}-in-a-pipeline",
-            both(name, "pp", unless=1),
-            f"{flag(name)} needs ranks that use logits at the same time, and with --pp {{pp}} the schedule decides"
-            " which rank computes a loss, and when",
-            "leave it out",
-        )
-        for name in ("shard_teacher", "teacher_ranks")
-    ),
-    *(
-        Rule(
-            f"{name.replace('_', '-')}-with-server",
-            both(name, "server"),
-            f"{flag(name)} needs ranks that use logits at the same time, and the workers of --strategy ps exchange"
-            " nothing with each other",
-            "leave it out, or use --strategy auto",
-        )
-        for name in ("shard_teacher", "teacher_ranks")
-    ),
-    Rule(
-        "sharded-teacher-with-a-cache",
-        lambda j: j.shard_teacher and j.teacher_cache is not None,
-        "--shard-teacher gathers layers on all ranks at the same time, and with --teacher-cache {teacher_cache} a rank"
-        " that finds its logits in the cache gathers none",
-        "leave one of them out",
-    ),
-    Rule(
-        "sharded-teacher-on-its-own-ranks",
-        lambda j: j.shard_teacher and j.teacher_ranks,
-        "--shard-teacher divides the teacher among the students' ranks, and with --teacher-ranks {teacher_ranks} these"
-        " hold no teacher",
-        "leave one of them out",
-    ),
-)
-
 # A parameter server replaces reductions. Its workers hold whole models and share no common step.
 PARAMETER_SERVER = (
     Rule(
@@ -1022,17 +976,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
     ("sparsity_schedule", lambda j: bool(j.prunes), "--sparsity or --sparsity-pattern"),
     ("sparsity_scope", lambda j: bool(j.prunes), "--sparsity"),
-    *(
-        (name, lambda j: j.distill_from is not None, "--distill-from")
-        for name in (
-            "temperature",
-            "distill_weight",
-            "teacher_precision",
-            "shard_teacher",
-            "teacher_ranks",
-            "teacher_cache",
-        )
-    ),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_interval", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
     ("loss_scale_hysteresis", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
@@ -1081,7 +1024,6 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),
     ("orthogonalize", lambda j: False),
-    ("shard_teacher", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )
 # Those that happen every so many steps, of which the job has fewer.
@@ -1126,7 +1068,6 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Checkpoints": CHECKPOINTS,
     "Gradient compression": COMPRESSION,
     "Sparse training": SPARSITY,
-    "Knowledge distillation": DISTILLATION,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
     "Replicas and evaluation": REPLICAS,

@@ -29,7 +29,7 @@ from minidist.optim.named import OPTIMIZERS
 from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
-from minidist.techniques import installed
+from minidist.techniques import installed, ranks_beside
 
 MAX_WORKERS = 64  # processes that make the batches of a rank
 
@@ -126,35 +126,6 @@ class JobSettings(BaseModel):
     final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
-
-    # a teacher
-    distill_from: str | None = Field(
-        None, description="knowledge distillation: the checkpoint of the teacher, a --save directory or a folder in it"
-    )
-    temperature: float = Field(
-        2.0,
-        gt=0,
-        description="distillation: divisor of teacher's and student's logits; higher shows more of the wrong classes",
-    )
-    distill_weight: float = Field(
-        0.5, gt=0, le=1, description="distillation: weight of the teacher's part of the loss; the labels have the rest"
-    )
-    teacher_precision: Literal["fp32", "fp64", "fp16", "bf16"] | None = Field(
-        None, description="distillation: dtype in which the teacher computes (default: --precision)"
-    )
-    shard_teacher: bool = Field(
-        False, description="distillation: a share of each layer of the teacher on each rank, gathered when it computes"
-    )
-    teacher_ranks: int = Field(
-        0, ge=0, le=MAX_RANKS, description="distillation: last ranks, beside those of the axes, that compute the logits"
-    )
-    teacher_cache: str | None = Field(
-        None,
-        description=(
-            "distillation: directory that keeps the logits of each sample for later epochs and runs; default: that of"
-            " all cached data"
-        ),
-    )
 
     # the batch: any two of the first three give the third
     global_batch: int | None = Field(None, ge=1, le=MAX_BATCH, description="samples per step, on all ranks together")
@@ -507,16 +478,11 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     """Return the degrees on `ranks` ranks (None: on as many as the degrees need); UsageError when they do not fit.
 
     With --strategy ps the servers are ranks too, outside of every degree: dp is the number of workers. So are the ranks
-    of --teacher-ranks.
+    that a technique has beside the layout (`Extension.beside`).
     """
-    # Teachers are ranks outside of the mesh, the last ones.
-    if config.teacher_ranks and ranks is not None:
-        if config.teacher_ranks >= ranks:
-            raise UsageError(
-                f"--teacher-ranks {config.teacher_ranks} of {ranks} ranks leave no student; start at least"
-                f" {config.teacher_ranks + 1} ranks, or use fewer teachers"
-            )
-        ranks -= config.teacher_ranks
+    # Those of a technique come last.
+    if ranks is not None:
+        ranks -= ranks_beside(config, ranks)
 
     # Servers are ranks outside of the mesh, so the degrees divide the workers only.
     if config.strategy == "ps" and ranks is not None:

@@ -364,9 +364,9 @@ def _worst(comm: Comm, mine: Comparison) -> Comparison:
         differing = [v for v in verdicts if not v.equal]
         worst = differing[0] if differing else verdicts[0]
         worst.max_difference = {kind: max(v.max_difference[kind] for v in verdicts) for kind in KINDS}
-        # A teacher's rank (--teacher-ranks) has no weights to compare.
-        students = [v.weight_differences for v in verdicts if v.steps]
-        worst.weight_differences = [max(step) for step in zip(*students, strict=True)]
+        # A rank beside the layout has no weights to compare.
+        trained = [v.weight_differences for v in verdicts if v.steps]
+        worst.weight_differences = [max(step) for step in zip(*trained, strict=True)]
         worst.tensors, worst.ranks = sum(v.tensors for v in verdicts), comm.size
         for rank in range(1, comm.size):
             comm.send_object(worst, rank)

@@ -6,6 +6,5 @@ recipe.py         every kind of parallelism, applied to the model in order
 strategies/       who holds and who sends what; `strategy.py` is the interface
 state.py          what observers and callers get: StepState, TrainResult
 loss.py, evaluate.py, metrics.py, progress.py    one thing each that a step reports
-teacher.py        the model that a student learns from    teacher_ranks.py    ranks that compute its logits
 parameter_server_trainer.py    the loop of `--strategy ps`, which has no common step
 """

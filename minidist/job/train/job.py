@@ -16,7 +16,7 @@ from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.device import creating
-from minidist.base.half import named_dtype
+from minidist.base.half import DTYPES, named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
 from minidist.data import (
@@ -33,9 +33,9 @@ from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
 from minidist.data.workers import open_sampler
 from minidist.job.checkpoint.initial_weights import load_initial_weights
-from minidist.job.config.models import DTYPES, make_model
+from minidist.job.checkpoint.saved_model import SavedModel
+from minidist.job.config.models import make_model
 from minidist.job.config.train_config import Batches, TrainConfig, pruning_of
-from minidist.job.train.teacher import DistillationLoss, SoftTargets, Teacher
 from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
@@ -66,7 +66,6 @@ class Job:
     scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
-    teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
@@ -98,12 +97,13 @@ class Job:
             extension.read(batch.indices, sides)
         inputs, targets = batch if creating.get() is None else map(xp.to_device, batch)
 
-        ask = None if self.teacher is None else partial(self.teacher.logits, step, inputs, self.positions)
-
         # With context parallelism each rank has all rows, and the columns of its part of the sequence.
+        whole = inputs
         if self.positions is not None:
             inputs, targets = inputs[:, self.positions], targets[:, self.positions]
-        return inputs, targets if ask is None else SoftTargets(targets, ask)
+        for extension in self.extensions:
+            targets = extension.targets(step, whole, targets, self.positions)
+        return inputs, targets
 
     def loss(self, step: int, number: int, model: Any = None) -> Tensor:
         """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
@@ -129,8 +129,8 @@ class Job:
     def loss_of(self, outputs: Any, targets: Any) -> Tensor:
         """Return a micro-batch's share of the mean loss from the model's outputs, with the experts' auxiliary loss."""
         if not self.config.is_language_model:
-            criterion = cross_entropy if self.config.distill_from is None else DistillationLoss(self.config)
-            return criterion(outputs, targets, self.divisor)
+            criterion = self.loss_function(cross_entropy)
+            return criterion(outputs, targets, self.divisor)  # type: ignore[no-any-return]
 
         # A model with experts returns their auxiliary loss beside the logits.
         logits, *auxiliary = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -139,9 +139,19 @@ class Job:
             loss = self.model.with_auxiliary(loss, auxiliary[0], targets.size / self.divisor)
         return loss
 
+    def loss_function(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
+        """Return a loss function of the model as the techniques change it. comm: see `Extension.loss`."""
+        for extension in self.extensions:
+            loss = extension.loss(loss, comm)
+        return loss
+
+    def saved_model(self, flag: str, directory: str) -> SavedModel:
+        """Return the model of a checkpoint, which a technique uses beside the job's. flag: what names it."""
+        return SavedModel(flag, directory)
+
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data, without a teacher and without extensions.
+        """Yield the job on held-out data, without extensions.
 
         In the block dropout is off, and operations are not recorded for backward.
         """
@@ -151,7 +161,7 @@ class Job:
             # The model and the positions are the same; the batch has the size of the job's first one.
             with no_grad():
                 batch = StepBatch(self.batches.shares)
-                yield replace(self, sampler=self.held_out, batch=batch, teacher=None, extensions=())
+                yield replace(self, sampler=self.held_out, batch=batch, extensions=())
         finally:
             self.model.train()
 
@@ -182,11 +192,6 @@ class Job:
     def data_digest(self) -> str:
         """The fingerprint of all data of the job, including the held-out part. The data are read at the first use."""
         return data_digest(load_dataset(self.config.data))
-
-    @property
-    def teacher_digest(self) -> str | None:
-        """The fingerprint of the teacher's weights; None without one."""
-        return None if self.teacher is None else self.teacher.digest
 
     @property
     def divisor(self) -> float:
@@ -221,8 +226,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     load_initial_weights(config, model)
     if config.document_separator is not None:
         mask_documents(model, config.context)
-    if config.distill_from is not None and config.is_language_model:
-        model.loss_fn = DistillationLoss(config)  # a language model computes its loss itself
     job = Job(
         config,
         batches,
@@ -237,12 +240,14 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         held_out=held_out,
         matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
-        teacher=None if config.distill_from is None else Teacher(config, dataset),
         # The reference on one device leaves out what does not change its numbers.
         extensions=[extension for extension in of_job(config) if comm is not None or not extension.observes],
     )
     for extension in job.extensions:
         extension.build(job, comm)
+    # A language model computes its loss itself.
+    if config.is_language_model:
+        job.model.loss_fn = job.loss_function(job.model.loss_fn)
     return job
 
 

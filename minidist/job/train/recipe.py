@@ -32,7 +32,6 @@ from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
-from minidist.job.train.teacher import DistillationLoss
 from minidist.nn import Module
 from minidist.nn.recompute import recompute
 from minidist.parallel import HostCopy
@@ -62,8 +61,8 @@ def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> Me
     # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
     if axes.tp.size > 1:
         job.model = apply_tensor_parallel(job.model, axes.tp, config.sequence_parallel)
-        if job.teacher is not None and config.is_language_model:
-            job.model.loss_fn = DistillationLoss(config, axes.tp, job.teacher.shape[-1])
+        if config.is_language_model:
+            job.model.loss_fn = job.loss_function(job.model.loss_fn, axes.tp)
 
     # 3, after tensor parallelism, which decides how many heads a rank's attention has.
     if axes.cp.size > 1:

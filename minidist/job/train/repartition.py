@@ -107,10 +107,10 @@ class Repartition:
 
     def _move(self, job: Job, strategy: MeshStrategy, sizes: Sequence[int], done: int) -> tuple[Job, MeshStrategy]:
         """Return the job with another cut, in the same state, that of `done` steps."""
-        # [1] A new model, with its part on this rank. What does not belong to the model stays: data, scaler, teacher.
+        # [1] A new model, with its part on this rank. What does not belong to it stays: data, scaler, techniques.
         config = job.config.model_copy(update={"partition": _text(sizes)})
         fresh = build(config, job.batches, self.comm, job.plan)
-        fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler, pool=job.pool, teacher=job.teacher)
+        fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler, pool=job.pool)
         fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients, extensions=job.extensions)
         run = self.runs[-1]
         there = self.start(fresh)

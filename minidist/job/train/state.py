@@ -80,7 +80,6 @@ class TrainResult:
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
     cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
-    teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)  # what the techniques report: see `Extension.result`

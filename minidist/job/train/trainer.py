@@ -24,7 +24,8 @@ from minidist.base.memory import account_memory, thinned
 from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
 from minidist.job.checkpoint.resume import resume_job, save_job, saved_bytes, saving_alone
-from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of
+from minidist.job.checkpoint.saved_model import SavedModel
+from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches, updates_of
 from minidist.job.train.evaluate import evaluate
 from minidist.job.train.job import Job, batches_ahead, build
 from minidist.job.train.loss import NonFiniteError, global_loss
@@ -33,10 +34,9 @@ from minidist.job.train.recipe import parallelize
 from minidist.job.train.repartition import Repartition, resumed_config, sizes_of
 from minidist.job.train.state import Observer, StepState, TrainResult, reads_tensors
 from minidist.job.train.strategies.strategy import Strategy
-from minidist.job.train.teacher_ranks import place_teacher, serve_logits
 from minidist.parallel import SavedOnHost
 from minidist.pipeline.runtime import LayerProfile
-from minidist.techniques import Moment, trains_alone
+from minidist.techniques import Extension, Moment, of_job, trains_alone
 
 TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
 MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
@@ -59,12 +59,13 @@ def train(
     if config.strategy == "ps":
         return run_parameter_server(comm, config, observers).result
     batches, world = resolve_batches(config, comm.size), comm
-    if config.teacher_ranks:
-        # The last ranks send logits; the others are students, and train as they would without them.
-        students = range(batches.dims.ranks)
-        if comm.rank not in students:
-            return serve_logits(comm, config, batches)
-        comm = comm.group(students, "students")
+    for extension in of_job(config):
+        # The last ranks do something else; the others train as they would without them.
+        if extension.beside(config):
+            layout = range(batches.dims.ranks)
+            if comm.rank not in layout:
+                return serve(extension, comm, config, batches)
+            comm = comm.group(layout, extension.trainers)
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
     # quiet_overflow: an overflow is one error from `finish_step`, not a warning in every step.
     with account_memory(clock=clock) as account, FlopCounter() as flops, xp.quiet_overflow(), ExitStack() as stack:
@@ -80,8 +81,8 @@ def train(
         if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
             stack.enter_context(SavedOnHost(job.pool).saving())
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
-        if job.teacher is not None:
-            place_teacher(job.teacher, world, strategy.axes, config, done)
+        for extension in job.extensions:
+            extension.begin(world, strategy, done)
         if config.prefetch_batches or config.loader_workers:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
         held_out: dict[int, float] = {}
@@ -160,9 +161,16 @@ def train(
             runs=job.plan.runs,
             cuts=[] if recut is None else recut.runs,
             sparsity=job.pruned(config.steps),
-            teacher=None if job.teacher is None else job.teacher.counts(),
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
+
+
+def serve(extension: Extension, comm: Comm, config: TrainConfig, batches: Batches) -> TrainResult:
+    """Do, on a rank beside the layout, what the technique that asked for it does there in place of training."""
+    with account_memory() as account, FlopCounter(), xp.quiet_overflow():
+        done = extension.serve(comm, config, batches, SavedModel)
+    peak, measured = dict(account.at_peak), extension.result()
+    return TrainResult(comm.rank, [], account.peak, peak, [], "", done, measured=measured)
 
 
 def attach(job: Job, strategy: Strategy, attached: ExitStack) -> None:

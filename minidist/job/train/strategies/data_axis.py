@@ -48,9 +48,8 @@ class AxisSizes:
     stay whole (small parameters under ZeRO 3). more: what the job's techniques add (`Extension.sizes`).
     prunable: elements of each weight that may be pruned, whole. masked: elements of ZeRO 3's units that have such
     weights. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
-    whose forward runs again in backward.
-    teacher_units: elements of each unit of a sharded teacher. teacher_logits: of the logits of a sample that
-    another rank sends. orthogonalized: elements that all ranks of the axis together send in a step of Muon.
+    whose forward runs again in backward. orthogonalized: elements that all ranks of the axis together send in a
+    step of Muon.
     """
 
     stage: int
@@ -66,8 +65,6 @@ class AxisSizes:
     masked: int = 0
     norms: tuple[int, ...] = ()
     norms_again: tuple[int, ...] = ()
-    teacher_units: tuple[int, ...] = ()
-    teacher_logits: int = 0
     orthogonalized: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
 

@@ -32,12 +32,11 @@ import numpy as np
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
-from minidist.base.half import named_dtype
+from minidist.base.half import DTYPES, named_dtype
 from minidist.base.memory import track
 from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
-from minidist.job.config.models import DTYPES
 from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.job import Job, build, optimizer_class
 from minidist.job.train.loss import NonFiniteError
@@ -243,7 +242,9 @@ def parameter_server_bytes(config: TrainConfig, batches: Batches, sizes: AxisSiz
     sent["metrics"] = (workers + servers - 1) * workers * steps * batches.accumulation * NUMBER
     # All steps are done at the end, and some with every checkpoint before it.
     saves = (config.steps - 1) // config.every - done // config.every if config.save and config.every else 0
-    run = Run(config, batches, workers + servers, steps, done, saves + 1, [[sizes]], itemsize)
+    run = Run(
+        config, batches, workers + servers, steps, done, saves + 1, [[sizes]], itemsize, [(batches.shares, steps)]
+    )
     total = Counter(sent)
     for extension in of_job(config):
         total.update(extension.bytes_sent(run))

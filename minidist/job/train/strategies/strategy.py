@@ -18,7 +18,6 @@ Proved by: tests/equality/test_equality.py, tests/train/test_account.py
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
@@ -129,10 +128,7 @@ class Strategy(ABC):
     def sizes(self) -> list[AxisSizes]:
         """Return the element counts from which the closed forms of the volumes follow."""
         more = {name: value for extension in self.job.extensions for name, value in extension.sizes().items()}
-        of_job: dict[str, Any] = {"more": more}
-        if self.job.teacher is not None:
-            of_job |= {"teacher_units": self.job.teacher.units, "teacher_logits": self.job.teacher.received}
-        return [replace(axis.sizes(), **of_job) for axis in self.data_axes]
+        return [replace(axis.sizes(), more=more) for axis in self.data_axes]
 
     @abstractmethod
     def tensors(self) -> Tensors:

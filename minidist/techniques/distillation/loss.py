@@ -10,7 +10,7 @@ gradient of a row is
     d loss / d z = (1 - a) * (softmax(z) - onehot)  +  a * T * (q - p)
 
 Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015 (arXiv:1503.02531), section 2.
-Proved by: tests/autograd/test_fused.py
+Proved by: tests/techniques/test_distillation_loss.py
 """
 
 from math import inf
@@ -109,6 +109,6 @@ def teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:
 
 def log_softmax(scores: xp.Array) -> xp.Array:
     """Return a new array: score - largest - log(sum of exp(score - largest)), by row."""
-    shifted = scores - scores.max(axis=-1, keepdims=True)
+    shifted: xp.Array = scores - scores.max(axis=-1, keepdims=True)
     shifted -= xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
     return shifted

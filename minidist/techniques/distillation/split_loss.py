@@ -13,14 +13,13 @@ p needs no message, because every rank knows the teacher's logits of all words. 
 `vocab_parallel_cross_entropy` sends three, and nothing in backward.
 
 Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split loss); Hinton et al., arXiv:1503.02531.
-Proved by: tests/parallel/test_tensor_distillation.py, tests/train/test_distillation.py
+Proved by: tests/techniques/test_split_distillation_loss.py, tests/techniques/test_distillation.py
 """
 
 from math import inf
 from typing import Any
 
 from minidist.autograd import Tensor
-from minidist.autograd.distillation import log_softmax, teacher_rows
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
 from minidist.autograd.ops.cross_entropy import checked_divisor
@@ -31,6 +30,7 @@ from minidist.collectives import all_reduce
 from minidist.comm import Comm
 from minidist.parallel.tensor.vocabulary import vocab_range
 from minidist.parallel.volume import Volume
+from minidist.techniques.distillation.loss import log_softmax, teacher_rows
 
 
 def vocab_parallel_distillation_loss(

@@ -19,10 +19,9 @@ it alone, because the last bits of a product may depend on how many rows are mul
 right in every batch.
 
 Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network", 2015 (arXiv:1503.02531).
-Proved by: tests/train/test_distillation.py
+Proved by: tests/techniques/test_distillation.py
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from math import inf, prod
@@ -31,88 +30,35 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, distillation_loss, no_grad
+from minidist.autograd import Tensor, no_grad
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.cache import folder
 from minidist.base.errors import UsageError, quoted_path
-from minidist.base.half import named_dtype
+from minidist.base.half import DTYPES, named_dtype
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 from minidist.data import Dataset, TokenDataset, cached
-from minidist.job.checkpoint.directory import Checkpoint
-from minidist.job.checkpoint.saved_model import load_weights, named_checkpoint, saved_config, vocabulary_of
-from minidist.job.config.models import DTYPES, make_model
-from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel import fully_shard
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.fsdp_state import param_groups_of
 from minidist.parallel.model_parallel import mask_documents
-from minidist.parallel.tensor.distillation import vocab_parallel_distillation_loss
-from minidist.parallel.tensor.vocabulary import vocab_parallel_cross_entropy
-from minidist.techniques import defaults
 
 
-class SoftTargets:
-    """The labels of a micro-batch, and the teacher's logits for it, which are asked for when the loss is computed."""
+def find_teacher(config: Any, dataset: Dataset, saved_model: Callable[[str, str], Any]) -> Any:
+    """Return the model that --distill-from names, a `SavedModel`.
 
-    def __init__(self, labels: Array, ask: Callable[[], Array]) -> None:
-        self.labels, self._ask = labels, ask
-        self.size, self.shape, self.dtype = labels.size, labels.shape, labels.dtype
-
-    @cached_property
-    def logits(self) -> Array:
-        """The teacher's logits, (..., classes)."""
-        return self._ask()
-
-
-class DistillationLoss:
-    """The loss function of a student: labels and the teacher, or labels alone where the job is evaluated.
-
-    comm: the tensor-parallel ranks of a language model, each of which has the logits of its words.
+    UsageError when there is none, and when it takes other data or has other classes than the student.
     """
-
-    def __init__(self, config: TrainConfig, comm: Comm | None = None, vocab_size: int = 0) -> None:
-        self.temperature, self.weight = config.temperature, config.distill_weight
-        self.comm, self.vocab_size = comm, vocab_size
-
-    def __call__(self, logits: Tensor, targets: Any, divisor: float | None = None) -> Tensor:
-        """Return a tensor of shape (). targets: SoftTargets, or labels."""
-        # Tensor parallelism: this rank has the logits of its words.
-        if self.comm is not None and not isinstance(targets, SoftTargets):
-            return vocab_parallel_cross_entropy(logits, targets, divisor, comm=self.comm, vocab_size=self.vocab_size)
-        if self.comm is not None:
-            return vocab_parallel_distillation_loss(
-                logits,
-                targets.labels,
-                targets.logits,
-                self.temperature,
-                self.weight,
-                divisor,
-                comm=self.comm,
-                vocab_size=self.vocab_size,
-            )
-        if not isinstance(targets, SoftTargets):
-            return cross_entropy(logits, targets, divisor)
-        return distillation_loss(logits, targets.labels, targets.logits, self.temperature, self.weight, divisor)
-
-
-def teacher_checkpoint(config: TrainConfig, dataset: Dataset) -> tuple[Checkpoint, TrainConfig] | None:
-    """Return the checkpoint of --distill-from with the settings of its model, or None without one.
-
-    UsageError when it has none, and when its model takes other data or has other classes than the student.
-    """
-    if config.distill_from is None:
-        return None
-    checkpoint = named_checkpoint("--distill-from", config.distill_from)
-    teacher, where = saved_config(checkpoint), f"--distill-from {quoted_path(config.distill_from)}"
+    found = saved_model("--distill-from", config.distill_from)
+    teacher, where = found.config, f"--distill-from {quoted_path(config.distill_from)}"
     if not teacher.is_own_model and teacher.is_language_model is not isinstance(dataset, TokenDataset):
         raise UsageError(
             f"{where} holds a model (--model {teacher.model}) that cannot read --data"
             f" {quoted_path(config.data, marks=False)}; teacher and student need the same kind of data"
         )
     if teacher.is_language_model and isinstance(dataset, TokenDataset):
-        rows = vocabulary_of(checkpoint, teacher)
+        rows = found.vocabulary
         if rows != dataset.vocab_size:
             raise UsageError(
                 f"{where} holds a model of {rows:,} tokens and --data {quoted_path(config.data, marks=False)} has"
@@ -122,10 +68,7 @@ def teacher_checkpoint(config: TrainConfig, dataset: Dataset) -> tuple[Checkpoin
         raise UsageError(
             f"{where} holds a model that knows {teacher.context} positions; use --context {teacher.context} at most"
         )
-
-    # In the precision that this job asks for, whatever it was trained in.
-    chosen = {"precision": config.teacher_precision or config.precision, **defaults()}
-    return checkpoint, teacher.model_copy(update=chosen)
+    return found
 
 
 class Teacher:
@@ -135,14 +78,12 @@ class Teacher:
     another rank sends them to this one.
     """
 
-    def __init__(self, config: TrainConfig, dataset: Dataset) -> None:
-        found = teacher_checkpoint(config, dataset)
-        assert found is not None
-        self.checkpoint, self.config = found
-        self.separator = (
-            config.document_separator
-        )  # the teacher's attention stays inside documents as the student's does
-        self.dataset, self.dtype = dataset, named_dtype(DTYPES[self.config.precision])
+    def __init__(self, config: Any, dataset: Dataset, saved_model: Callable[[str, str], Any]) -> None:
+        self.saved = find_teacher(config, dataset, saved_model)
+        # In the precision that this job asks for, whatever it was trained in.
+        self.precision = config.teacher_precision or config.precision
+        self.separator = config.document_separator  # the teacher's attention stays inside documents as the student's
+        self.dataset, self.dtype = dataset, named_dtype(DTYPES[self.precision])
         # Of a sample's logits: (tokens, vocabulary), or (classes,).
         self.shape: tuple[int, ...] = (
             (config.context, dataset.vocab_size) if isinstance(dataset, TokenDataset) else (dataset.classes,)
@@ -157,22 +98,13 @@ class Teacher:
     @cached_property
     def model(self) -> Any:
         """The whole model. It is read at its first use: of a pipeline, the ranks without a loss need none."""
-        model = make_model(self.config, self.dataset)
-        load_weights(self.checkpoint, model)
-        if self.separator is not None and self.config.is_language_model:
+        model = self.saved.make(self.precision, self.dataset)
+        if self.separator is not None and self.saved.config.is_language_model:
             mask_documents(model, self.shape[0])
         for parameter in model.parameters():
             parameter.requires_grad = False
         model.eval()
         return model
-
-    @cached_property
-    def digest(self) -> str:
-        """A fingerprint of the stored weights, so that a resumed job has the same teacher, whatever its path."""
-        result = hashlib.sha256()
-        for name in sorted(name for name in self.checkpoint.tensors if name.startswith("weights/")):
-            result.update(name.encode() + self.checkpoint.tensor(name).tobytes())
-        return result.hexdigest()
 
     def shard(self, comm: Comm, prefetch: int) -> None:
         """Keep 1/n of every layer on each rank of `comm`, all of which ask for logits at the same time.
@@ -218,8 +150,8 @@ class Teacher:
             # As bytes: a file of NumPy's does not know bfloat16.
             return xp.to_host(self._computed(step, sample)).view(np.uint8)  # type: ignore[no-any-return]
 
-        precision = self.config.precision
-        made_of: dict[str, Any] = {"teacher": self.digest, "precision": precision, "separator": self.separator}
+        precision = self.precision
+        made_of: dict[str, Any] = {"teacher": self.saved.digest, "precision": precision, "separator": self.separator}
         stored = cached(xp.to_host(sample), "logits", make, self.cache, **made_of)
         return xp.to_device(np.array(stored).view(self.dtype))
 
@@ -234,20 +166,20 @@ class Teacher:
             ).data
         if result.shape[1:] != self.shape:
             raise UsageError(
-                f"--distill-from {quoted_path(self.checkpoint.path)}: its model returns logits of shape {result.shape}"
-                f" where the data have {(len(inputs), *self.shape)}; teacher and student need the same classes"
+                f"--distill-from {quoted_path(self.saved.checkpoint.path)}: its model returns logits of shape"
+                f" {result.shape} where the data have {(len(inputs), *self.shape)}; teacher and student need the same"
+                " classes"
             )
         # NaN compares as false, and -inf is a class that the teacher excludes.
         if not (result < inf).all():
             raise UsageError(
-                f"step {step}: the teacher's logits in {self.config.precision} are not finite; use"
-                f" {flag('teacher_precision')} fp32"
+                f"step {step}: the teacher's logits in {self.precision} are not finite; use --teacher-precision fp32"
             )
         return result
 
 
 def teacher_bytes(
-    batches: Batches, steps: int, itemsize: int, units: Sequence[int], received: int, teacher_ranks: int
+    batches: Any, steps: int, itemsize: int, units: Sequence[int], received: int, teacher_ranks: int
 ) -> int:
     """Return the bytes that all ranks together send for the teacher (purpose teacher) in `steps` steps.
 
@@ -255,6 +187,6 @@ def teacher_bytes(
     elements of a sample's logits, which one of `teacher_ranks` sends to each tensor-parallel rank. These are told once
     from which step the job begins (8 B).
     """
-    gathers = steps * batches.accumulation * batches.dims.tp * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
-    sends = steps * batches.global_batch * batches.dims.tp * received
+    gathers: int = steps * batches.accumulation * batches.dims.tp * (batches.dims.dp * batches.dims.cp - 1) * sum(units)
+    sends: int = steps * batches.global_batch * batches.dims.tp * received
     return (gathers + sends) * itemsize + 8 * teacher_ranks

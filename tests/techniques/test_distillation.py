@@ -13,10 +13,10 @@ from minidist.cli import main
 from minidist.comm import SimWorld
 from minidist.commands.generation import load_model
 from minidist.commands.runner import number_of_ranks
+from minidist.job.checkpoint import saved_model
 from minidist.job.config.train_config import TrainConfig, resolve_batches, resolve_dims
 from minidist.job.equality.compare import Judge, compare_rank, tier_of
 from minidist.job.equality.expected import expected_snapshots
-from minidist.job.train import teacher as teacher_module
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
@@ -147,14 +147,15 @@ def test_logits_that_are_stored_are_computed_once_and_have_the_same_bits(layout,
     verdicts = SimWorld(ranks).run(compare_rank, config)
     assert verdicts[0].equal, verdicts[0].first_difference
     assert [r.digest for r in results[0]] == [r.digest for r in results[1]]
-    counts = [[result.teacher for result in run if result.teacher["asked"]] for run in results]
+    counts = [[result.measured["teacher"] for result in run if result.measured["teacher"]["asked"]] for run in results]
     assert sum(count["asked"] for count in counts[0]) == 3 * resolve_batches(config, ranks).global_batch
     assert sum(count["computed"] for count in counts[0]) == len(list((tmp_path / "cache").iterdir()))
     assert [count["computed"] for count in counts[1]] == [0] * len(counts[1])
 
     # Another teacher, or another precision of it, has other entries; a damaged one is computed again.
     again = SimWorld(ranks).run(train, config.model_copy(update={"teacher_precision": "fp64"}))
-    assert sum(result.teacher["computed"] for result in again) == sum(count["computed"] for count in counts[0])
+    computed = sum(result.measured["teacher"]["computed"] for result in again)
+    assert computed == sum(count["computed"] for count in counts[0])
     for entry in (tmp_path / "cache").iterdir():
         entry.write_bytes(entry.read_bytes()[:-1] + b"?")
     assert [r.digest for r in SimWorld(ranks).run(train, config)] == [r.digest for r in results[0]]
@@ -203,15 +204,19 @@ def test_a_student_learns_from_the_teacher_and_is_evaluated_on_labels(saved):
     )
     assert result.losses[0] == pytest.approx(9 * (p * np.log(p / q)).sum() / 24, rel=1e-3)
     assert result.held_out[1] == pytest.approx(np.log(16), abs=0.1)
-    assert not job.teacher.model.training
-    assert not any(parameter.requires_grad for parameter in job.teacher.model.parameters())
+    assert not teacher_of(job).model.training
+    assert not any(parameter.requires_grad for parameter in teacher_of(job).model.parameters())
 
 
 def test_a_teacher_sees_documents_as_the_student_does(saved):
     job = build(config_of(saved, {"document_separator": 3}), resolve_batches(config_of(saved, {}), 1))
     tokens = np.array([[1, 2, 3, 4, 5, 6], [9, 9, 3, 4, 5, 6]])
-    logits = job.teacher.logits(0, tokens)
+    logits = teacher_of(job).logits(0, tokens)
     assert np.abs(logits[0, 3:] - logits[1, 3:]).max() < 1e-6 < 1e-3 < np.abs(logits[0, 2] - logits[1, 2]).max()
+
+
+def teacher_of(job):
+    return job.extensions[0].teacher
 
 
 def logits_of(job, inputs):
@@ -237,13 +242,13 @@ def test_what_does_not_fit_is_one_sentence(kind, change, sentence, saved):
 def test_ranks_that_leave_no_student_and_logits_that_are_not_finite(saved, monkeypatch):
     with pytest.raises(UsageError, match="--teacher-ranks 2 of 2 ranks leave no student; start at least 3 ranks"):
         resolve_dims(config_of(saved, {"teacher_ranks": 2}), 2)
-    load = teacher_module.load_weights
+    load = saved_model.load_weights
 
     def overflowing(checkpoint, model):
         load(checkpoint, model)
         model.lm_head.weight.data[...] = np.nan
 
-    monkeypatch.setattr(teacher_module, "load_weights", overflowing)
+    monkeypatch.setattr(saved_model, "load_weights", overflowing)
     with pytest.raises(
         UsageError, match="step 0: the teacher's logits in fp16 are not finite; use --teacher-precision"
     ):
@@ -266,3 +271,15 @@ def test_compare_and_train_from_the_command_line(saved, capsys):
     model, config = load_model(saved["gpt"] + "/student")
     assert config.distill_from == saved["gpt"]
     assert model.config.n_embd == 8
+
+
+def test_the_stored_logits_of_all_ranks_are_counted(saved, capsys, tmp_path):
+    """In the JSON and in its line; the teacher's rank is asked, and rank 0 is not."""
+    flags = ["--layers", "1", "--width", "8", "--heads", "2", "--context", "6", "--data", "markov", "--steps", "2"]
+    flags += ["--dp", "2", "--teacher-ranks", "1", "--distill-from", saved["gpt"], "--teacher-cache", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(["train", *flags, "--json"])
+    assert json.loads(capsys.readouterr().out)["teacher"] == {"asked": 16, "computed": len(list(tmp_path.iterdir()))}
+    with pytest.raises(SystemExit):
+        main(["train", *flags])
+    assert "logits of 16 samples, of which the teacher computed 0\n" in capsys.readouterr().out

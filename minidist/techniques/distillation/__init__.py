@@ -1,0 +1,1 @@
+"""--distill-from CHECKPOINT: a student learns from labels and from the logits of a trained model, its teacher."""

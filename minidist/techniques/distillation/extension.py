@@ -1,0 +1,130 @@
+"""`--distill-from`: a student learns from labels and from its teacher, wherever the teacher is (`teacher.py`).
+
+Proved by: tests/techniques/test_distillation.py
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from minidist.base.errors import UsageError, quoted_path
+from minidist.base.half import DTYPES, named_dtype
+from minidist.comm import Comm
+from minidist.data import load_dataset
+from minidist.data.workers import open_sampler
+from minidist.parallel.data_parallel import startup_bytes
+from minidist.techniques.distillation.rules import RULES, DistillationSettings
+from minidist.techniques.distillation.split_loss import distillation_volume
+from minidist.techniques.distillation.student import DistillationLoss, SoftTargets
+from minidist.techniques.distillation.teacher import Teacher, find_teacher, teacher_bytes
+from minidist.techniques.distillation.teacher_ranks import place_teacher, serve_logits
+from minidist.techniques.extension import Extension, Run
+
+
+class Distillation(Extension):
+    """Gives each micro-batch the logits of a teacher beside its labels; see `DistillationLoss`."""
+
+    Settings = DistillationSettings
+    panel = "Optimization"
+    rules = RULES
+    alone = (("shard_teacher", lambda job: False),)
+    key = "teacher_digest"
+    fixed = ("distill_from", "temperature", "distill_weight", "teacher_precision")
+    by_content = ("distill_from",)
+    trainers = "students"
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        if settings.teacher_ranks:
+            self.unlike = f"the ranks of --teacher-ranks {settings.teacher_ranks}"
+
+    @classmethod
+    def used_by(cls, config: Any) -> bool:
+        return config.distill_from is not None
+
+    @classmethod
+    def needs_values(cls, config: Any) -> dict[str, Any]:
+        return {"--teacher-cache": config.teacher_cache}
+
+    @classmethod
+    def beside(cls, config: Any, ranks: int | None = None) -> int:
+        """The teachers' ranks."""
+        teachers: int = config.teacher_ranks
+        if teachers and ranks is not None and teachers >= ranks:
+            raise UsageError(
+                f"--teacher-ranks {teachers} of {ranks} ranks leave no student; start at least {teachers + 1} ranks, or"
+                " use fewer teachers"
+            )
+        return teachers
+
+    def check_models(self, config: Any, saved_model: Callable[[str, str], Any]) -> None:
+        find_teacher(config, load_dataset(config.data), saved_model)
+
+    def serve(self, comm: Comm, config: Any, batches: Any, saved_model: Callable[[str, str], Any]) -> int:
+        held_out = config.evaluate_every is not None
+        sampler = open_sampler(config.data, held_out, batches.global_batch, config.context, config.seed)
+        self.teacher = Teacher(config, sampler.dataset, saved_model)
+        return serve_logits(self.teacher, sampler, comm, config, batches)
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        self.config, self.teacher = job.config, Teacher(job.config, job.sampler.dataset, job.saved_model)
+
+    def begin(self, comm: Comm, strategy: Any, done: int) -> None:
+        place_teacher(self.teacher, comm, strategy.axes, self.config, done)
+
+    def targets(self, step: int, inputs: Any, targets: Any, positions: Any) -> SoftTargets:
+        """The labels, and a promise of the logits: of a pipeline, ranks without a loss ask for none."""
+        return SoftTargets(targets, partial(self.teacher.logits, step, inputs, positions))
+
+    def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> DistillationLoss:
+        return DistillationLoss(self.settings, loss, comm, self.teacher.shape[-1])
+
+    def loss_volume(self, volume: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+        return distillation_volume
+
+    def state(self) -> str:
+        """The fingerprint of the teacher's weights: a resumed job has the same teacher, whatever its path."""
+        digest: str = self.teacher.saved.digest
+        return digest
+
+    def differs(self, state: Any) -> str:
+        if not isinstance(state, str):
+            raise ValueError("input should be a valid string")
+        if state == self.state():
+            return ""
+        return (
+            "another teacher than the one in --distill-from"
+            f" {quoted_path(self.settings.distill_from, marks=False)} now; name the folder of the checkpoint that it"
+            " learned from, such as DIR/step-00000040"
+        )
+
+    def sizes(self) -> dict[str, Any]:
+        return {"teacher_units": self.teacher.units, "teacher_logits": self.teacher.received}
+
+    def result(self) -> dict[str, Any]:
+        """The samples whose logits were asked for, and were computed, with --teacher-cache."""
+        counts = self.teacher.counts()
+        return {} if counts is None else {"teacher": counts}
+
+    def of_all_ranks(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        counts = [result["teacher"] for result in results if "teacher" in result]
+        if not counts:
+            return {}
+        return {"teacher": {name: sum(count[name] for count in counts) for name in ("asked", "computed")}}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        if "teacher" not in result:
+            return []
+        return ["logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**result["teacher"])]
+
+    def bytes_sent(self, run: Run) -> dict[str, int]:
+        """A teacher that is sharded: its weights at the start, and its layers; or logits that ranks of its own send."""
+        config, dims = run.config, run.batches.dims
+        itemsize = named_dtype(DTYPES[config.teacher_precision or config.precision]).itemsize
+        # The same on every rank of the layout. The workers of a server have no such sizes.
+        of_rank: Mapping[str, Any] = next(iter(next(iter(run.sizes)))).more
+        units, logits = of_rank.get("teacher_units", ()), of_rank.get("teacher_logits", 0)
+        sent = 8 * config.teacher_ranks
+        for shares, steps in run.runs:
+            sent += teacher_bytes(run.batches.with_shares(shares), steps, itemsize, units, logits, 0)
+        return {"startup": dims.tp * startup_bytes(units, itemsize, dims.dp * dims.cp), "teacher": sent}
