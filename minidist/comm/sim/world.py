@@ -221,13 +221,15 @@ class SimWorld:
     def _schedule(self) -> None:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready, process = self.state, self.state.ready, self.process
-        python, numpy, words, loop = process.python, process.numpy, process.words, process.running_loop
+        drawn, seed, numpy = process.drawn, process.seed, process.numpy
+        words, loop = process.words, process.running_loop
         while True:
             while ready:
                 state.running = stream = ready.popleft()
                 if stream.rank != process.owner:
                     # The usual case, in which no rank has drawn a random number or waits inside an event loop.
-                    if process.touched or process.loops or words != (python.value, numpy.value) or loop() is not None:
+                    now = drawn.value, seed.value, numpy.value
+                    if process.touched or process.loops or words != now or loop() is not None:
                         process.give_to(stream.rank)
                     else:
                         process.owner = stream.rank
