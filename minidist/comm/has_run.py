@@ -19,6 +19,9 @@ NOT_RUN: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
 )
 
 
+any_program = False  # of a rank has returned in this process
+
+
 class NotRunError(UsageError):
     """A function returned something of which no line has run yet; the text has the remedy."""
 
@@ -28,6 +31,8 @@ def has_run(result: Any, main: Callable[..., Any], rank: int | None) -> Any:
 
     rank: None for a function that no rank runs.
     """
+    global any_program
+    any_program = True
     for is_one, what, remedy in NOT_RUN:
         if is_one(result):
             if inspect.iscoroutine(result):

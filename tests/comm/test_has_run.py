@@ -49,6 +49,15 @@ def test_what_has_not_run_is_refused(main, words):
             SimWorld(2).run(main)
 
 
+def start_a_work(comm):
+    comm.run_async(partial(loop, comm)).wait()
+
+
+def test_a_work_is_refused_too():
+    with pytest.raises(UsageError, match=r"rank 0: the function returned a generator, so none of its lines has run; "):
+        SimWorld(2).run(start_a_work)
+
+
 def test_launch_ends_with_the_sentence_and_exit_code_2(capsys):
     with pytest.raises(SystemExit) as ended:
         launch(loop, argv=["--ranks", "2"])

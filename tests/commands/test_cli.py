@@ -298,6 +298,12 @@ def test_run_passes_its_flags_to_the_script(tmp_path):
     assert answer.stdout == "ranks 3\n"
 
 
+def test_run_of_a_script_that_starts_no_rank_is_refused(tmp_path):
+    script = tmp_path / "forgotten.py"
+    script.write_text("def main(comm):\n    print(comm.rank)\n")
+    refused(minidist("run", script, "--ranks", "3"), "forgotten.py' has ended, and no rank has run: call launch(main)")
+
+
 def test_doctor_says_what_is_there(here):
     answer = here("doctor", "--json")
     findings = {finding["name"]: finding for finding in json.loads(answer.stdout)}

@@ -597,7 +597,7 @@ class MPIWorld:
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
             work = stream.queue.popleft()
-            work.result = work.context.run(work.function)
+            work.result = has_run(work.context.run(work.function), work.function, work.comm.rank)
             work.end, work.finished = self.time(), True
 
     def _resume(self, stream: Stream) -> None:

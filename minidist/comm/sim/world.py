@@ -347,7 +347,7 @@ class SimWorld:
             if work.guards:
                 works.begin(work, work.guards)
             try:
-                work.result = work.context.run(work.function)
+                work.result = has_run(work.context.run(work.function), work.function, work.comm.rank)
             except RankDeadError as error:
                 if self.on_failure == "end":
                     raise
