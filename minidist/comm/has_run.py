@@ -16,6 +16,7 @@ NOT_RUN: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (inspect.isgenerator, "a generator", "remove `yield` from it, or return a list of the values"),
     (inspect.iscoroutine, "a coroutine", "remove `async`, or pass a function that calls asyncio.run with it"),
     (inspect.isasyncgen, "an asynchronous generator", "remove `async` and `yield`"),
+    (lambda result: isinstance(result, map | filter), "a map or filter", "return a list of it, which runs them"),
 )
 
 

@@ -21,7 +21,8 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
-        raise UsageError(f"script {quoted_path(script)} does not exist; give the path of a Python file")
+        what = "is a folder" if script.is_dir() else "does not exist"
+        raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     has_run.any_program = False

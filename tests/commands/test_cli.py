@@ -224,7 +224,8 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
         (["train", "--momentum", "0.9"], ["--momentum", "adamw"]),
         (["train", "--steps", "x"], ["--steps", "integer"]),
         (["report", "no-such-trace.jsonl"], ["no-such-trace.jsonl"]),
-        (["run", "no-such-script.py"], ["no-such-script.py"]),
+        (["run", "no-such-script.py"], ["no-such-script.py' does not exist"]),
+        (["run", "."], ["script '.' is a folder; give the path of a Python file"]),
         (["trian"], ["trian", "train"]),
     ],
 )
