@@ -38,7 +38,7 @@ CASES = [
     (lambda comm: (i for i in range(3)), "returned a generator"),
     (asynchronous, "asynchronous returned a coroutine"),
     (both, "both returned an asynchronous generator"),
-    (lambda comm: map(comm.send, range(3)), "returned a map or filter"),
+    (lambda comm: map(comm.send, range(3)), "returned a map"),
 ]
 
 

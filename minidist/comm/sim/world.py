@@ -38,7 +38,7 @@ from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.communicator import Comm
-from minidist.comm.has_run import has_run
+from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.clock import LinkModel
@@ -347,7 +347,8 @@ class SimWorld:
             if work.guards:
                 works.begin(work, work.guards)
             try:
-                work.result = has_run(work.context.run(work.function), work.function, work.comm.rank)
+                result = work.context.run(work.function)
+                work.result = has_run(result, work.function, work.comm.rank) if isinstance(result, LAZY) else result
             except RankDeadError as error:
                 if self.on_failure == "end":
                     raise
