@@ -6,7 +6,7 @@ the tape is the set of nodes that this leaves behind. Everything else in this pa
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from minidist.autograd.errors import AutogradError, DtypeError
@@ -113,6 +113,15 @@ class Tensor:
 
     def __len__(self) -> int:
         return len(self.data)
+
+    def __iter__(self) -> Iterator["Tensor"]:
+        return (self[row] for row in range(len(self)))
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise AutogradError(
+            f"an array of a Tensor of shape {self.shape} was asked for, and no gradient gets through an array; take its"
+            " values, x.data, or combine Tensors with stack()"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # The graph is functions and other nodes' arrays; a copy of it would share them with the original.

@@ -287,6 +287,11 @@ def _check(comm: PointToPoint, operation: str, array: Any, op: str | None = None
             f"rank {comm.rank}: {operation} of an array with strides {array.strides}; pass a C-contiguous array"
         )
     if op is not None:
+        if not isinstance(op, str):  # as in MPI's order of arguments: what is sent, where the result goes
+            raise UsageError(
+                f"rank {comm.rank}: {operation} with op {quoted(op)}; op is a name, such as 'sum', and operations that"
+                " take an array for the result have out="
+            )
         check_op(op, array.dtype)
 
 

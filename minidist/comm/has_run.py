@@ -5,18 +5,23 @@ One `yield` left in a training loop makes it a generator function, whose call ru
 Proved by: tests/comm/test_has_run.py
 """
 
-import inspect
 from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 
 from minidist.base.errors import UsageError
 
-# What a call returns that has not run: how to tell, its name, and the remedy.
-NOT_RUN: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
-    (inspect.isgenerator, "a generator", "remove `yield` from it, or return a list of the values"),
-    (inspect.iscoroutine, "a coroutine", "remove `async`, or pass a function that calls asyncio.run with it"),
-    (inspect.isasyncgen, "an asynchronous generator", "remove `async` and `yield`"),
-)
+# What a call returns that has not run: its type, its name, and the remedy.
+NOT_RUN: dict[type, tuple[str, str]] = {
+    GeneratorType: ("a generator", "remove `yield` from it, or return a list of the values"),
+    CoroutineType: ("a coroutine", "remove `async`, or pass a function that calls asyncio.run with it"),
+    AsyncGeneratorType: ("an asynchronous generator", "remove `async` and `yield`"),
+    map: ("a map", "return a list of it, which runs it"),
+    filter: ("a filter", "return a list of it, which runs it"),
+}
+LAZY = tuple(NOT_RUN)
+
+any_program = False  # of a rank has returned in this process
 
 
 class NotRunError(UsageError):
@@ -28,11 +33,13 @@ def has_run(result: Any, main: Callable[..., Any], rank: int | None) -> Any:
 
     rank: None for a function that no rank runs.
     """
-    for is_one, what, remedy in NOT_RUN:
-        if is_one(result):
-            if inspect.iscoroutine(result):
-                result.close()  # or Python warns that it was never awaited
-            name = getattr(main, "__name__", "the function")
-            where = "" if rank is None else f"rank {rank}: "
-            raise NotRunError(f"{where}{name} returned {what}, so none of its lines has run; {remedy}")
+    global any_program
+    any_program = True
+    if isinstance(result, LAZY):
+        if isinstance(result, CoroutineType):
+            result.close()  # or Python warns that it was never awaited
+        what, remedy = next(text for kind, text in NOT_RUN.items() if isinstance(result, kind))
+        name = getattr(main, "__name__", "the function")
+        where = "" if rank is None else f"rank {rank}: "
+        raise NotRunError(f"{where}{name} returned {what}, so none of its lines has run; {remedy}")
     return result

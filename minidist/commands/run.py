@@ -12,6 +12,7 @@ import typer
 
 from minidist.base.errors import MinidistError, UsageError, quoted_path
 from minidist.base.user_file import ProgramError
+from minidist.comm import has_run
 
 
 def run(
@@ -20,9 +21,11 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
-        raise UsageError(f"script {quoted_path(script)} does not exist; give the path of a Python file")
+        what = "is a folder" if script.is_dir() else "does not exist"
+        raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
+    has_run.any_program = False
     sys.argv = [str(script), *context.args]
     sys.path.insert(0, str(script.resolve().parent))
     try:
@@ -31,3 +34,8 @@ def run(
         raise
     except Exception as error:  # the script's own; the frames above it say nothing about it
         raise ProgramError(error, runpy.run_path.__code__.co_filename) from None
+    if not has_run.any_program:
+        raise UsageError(
+            f"script {quoted_path(script)} has ended, and no rank has run: call launch(main) in it, where main(comm) is"
+            " what each rank does"
+        )

@@ -271,3 +271,13 @@ def test_zero_dimensional_results_are_arrays():
     assert isinstance(leaf.grad, np.ndarray)
     assert leaf.grad == 4.0
     assert Parameter(np.array(2.0)).shape == ()
+
+
+def test_a_loop_over_a_tensor_takes_its_rows():
+    x = Tensor(np.arange(6.0).reshape(3, 2), requires_grad=True)
+    rows = list(x)
+    assert [row.data.tolist() for row in rows] == [[0, 1], [2, 3], [4, 5]]
+    rows[1].sum().backward()
+    assert x.grad.tolist() == [[0, 0], [1, 1], [0, 0]]
+    with pytest.raises(TypeError, match="unsized"):
+        list(x.sum())

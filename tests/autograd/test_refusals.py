@@ -66,3 +66,10 @@ def test_an_integer_parameter_has_no_gradient():
     with pytest.raises(DtypeError, match="use requires_grad=False, or cast it"):
         counter.requires_grad = True
     assert not counter.requires_grad
+
+
+def test_an_array_of_tensors():
+    x = Tensor(np.ones((4, 3)), requires_grad=True)
+    for convert in (lambda: np.asarray(x), lambda: Tensor([x, x]), lambda: np.stack([x, x])):
+        with pytest.raises(AutogradError, match=r"an array of a Tensor of shape \(4, 3\) .*x\.data, or .*stack\(\)"):
+            convert()

@@ -194,6 +194,10 @@ BAD = {
     "a root by name": (lambda c: collectives.gather(c, np.ones(4), root="a"), r"root 'a'; ranks are 0\.\.1"),
     "a root that is no rank": (lambda c: collectives.broadcast(c, np.ones(4), root=2), "ranks are 0..1"),
     "an unknown reduction": (lambda c: collectives.all_reduce(c, np.ones(4), "add"), "one of sum, avg"),
+    "an array for a reduction": (
+        lambda c: collectives.reduce_scatter(c, np.ones(4), np.ones(2)),
+        "op is a name, such as 'sum', and operations that take an array for the result have out=",
+    ),
     "an average of integers": (lambda c: collectives.all_reduce(c, np.ones(4, int), "avg"), "not an integer"),
     "a maximum of complex numbers": (lambda c: collectives.all_reduce(c, np.ones(4, complex), "max"), "have no order"),
     "a masked array": (lambda c: collectives.all_reduce(c, np.ma.ones(4)), "whose mask is not sent; pass array.filled"),

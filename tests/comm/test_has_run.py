@@ -38,6 +38,7 @@ CASES = [
     (lambda comm: (i for i in range(3)), "returned a generator"),
     (asynchronous, "asynchronous returned a coroutine"),
     (both, "both returned an asynchronous generator"),
+    (lambda comm: map(comm.send, range(3)), "returned a map"),
 ]
 
 
@@ -47,6 +48,15 @@ def test_what_has_not_run_is_refused(main, words):
         warnings.simplefilter("error")  # no coroutine "was never awaited"
         with pytest.raises(UsageError, match=rf"rank 0: .*{words}, so none of its lines has run; "):
             SimWorld(2).run(main)
+
+
+def start_a_work(comm):
+    comm.run_async(partial(loop, comm)).wait()
+
+
+def test_a_work_is_refused_too():
+    with pytest.raises(UsageError, match=r"rank 0: the function returned a generator, so none of its lines has run; "):
+        SimWorld(2).run(start_a_work)
 
 
 def test_launch_ends_with_the_sentence_and_exit_code_2(capsys):

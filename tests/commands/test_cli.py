@@ -224,7 +224,8 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
         (["train", "--momentum", "0.9"], ["--momentum", "adamw"]),
         (["train", "--steps", "x"], ["--steps", "integer"]),
         (["report", "no-such-trace.jsonl"], ["no-such-trace.jsonl"]),
-        (["run", "no-such-script.py"], ["no-such-script.py"]),
+        (["run", "no-such-script.py"], ["no-such-script.py' does not exist"]),
+        (["run", "."], ["script '.' is a folder; give the path of a Python file"]),
         (["trian"], ["trian", "train"]),
     ],
 )
@@ -296,6 +297,12 @@ def test_run_passes_its_flags_to_the_script(tmp_path):
     )
     answer = minidist("run", script, "--ranks", "3")
     assert answer.stdout == "ranks 3\n"
+
+
+def test_run_of_a_script_that_starts_no_rank_is_refused(tmp_path):
+    script = tmp_path / "forgotten.py"
+    script.write_text("def main(comm):\n    print(comm.rank)\n")
+    refused(minidist("run", script, "--ranks", "3"), "forgotten.py' has ended, and no rank has run: call launch(main)")
 
 
 def test_doctor_says_what_is_there(here):

@@ -28,7 +28,7 @@ CASES = [
     (np.zeros((12, 8)), "all zeros"),
     (
         np.where(OURS > 2, np.nan, OURS),
-        f"the element at {np.argwhere(OURS > 2)[0].tolist()} is nan, ours is {OURS[OURS > 2][0]};"
+        f"not finite: the element at {np.argwhere(OURS > 2)[0].tolist()} is nan, ours is {OURS[OURS > 2][0]};"
         f" {int((OURS > 2).sum())} of 96 elements are not finite",
     ),
     (OURS[:5], "of shape (5, 8), and ours is (12, 8)"),

@@ -160,6 +160,15 @@ def test_two_heads_of_a_weight_in_another_dump_are_named(tmp_path):
     assert difference.patterns[0].startswith("ours with heads 1 and 3 exchanged in the queries, keys and values")
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_is_not_equal(bad, tmp_path):
+    dump = read_dump(planted.data_parallel(tmp_path / "a"))
+    for loss in np.array([3.5]), np.array(bad):
+        found = report(write_dump(tmp_path / f"{loss}", [{**dump.tensors, "batch/loss": loss}], {}))
+        assert found.equal == np.isfinite(loss).all()
+        assert ("a loss that is not finite is equal to none" in found.text()) != found.equal
+
+
 def test_activations_come_before_gradients(tmp_path):
     """The first block whose output differs is named, and the gradients behind it follow."""
     folder = planted.data_parallel(tmp_path / "a")
@@ -239,6 +248,7 @@ def test_what_our_run_cannot_use_is_refused(tmp_path):
     cases = {
         "has no weights": rest,
         "has no batch/tokens": {name: a for name, a in small.items() if not name.startswith("batch/")},
+        "it is one number, the mean over all tokens": {**small, "batch/loss": np.ones(2, np.float32)},
         "it holds integers": {**small, "batch/tokens": np.zeros((2, 3), np.float32)},
         "values outside of 0 to 10": {**small, "batch/tokens": np.full((2, 7), 11)},
         "has no weights/transformer.ln_f.bias": {

@@ -113,7 +113,7 @@ def test_a_dump_full_of_nan_is_not_equal(bad):
     result = compared([[bad, bad], [1.0, 2.0]], [[1.0, 2.0], [1.0, 2.0]], [1e-3, 1e-3])
     assert [d.name for d in result.differences] == ["gradients/a"]
     (sentence,) = result.differences[0].patterns
-    assert sentence == f"the element at [0] is {bad}, ours is 1.0; 2 of 2 elements are not finite"
+    assert sentence == f"not finite: the element at [0] is {bad}, ours is 1.0; 2 of 2 elements are not finite"
     # Also where the other side is nearly zero, or is not finite itself.
     assert compared([[bad, bad], [1.0, 2.0]], [[1e-30, 0.0], [1.0, 2.0]], [1e-3, 1e-3]).differences
     assert compared([[1.0, 2.0]], [[bad, 2.0]], [INF]).differences
@@ -135,7 +135,7 @@ def test_each_tensor_has_its_own_tolerance():
 
 
 def test_shapes_that_differ_are_explained_with_the_place():
-    assert explain(np.array([NAN]), np.ones(2), Context(1e-3))[0].startswith("the element at [0] is nan;")
+    assert explain(np.array([NAN]), np.ones(2), Context(1e-3))[0].startswith("not finite: the element at [0] is nan;")
 
 
 # --- JSON ---

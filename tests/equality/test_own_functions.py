@@ -147,6 +147,15 @@ def test_what_cannot_be_compared_is_one_sentence(value, sentence):
         returned_tensors("rank 1", value)
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_numbers_that_float64_does_not_tell_apart_differ(dtype):
+    expected = np.array([1, 2**60], dtype)
+    verdict = compare_returned({"count": expected}, [{"count": expected}, {"count": expected + dtype(1)}])
+    assert not verdict.equal
+    assert "count of rank 1 is 1152921504606846977" in verdict.sentence()
+    assert compare_returned({"count": expected}, [{"count": expected + dtype(1)}], tolerance=1e-12).equal
+
+
 def test_one_array_for_all_steps_would_compare_the_last_one_only():
     weight = np.ones(3)
     with pytest.raises(UsageError, match=r"one array as \[0\].w and as \[1\].w, .* return copies: p.data.copy\(\)"):

@@ -44,7 +44,7 @@ from minidist.comm.call_log import Call, CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
 from minidist.comm.communicator import Comm
-from minidist.comm.has_run import has_run
+from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.header import (
     EQUAL_BYTES,
     HEADER_BYTES,
@@ -597,7 +597,8 @@ class MPIWorld:
     def _run_stream(self, stream: Stream) -> None:
         while stream.queue:
             work = stream.queue.popleft()
-            work.result = work.context.run(work.function)
+            result = work.context.run(work.function)
+            work.result = has_run(result, work.function, work.comm.rank) if isinstance(result, LAZY) else result
             work.end, work.finished = self.time(), True
 
     def _resume(self, stream: Stream) -> None:

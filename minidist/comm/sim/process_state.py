@@ -2,9 +2,9 @@
 
 `np.random.rand()` and `random.random()` draw from generators of the process, so simulated ranks would draw from each
 other's numbers. All ranks begin with the state that the process has when the run begins. As long as nothing draws,
-nothing is kept, and a switch between ranks compares one word of each generator in place:
+nothing is kept, and a switch between ranks compares a few words of the generators in place:
 
-    rank 0  ── draws ──▶ switch: the word has changed    keep rank 0's state, put back the state of the beginning
+    rank 0  ── draws ──▶ switch: a word has changed      keep rank 0's state, put back the state of the beginning
     rank 1  ── draws ──▶ switch                          from now on each switch keeps one state and puts back another
 
 After the run the process has the state of rank 0. asyncio notes which event loop runs in a thread; a rank that waits
@@ -38,8 +38,8 @@ class ProcessState:
         asyncio: Any = sys.modules.get("asyncio")
         self.running_loop: Any = type(None) if asyncio is None else asyncio.events._get_running_loop
         words = _words()
-        self.python, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64())
-        self.words = self.python.value, self.numpy.value
+        self.drawn, self.seed, self.numpy = words or (ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_uint64())
+        self.words = self.drawn.value, self.seed.value, self.numpy.value
         # Reading the states takes as long as a short run, and nothing has drawn where the words are the same.
         if words is None or self.words != self._last[0]:
             type(self)._last = self.words, _states()
@@ -54,7 +54,7 @@ class ProcessState:
         self._switch_loops(rank)
         before, self.owner = self.owner, rank
         if not self.touched:
-            if (self.python.value, self.numpy.value) == self.words:
+            if (self.drawn.value, self.seed.value, self.numpy.value) == self.words:
                 return
             self.touched = True
         self.kept[before] = _states()
@@ -97,14 +97,16 @@ def _set(states: tuple[Any, Any]) -> None:
     np.random.set_state(states[1])  # noqa: NPY002
 
 
-def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64] | None:
-    """Return a word of each generator that changes with every draw and seed; None where they cannot be read in place.
+def _words() -> tuple[ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint64] | None:
+    """Return words of the generators, of which each draw and seed changes one; None where they cannot be read in place.
 
-    A draw counts one number up, and after 624 computes all others anew. The word is that number with a neighbour of it.
+    A draw counts a number up, and after 624 computes all others anew. Python's seed sets that number to 624 and the
+    first of the others to a constant: where nothing was drawn before the seed, it changes only the words after them.
     """
     generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
     if sys.implementation.name != "cpython" or type(generator) is not np.random.MT19937:
         return None
     python = id(random._inst) + object.__basicsize__
-    place = generator.ctypes.state_address + 623 * 4
-    return ctypes.c_uint64.from_address(python), ctypes.c_uint64.from_address(place)
+    places = python, python + 623 * 4, generator.ctypes.state_address + 623 * 4
+    drawn, seed, numpy = (ctypes.c_uint64.from_address(place) for place in places)
+    return drawn, seed, numpy

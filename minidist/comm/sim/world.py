@@ -38,7 +38,7 @@ from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.communicator import Comm
-from minidist.comm.has_run import has_run
+from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.clock import LinkModel
@@ -221,13 +221,15 @@ class SimWorld:
     def _schedule(self) -> None:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready, process = self.state, self.state.ready, self.process
-        python, numpy, words, loop = process.python, process.numpy, process.words, process.running_loop
+        drawn, seed, numpy = process.drawn, process.seed, process.numpy
+        words, loop = process.words, process.running_loop
         while True:
             while ready:
                 state.running = stream = ready.popleft()
                 if stream.rank != process.owner:
                     # The usual case, in which no rank has drawn a random number or waits inside an event loop.
-                    if process.touched or process.loops or words != (python.value, numpy.value) or loop() is not None:
+                    now = drawn.value, seed.value, numpy.value
+                    if process.touched or process.loops or words != now or loop() is not None:
                         process.give_to(stream.rank)
                     else:
                         process.owner = stream.rank
@@ -345,7 +347,8 @@ class SimWorld:
             if work.guards:
                 works.begin(work, work.guards)
             try:
-                work.result = work.context.run(work.function)
+                result = work.context.run(work.function)
+                work.result = has_run(result, work.function, work.comm.rank) if isinstance(result, LAZY) else result
             except RankDeadError as error:
                 if self.on_failure == "end":
                     raise

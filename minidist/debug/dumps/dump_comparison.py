@@ -13,6 +13,7 @@ Proved by: tests/equality/test_dump_comparison.py
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -61,8 +62,8 @@ class DumpComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all tensors and replicas are equal within their tolerances."""
-        return not self.differences and not self.unequal
+        """Whether all tensors and replicas are equal within their tolerances, and their loss is a number."""
+        return not self.differences and not self.unequal and (self.loss is None or isfinite(self.loss[0]))
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json prints."""
@@ -82,7 +83,8 @@ class DumpComparison:
         """Return the report: the first difference, then the others."""
         lines = [f"replicas differ: {name}: {why}" for name, why in self.unequal.items()]
         if self.loss:
-            lines.append(f"loss: theirs {self.loss[0]:.8g}, ours {self.loss[1]:.8g}")
+            why = "" if isfinite(self.loss[0]) else "; a loss that is not finite is equal to none"
+            lines.append(f"loss: theirs {self.loss[0]:.8g}, ours {self.loss[1]:.8g}{why}")
         if self.missing:
             lines.append(f"{len(self.missing)} tensors of ours are not in the dump, such as {self.missing[0]}")
         if self.equal:
@@ -143,7 +145,14 @@ def compare_with_ours(dump: Dump, model: str, heads: int, kv_heads: int | None) 
         of_rows = [row[name] / len(rows) for row in rows] if name.startswith("gradients/") else []
         return Context(tolerances[name], dump.mesh, of_rows, before.get(name), *_heads_of(name, shared))
 
-    loss = (float(batch["loss"]), float(ours["activations/loss"])) if "loss" in batch else None
+    loss = None
+    if "loss" in batch:
+        if batch["loss"].size != 1:
+            raise UsageError(
+                f"{quoted_path(dump.path)}: batch/loss has the shape {batch['loss'].shape}; it is one number, the mean"
+                " over all tokens of the batch"
+            )
+        loss = batch["loss"].item(), ours["activations/loss"].item()
     return _compared(theirs, ours, tolerances, context, dump.unequal, loss)
 
 

@@ -71,7 +71,7 @@ def not_finite(theirs: np.ndarray, ours: np.ndarray) -> str:
 def explain(theirs: np.ndarray, ours: np.ndarray, context: Context) -> list[str]:
     """Return what describes the difference: every pattern that holds, or one sentence with the distance."""
     if not (np.isfinite(theirs).all() and np.isfinite(ours).all()):
-        return [not_finite(theirs, ours)]
+        return [f"not finite: {not_finite(theirs, ours)}"]
     if not theirs.any() and ours.any():
         return ["all zeros"]
     found = [sentence for pattern in PATTERNS if (sentence := pattern(theirs, ours, context))]

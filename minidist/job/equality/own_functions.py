@@ -141,6 +141,8 @@ def _difference(verdict: ReturnedComparison, actual: Array, expected: Array, wha
         gap = np.asarray(np.abs(actual.astype(wide) - expected.astype(wide)))
     gap[both] = 0.0
     gap[np.isnan(gap)] = np.inf
+    rounded = (gap == 0.0) & (actual != expected) & ~both  # such as 2**53 and 2**53 + 1
+    gap[rounded] = np.spacing(np.abs(expected[rounded].astype(wide)))
     place = tuple(int(index) for index in np.unravel_index(int(np.argmax(gap)), gap.shape))
 
     # As a share of the tensor's largest entry on one device: gradients and weights have other sizes.

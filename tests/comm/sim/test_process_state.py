@@ -35,6 +35,25 @@ def test_every_rank_draws_what_a_process_would():
     assert SimWorld(4).run(seeded) == [alone(rank) for rank in range(4)]
 
 
+def test_a_seed_counts_where_nothing_was_drawn_before_it():
+    """A new process has drawn nothing, as after a seed; the run before has left its state of the beginning."""
+
+    def main(comm):
+        random.seed(comm.rank)
+        comm.barrier()
+        return random.random()
+
+    def draws(comm):
+        return random.random()
+
+    for seed in 5, 6, 7:
+        random.seed(seed)
+        assert SimWorld(3).run(main) == [random.Random(rank).random() for rank in range(3)]
+        random.seed(seed)
+        assert SimWorld(2).run(draws) == [random.Random(seed).random()] * 2
+        random.seed(seed)
+
+
 @pytest.mark.mpi(2, timeout=30)
 def test_the_same_numbers_under_mpi(comm):
     assert seeded(comm) == alone(comm.rank)
@@ -90,8 +109,14 @@ def test_a_program_that_draws_nothing_keeps_no_state():
 
 
 def test_each_draw_and_seed_changes_a_word_that_is_read_in_place():
-    python, numpy = _words()
-    for change, word in ((random.random, python), (lambda: random.seed(3), python), (np.random.rand, numpy)):
+    drawn, seed, numpy = _words()
+    changes = (
+        (random.random, drawn),
+        (lambda: random.seed(3), seed),
+        (lambda: random.seed(4), seed),
+        (np.random.rand, numpy),
+    )
+    for change, word in changes:
         before = word.value
         change()
         assert word.value != before
