@@ -153,7 +153,8 @@ def plan(
         result["explanation"] = explanation(shown[0]) if shown else []
     if output is not None:
         _draw(found, job, output)
-    return Result(result, partial(_print, shown[:best], found, job, fixed, result))
+    # A script sees by the exit code that nothing fits.
+    return Result(result, partial(_print, shown[:best], found, job, fixed, result), 0 if found.plans else 1)
 
 
 def _one_of(value: str, flag: str, choices: tuple[str, ...]) -> str:

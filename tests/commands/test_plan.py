@@ -23,9 +23,11 @@ def run(*arguments):
 
 
 def printed(capsys, *arguments):
-    """Return the JSON object that a command prints."""
-    assert run(*arguments, "--json") == 0
-    return json.loads(capsys.readouterr().out)
+    """Return the JSON object that a command prints; its exit code is 1 when no layout fits."""
+    code = run(*arguments, "--json")
+    result = json.loads(capsys.readouterr().out)
+    assert code == (0 if any(layout["fits"] for layout in result["layouts"]) else 1)
+    return result
 
 
 def test_the_best_layouts_and_the_refused_ones(capsys):
@@ -260,7 +262,7 @@ def test_what_may_not_fit_is_marked(capsys):
 def test_nothing_fits(capsys):
     """The layouts that need least are shown, and what makes one fit."""
     job = ["plan", "--model", "gpt3-175b", "--gpu", "h100", "--ranks", "8", "--global-batch", "8"]
-    assert run(*job) == 0
+    assert run(*job) == 1
     text = capsys.readouterr().out
     assert "dp 2, tp 4, zero 3, sequence parallel, micro-batch 1 x 4, recompute full: pipeline rank 0 needs 3" in text
     assert re.search(r"no layout of 8 GPUs fits: the smallest needs 3\d+ to \d+ GB, and h100 has 85 GB", text)
@@ -270,7 +272,7 @@ def test_nothing_fits(capsys):
     assert (
         run("plan", "--model", "llama-3.1-8b", "--seq", "8192", "--ranks", "8", "--global-batch", "8", "--dp", "8") == 0
     )
-    assert run(*job[:4], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0") == 0
+    assert run(*job[:4], "h100", "--ranks", "64", "--global-batch", "64", "--pp", "1", "--zero", "0") == 1
     text = capsys.readouterr().out
     assert "; something fits with --pp left out, or --zero left out" in text
     assert "--ranks" not in text.splitlines()[-1]
@@ -278,7 +280,7 @@ def test_nothing_fits(capsys):
 
 def test_one_layout_that_does_not_fit(capsys):
     small = ["plan", "--model", "gpt3-175b", "--gpu", "v100", "--global-batch", "1536", *LAYOUT, "--precision", "fp16"]
-    assert run(*small, "--no-sequence-parallel", "--recompute", "none") == 0
+    assert run(*small, "--no-sequence-parallel", "--recompute", "none") == 1
     text = capsys.readouterr().out
     assert ": 0 layouts fit\n" in text
     assert "; missing " in text

@@ -160,13 +160,24 @@ def test_two_heads_of_a_weight_in_another_dump_are_named(tmp_path):
     assert difference.patterns[0].startswith("ours with heads 1 and 3 exchanged in the queries, keys and values")
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_is_not_equal(bad, tmp_path):
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (lambda loss: np.full((), np.nan), "a loss that is not finite is equal to none"),
+        (lambda loss: np.full((), np.inf), "a loss that is not finite is equal to none"),
+        (lambda loss: 2 * loss, "they differ by "),
+        (lambda loss: 1.001 * loss, "they differ by 0.00"),
+    ],
+)
+def test_a_loss_that_is_another_is_not_equal(bad, why, tmp_path):
+    """The divisor of a loss that is only printed changes no gradient."""
     dump = read_dump(planted.data_parallel(tmp_path / "a"))
-    for loss in np.array([3.5]), np.array(bad):
-        found = report(write_dump(tmp_path / f"{loss}", [{**dump.tensors, "batch/loss": loss}], {}))
-        assert found.equal == np.isfinite(loss).all()
-        assert ("a loss that is not finite is equal to none" in found.text()) != found.equal
+    ours = report(write_dump(tmp_path / "c", [{**dump.tensors, "batch/loss": np.ones(1)}], {})).loss[1]
+    for n, loss in enumerate((np.array([ours]), bad(np.array([ours])))):
+        found = report(write_dump(tmp_path / f"{n}", [{**dump.tensors, "batch/loss": loss}], {}))
+        assert found.equal == (n == 0)
+        assert (why in found.text()) != found.equal
+        assert not found.differences
 
 
 def test_activations_come_before_gradients(tmp_path):

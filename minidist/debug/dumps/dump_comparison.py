@@ -62,8 +62,20 @@ class DumpComparison:
 
     @property
     def equal(self) -> bool:
-        """Whether all tensors and replicas are equal within their tolerances, and their loss is a number."""
-        return not self.differences and not self.unequal and (self.loss is None or isfinite(self.loss[0]))
+        """Whether all tensors, replicas and losses are equal within their tolerances."""
+        return not self.differences and not self.unequal and not self.loss_differs
+
+    @property
+    def loss_differs(self) -> str:
+        """Why the two losses are not equal; empty where they are, and where there are none."""
+        if self.loss is None:
+            return ""
+        theirs, ours = self.loss
+        if not isfinite(theirs):
+            return "a loss that is not finite is equal to none"
+        # A wrong divisor of the printed loss alone changes no gradient.
+        gap = abs(theirs - ours)
+        return f"they differ by {gap:.3g}" if gap > self.tolerance * max(abs(theirs), abs(ours)) else ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json prints."""
@@ -83,8 +95,8 @@ class DumpComparison:
         """Return the report: the first difference, then the others."""
         lines = [f"replicas differ: {name}: {why}" for name, why in self.unequal.items()]
         if self.loss:
-            why = "" if isfinite(self.loss[0]) else "; a loss that is not finite is equal to none"
-            lines.append(f"loss: theirs {self.loss[0]:.8g}, ours {self.loss[1]:.8g}{why}")
+            why = self.loss_differs
+            lines.append(f"loss: theirs {self.loss[0]:.8g}, ours {self.loss[1]:.8g}" + (f"; {why}" if why else ""))
         if self.missing:
             lines.append(f"{len(self.missing)} tensors of ours are not in the dump, such as {self.missing[0]}")
         if self.equal:
