@@ -168,7 +168,8 @@ world = SimWorld(4)
 with expect(DeadlockError):
     world.run(everybody_receives)
 command = (
-    "minidist run mpi_examples/ring_exchange.py --way receive_then_send --ranks 4 --trace t.jsonl"
+    "minidist run mpi_examples/1_messages/ring_exchange.py --way receive_then_send --ranks 4 "
+    "--trace t.jsonl"
 )
 show(draw("space-time", world.traces, {"command": f"{command}; minidist report t.jsonl"}))
 
@@ -224,7 +225,7 @@ check("00.in_rank_order", too_early)
 #
 # `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` virtual ranks:
 #
-#     mpiexec -n 4 python mpi_examples/hello.py
+#     mpiexec -n 4 python mpi_examples/1_messages/hello.py
 #     python mpi_examples/first_steps.py
 
 # %% [markdown]

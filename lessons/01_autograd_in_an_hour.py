@@ -273,7 +273,7 @@ for name in ("01.add_backward", "01.cross_entropy_backward"):
 # Autograd knows no ranks, so nothing changes; here each rank runs its own backward pass and the
 # gradients are summed:
 #
-#     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
 
 # %% [markdown]
 # ## 10 What others call it

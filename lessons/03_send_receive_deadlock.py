@@ -69,7 +69,7 @@ def send_then_receive(comm):
 def drawn(way, traces):
     """The picture, and the command that draws it with your own number of ranks."""
     ranks = f"--ranks {len(traces)} --trace t.jsonl"
-    script = f"minidist run mpi_examples/ring_exchange.py --way {way} {ranks}"
+    script = f"minidist run mpi_examples/1_messages/ring_exchange.py --way {way} {ranks}"
     header = {"name": way.replace("_", " "), "command": f"{script}; minidist report t.jsonl"}
     return draw("space-time", traces, header)
 
@@ -244,7 +244,7 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # `--synchronous` makes every send of a real MPI run wait for its receive; the watchdog reports after `--timeout`
 # seconds:
 #
-#     mpiexec -n 4 python mpi_examples/ring_exchange.py --way send_then_receive --synchronous --timeout 5
+#     mpiexec -n 4 python mpi_examples/1_messages/ring_exchange.py --way send_then_receive --synchronous --timeout 5
 
 # %% [markdown]
 # ## 10 What others call it

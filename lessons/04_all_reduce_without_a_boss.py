@@ -68,8 +68,8 @@ network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
 world = SimWorld(4, links=network)
 world.run(summed, 12, "ring")
 command = (
-    "minidist run mpi_examples/ring_all_reduce.py --elements 12 --ranks 4 --trace t.jsonl; "
-    "minidist report t.jsonl"
+    "minidist run mpi_examples/1_messages/ring_all_reduce.py --elements 12 --ranks 4 "
+    "--trace t.jsonl; minidist report t.jsonl"
 )
 show(draw("space-time", world.traces, {"name": "ring of 4", "command": command}))
 header = {"name": "ring of 4", "command": f"{command} --picture bytes-matrix"}
@@ -260,7 +260,7 @@ check("04.ring_all_reduce", passes_on_its_own_part)
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/ring_all_reduce.py
+#     mpiexec -n 4 python mpi_examples/1_messages/ring_all_reduce.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -93,8 +93,8 @@ def summed(comm, size, algorithm):
 
 
 command = (
-    "minidist run mpi_examples/collectives.py --ranks 8 --algorithm {} --trace t.jsonl; minidist "
-    "report t.jsonl"
+    "minidist run mpi_examples/1_messages/collectives.py --ranks 8 --algorithm {} --trace t.jsonl; "
+    "minidist report t.jsonl"
 )
 for algorithm in ("recursive_doubling", "ring"):
     world = SimWorld(8)
@@ -324,7 +324,7 @@ check("05.choose", by_bytes_alone)
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/collectives.py
+#     mpiexec -n 4 python mpi_examples/1_messages/collectives.py
 #     minidist bench collectives --ranks 2            # measured on your machine, beside MPI_Allreduce
 
 # %% [markdown]

@@ -296,7 +296,7 @@ check("06.weighted_average", solution("06.weighted_average"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/data_parallel_gpt.py
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
 #     mpiexec -n 3 python mpi_examples/library_in_200_lines.py
 
 # %% [markdown]

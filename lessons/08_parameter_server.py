@@ -338,7 +338,7 @@ check("08.ssp", solution("08.ssp"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/parameter_server.py --consistency ssp:2
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/parameter_server.py --consistency ssp:2
 #     mpiexec -n 5 minidist compare --strategy ps --servers 2 --consistency ssp:2 --steps 3
 #     minidist staleness bsp ssp:2 asp --slow 3 -o staleness.svg
 

@@ -364,7 +364,7 @@ for name in ("10.pick_segments", "10.recompute"):
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute full
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute sqrt --layers 9
 #     mpiexec -n 2 minidist train --dp 2 --micro-batch 8 --accumulation 1 --steps 3 --json --recompute budget:2000000
-#     mpiexec -n 2 python mpi_examples/recompute.py
+#     mpiexec -n 2 python mpi_examples/7_more/recompute.py
 #
 # `peak_bytes` differs; the losses agree but for the last digit of float32.
 

@@ -271,7 +271,7 @@ check("11.zero_step", solution("11.zero_step"))
 #
 #     mpiexec -n 4 minidist train --dp 4 --zero 1 --steps 5
 #     mpiexec -n 4 minidist compare --dp 4 --zero 2 --steps 3
-#     mpiexec -n 4 python mpi_examples/zero.py
+#     mpiexec -n 4 python mpi_examples/3_sharding/zero.py
 
 # %% [markdown]
 # ## 10 What others call it

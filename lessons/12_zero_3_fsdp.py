@@ -319,8 +319,8 @@ check("12.prefetch", solution("12.prefetch"))
 #     mpiexec -n 4 minidist compare --dp 4 --zero 3 --steps 3 --dp-replicate 2
 #     minidist train --dp 4 --zero 3 --steps 3 --trace runs/fsdp.jsonl
 #     minidist report runs/fsdp.jsonl --picture memory -o runs/saw-tooth.svg
-#     mpiexec -n 4 python mpi_examples/fully_shard.py
-#     mpiexec -n 4 python mpi_examples/hybrid_sharding.py
+#     mpiexec -n 4 python mpi_examples/3_sharding/fully_shard.py
+#     mpiexec -n 4 python mpi_examples/3_sharding/hybrid_sharding.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -276,7 +276,7 @@ check("13.offloaded_step", solution("13.offloaded_step"))
 #     mpiexec -n 2 minidist compare --dp 2 --zero 3 --offload parameters --steps 3
 #     mpiexec -n 2 minidist train --dp 2 --recompute sqrt --offload activations --steps 5
 #     mpiexec -n 2 minidist compare --dp 2 --offload activations --reduction ordered --steps 3
-#     mpiexec -n 2 python mpi_examples/offload.py
+#     mpiexec -n 2 python mpi_examples/3_sharding/offload.py
 
 # %% [markdown]
 # ## 10 What others call it

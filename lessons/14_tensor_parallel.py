@@ -282,7 +282,7 @@ check("14.parallel_attention", solution("14.parallel_attention"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py
+#     mpiexec -n 2 python mpi_examples/4_tensor_parallel/tensor_parallel_gpt.py
 #     mpiexec -n 2 minidist compare --tp 2 --precision fp64 --steps 3
 
 # %% [markdown]

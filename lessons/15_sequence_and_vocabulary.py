@@ -284,8 +284,8 @@ check("15.split_cross_entropy", solution("15.split_cross_entropy"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 2 python mpi_examples/tensor_parallel_gpt.py --sequence-parallel
-#     mpiexec -n 2 python mpi_examples/layouts.py --bug norm
+#     mpiexec -n 2 python mpi_examples/4_tensor_parallel/tensor_parallel_gpt.py --sequence-parallel
+#     mpiexec -n 2 python mpi_examples/4_tensor_parallel/layouts.py --bug norm
 #     mpiexec -n 2 minidist compare --tp 2 --sequence-parallel --precision fp64 --steps 3
 
 # %% [markdown]

@@ -277,9 +277,9 @@ check("16.gpipe", solution("16.gpipe"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule gpipe --microbatches 8 --steps 5
-#     mpiexec -n 3 python mpi_examples/naive_model_parallel.py
+#     mpiexec -n 3 python mpi_examples/6_pipeline/naive_model_parallel.py
 #
-# `mpi_examples/gpipe.py` is the same as a program of one page. Look at any plan with your own p and m: `minidist
+# `mpi_examples/6_pipeline/gpipe.py` is the same as a program of one page. Look at any plan with your own p and m: `minidist
 # schedule gpipe --stages 8 --microbatches 32`.
 
 # %% [markdown]

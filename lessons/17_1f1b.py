@@ -268,7 +268,7 @@ check("17.one_f_one_b", solution("17.one_f_one_b"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule 1f1b --microbatches 8 --steps 5
-#     mpiexec -n 4 python mpi_examples/one_f_one_b.py
+#     mpiexec -n 4 python mpi_examples/6_pipeline/one_f_one_b.py
 #
 # The second one is 1F1B with send and recv only, without the runtime.
 

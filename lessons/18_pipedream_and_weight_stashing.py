@@ -313,7 +313,7 @@ check("18.stashing", solution("18.stashing"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/pipedream.py
+#     mpiexec -n 4 python mpi_examples/6_pipeline/pipedream.py
 #     mpiexec -n 3 minidist compare --pp 3 --layers 3 --schedule pipedream --steps 8
 #
 # The second one compares with a replay on one device, with the same delays.

@@ -290,7 +290,7 @@ check("19.zero_bubble", solution("19.zero_bubble"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --pp 4 --layers 4 --schedule zb-h1 --microbatches 8 --steps 5
-#     mpiexec -n 4 python mpi_examples/zero_bubble.py
+#     mpiexec -n 4 python mpi_examples/6_pipeline/zero_bubble.py
 
 # %% [markdown]
 # ## 10 What others call it

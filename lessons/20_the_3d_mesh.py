@@ -280,7 +280,7 @@ print("your function agrees:", list(place(shape, traffic, 8)) == nodes)
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 4 --steps 20
-#     mpiexec -n 8 python mpi_examples/three_axes.py
+#     mpiexec -n 8 python mpi_examples/5_context_and_experts/three_axes.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -299,7 +299,7 @@ check("21.dispatch", solution("21.dispatch"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 2 python mpi_examples/expert_parallel_gpt.py
+#     mpiexec -n 2 python mpi_examples/5_context_and_experts/expert_parallel_gpt.py
 #     mpiexec -n 2 minidist compare --experts 4 --dp 2 --ep 2 --precision fp64 --steps 3
 #     mpiexec -n 2 minidist compare --model llama --experts 4 --top-k 2 --dp 2 --ep 2 --precision fp64 --steps 3
 

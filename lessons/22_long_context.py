@@ -373,9 +373,9 @@ check("22.visible", solution("22.visible"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 2 python mpi_examples/context_parallel_llama.py
-#     mpiexec -n 2 python mpi_examples/context_parallel_llama.py --ulysses
-#     mpiexec -n 2 python mpi_examples/context_parallel_llama.py --all-gather
+#     mpiexec -n 2 python mpi_examples/5_context_and_experts/context_parallel_llama.py
+#     mpiexec -n 2 python mpi_examples/5_context_and_experts/context_parallel_llama.py --ulysses
+#     mpiexec -n 2 python mpi_examples/5_context_and_experts/context_parallel_llama.py --all-gather
 #     mpiexec -n 2 minidist train --model llama --cp 2 --attention all-gather --document-separator 10 --steps 5
 #     mpiexec -n 2 minidist compare --model llama --cp 2 --attention ring --precision fp64 --steps 3
 

@@ -328,7 +328,7 @@ check("23.load_residual", solution("23.load_residual"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --compression powersgd:2
-#     mpiexec -n 4 python mpi_examples/compression.py --compression topk:0.01
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/compression.py --compression topk:0.01
 
 # %% [markdown]
 # ## 10 What others call it

@@ -403,9 +403,9 @@ check("24.distil", solution("24.distil"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/quantization.py
-#     mpiexec -n 4 python mpi_examples/sparsity.py
-#     mpiexec -n 4 python mpi_examples/distillation.py
+#     mpiexec -n 4 python mpi_examples/7_more/quantization.py
+#     mpiexec -n 4 python mpi_examples/7_more/sparsity.py
+#     mpiexec -n 4 python mpi_examples/7_more/distillation.py
 #     mpiexec -n 4 minidist train --dp 4 --zero 1 --quantize int8 --evaluate-every 10 --steps 20
 #     mpiexec -n 4 minidist train --dp 4 --sparsity 0.8 --sparsity-schedule 5,15 --steps 20
 #     mpiexec -n 2 minidist train --dp 2 --sparsity-pattern 2:4 --sparsity-schedule 5 --steps 10

@@ -378,8 +378,8 @@ check("25.min_max_split", solution("25.min_max_split"))
 # ## 9 The same code under mpiexec
 #
 #     mpiexec -n 8 minidist train --pp 2 --dp 2 --tp 2 --layers 8 --steps 5
-#     mpiexec -n 2 python mpi_examples/profile_and_partition.py
-#     mpiexec -n 2 python mpi_examples/repartition.py
+#     mpiexec -n 2 python mpi_examples/6_pipeline/profile_and_partition.py
+#     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
 #     minidist train --config mpi_examples/job.toml
 #     mpiexec -n 2 minidist train --dp 2 --global-batch 32 --micro-batch auto --memory-budget 1e7 --steps 5
 

@@ -313,7 +313,7 @@ for exercise in ("26.save", "26.load"):
 #
 #     mpiexec -n 4 minidist train --dp 4 --zero 3 --steps 4 --every 2 --save runs/checkpoints
 #     mpiexec -n 2 minidist train --dp 2 --zero 1 --steps 8 --save runs/checkpoints --resume --global-batch 16
-#     mpiexec -n 4 python mpi_examples/checkpoint_reshard.py
+#     mpiexec -n 4 python mpi_examples/7_more/checkpoint_reshard.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -310,8 +310,8 @@ check("27.fit_a_line", solution("27.fit_a_line"))
 #
 #     mpiexec -n 2 minidist train --dp 2 --layers 2 --width 64 --steps 12
 #     minidist bench collectives --ranks 2
-#     mpiexec -n 2 python mpi_examples/device.py            # --device cuda: with CuPy and a GPU
-#     mpiexec -n 2 python mpi_examples/ping_pong.py
+#     mpiexec -n 2 python mpi_examples/7_more/device.py            # --device cuda: with CuPy and a GPU
+#     mpiexec -n 2 python mpi_examples/1_messages/ping_pong.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -240,8 +240,8 @@ check("28.read_once", solution("28.read_once"))
 #
 #     mpiexec -n 2 minidist compare --dp 2 --steps 3
 #     mpiexec -n 2 minidist train --dp 2 --steps 3 --check-replicas --check-data
-#     mpiexec -n 2 python mpi_examples/data_ledger.py
-#     mpiexec -n 2 python mpi_examples/dump_gradients.py --bug one
+#     mpiexec -n 2 python mpi_examples/7_more/data_ledger.py
+#     mpiexec -n 2 python mpi_examples/7_more/dump_gradients.py --bug one
 #
 # `minidist museum` shows the table, `minidist museum 9a` one exhibit with the tests that catch it,
 # `minidist museum 101-146` the bugs of 2024 to 2026.

@@ -297,8 +297,8 @@ check("29.owners_compute", solution("29.owners_compute"))
 #     mpiexec -n 4 minidist train --optimizer lamb --lr 0.02 --dp 4 --zero 3 --steps 20
 #     mpiexec -n 4 minidist compare --optimizer lars --lr 2 --momentum 0.9 --dp 4 --zero 1 --steps 3 --reduction ordered
 #     mpiexec -n 4 minidist train --optimizer muon --momentum 0.95 --nesterov --lr 0.02 --dp 4 --zero 1 --steps 20
-#     mpiexec -n 4 python mpi_examples/trust_ratios.py
-#     mpiexec -n 4 python mpi_examples/muon.py
+#     mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
+#     mpiexec -n 4 python mpi_examples/7_more/muon.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -280,9 +280,9 @@ check("30.in_order", solution("30.in_order"))
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 2 python mpi_examples/caching.py
-#     mpiexec -n 2 python mpi_examples/efficient_loading.py --workers 2
-#     mpiexec -n 4 python mpi_examples/distillation.py
+#     mpiexec -n 2 python mpi_examples/7_more/caching.py
+#     mpiexec -n 2 python mpi_examples/7_more/efficient_loading.py --workers 2
+#     mpiexec -n 4 python mpi_examples/7_more/distillation.py
 #     mpiexec -n 2 minidist train --dp 2 --loader-workers 2 --prefetch-batches 8 --steps 20
 
 # %% [markdown]

@@ -292,9 +292,9 @@ check("31.stages_by_time", solution("31.stages_by_time"))
 #     mpiexec -n 2 minidist compare --dp 2 --global-batch 12 --weights measured:2 --reduction ordered --steps 5
 #     mpiexec -n 4 minidist train --dp 4 --micro-batch 2 --adaptive-batch 64 --lr-scaling sqrt:5 --steps 20
 #     mpiexec -n 2 minidist compare --pp 2 --layers 8 --repartition-every 3 --reduction ordered --steps 8
-#     mpiexec -n 3 python mpi_examples/uneven_ranks.py
-#     mpiexec -n 2 python mpi_examples/repartition.py
-#     mpiexec -n 4 python mpi_examples/adaptive_batch.py
+#     mpiexec -n 3 python mpi_examples/2_data_parallel/uneven_ranks.py
+#     mpiexec -n 2 python mpi_examples/6_pipeline/repartition.py
+#     mpiexec -n 4 python mpi_examples/7_more/adaptive_batch.py
 
 # %% [markdown]
 # ## 10 What others call it

@@ -236,7 +236,7 @@ check("32.sync_batch_norm", solution("32.sync_batch_norm"))
 #
 #     mpiexec -n 4 minidist train --model cnn --dp 4 --batch-norm sync --steps 20 --evaluate-every 10
 #     mpiexec -n 4 minidist compare --model cnn --pp 2 --dp 2 --microbatches 2 --reduction ordered --steps 3
-#     mpiexec -n 2 python mpi_examples/image_classifier.py --batch-norm sync
+#     mpiexec -n 2 python mpi_examples/2_data_parallel/image_classifier.py --batch-norm sync
 
 # %% [markdown]
 # ## 10 What others call it

@@ -235,7 +235,7 @@ check("33.batch_sizes", solution("33.batch_sizes"))
 #
 #     minidist explain mpi_examples/ds_config.json --dp 4
 #     mpiexec -n 4 minidist train --dp 4 --deepspeed mpi_examples/ds_config.json --steps 4
-#     mpiexec -n 2 python mpi_examples/deepspeed_file.py
+#     mpiexec -n 2 python mpi_examples/7_more/deepspeed_file.py
 #
 # ## 10 What others call it
 #

@@ -212,7 +212,7 @@ check("34.ring_order", solution("34.ring_order"))
 #
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/collectives.py
+#     mpiexec -n 4 python mpi_examples/1_messages/collectives.py
 #     minidist bench network --hosts 3                  # machines with slow links, which needs root
 #
 # ## 10 What others call it

@@ -277,7 +277,7 @@ check("35.through_servers", solution("35.through_servers"))
 #
 #     mpiexec -n 5 minidist train --strategy ps --servers 1 --consistency bsp --steps 5
 #     mpiexec -n 4 minidist train --dp 4 --steps 5
-#     mpiexec -n 4 python mpi_examples/parameter_server.py
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/parameter_server.py
 #
 # ## 10 What others call it
 #

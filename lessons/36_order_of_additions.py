@@ -181,7 +181,7 @@ check("36.ordered_reduce_scatter", solution("36.ordered_reduce_scatter"))
 #
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 4 python mpi_examples/order_of_additions.py
+#     mpiexec -n 4 python mpi_examples/1_messages/order_of_additions.py
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --reduction ordered
 #
 # ## 10 What others call it

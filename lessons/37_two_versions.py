@@ -220,7 +220,7 @@ check("37.two_versions", solution("37.two_versions"))
 #
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 3 python mpi_examples/asynchronous.py --weights 2bw
+#     mpiexec -n 3 python mpi_examples/6_pipeline/asynchronous.py --weights 2bw
 #     mpiexec -n 3 minidist compare --pp 3 --layers 3 --schedule pipedream-2bw --microbatches 3 --steps 4
 #
 # ## 10 What others call it

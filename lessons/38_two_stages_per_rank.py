@@ -255,7 +255,7 @@ check("38.building_block", solution("38.building_block"))
 #
 # ## 9 The same code under mpiexec
 #
-#     mpiexec -n 2 python mpi_examples/schedules.py --schedule interleaved
+#     mpiexec -n 2 python mpi_examples/6_pipeline/schedules.py --schedule interleaved
 #     mpiexec -n 2 minidist compare --pp 2 --layers 4 --schedule v-half --microbatches 4 --steps 2
 #
 # ## 10 What others call it

@@ -219,7 +219,7 @@ check("39.outer_step", solution("39.outer_step"))
 #
 #     mpiexec -n 4 minidist compare --dp 4 --steps 5 --local-steps 2
 #     mpiexec -n 4 minidist train --dp 4 --steps 20 --local-steps 5 --outer-optimizer nesterov
-#     mpiexec -n 4 python mpi_examples/local_sgd.py --every 10
+#     mpiexec -n 4 python mpi_examples/2_data_parallel/local_sgd.py --every 10
 #
 # ## 10 What others call it
 #

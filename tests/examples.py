@@ -12,6 +12,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def path_of(name):
+    """Return the file of an example."""
+    (path,) = (ROOT / "mpi_examples").rglob(f"{name}.py")
+    return path
+
+
 def in_both_worlds(ranks):
     """Run a test with world="simulated", and in `ranks` ranks with world="mpi"."""
     return pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=pytest.mark.mpi(ranks))])
@@ -35,7 +41,7 @@ def example(capfd, monkeypatch):
     from minidist.comm.launched import launched_size
 
     def example(world, ranks, name, *flags):
-        program = str(ROOT / "mpi_examples" / f"{name}.py")
+        program = str(path_of(name))
         code, text = 0, Copied() if world == "mpi" else io.StringIO()
         with monkeypatch.context() as patch, capfd.disabled(), redirect_stdout(text), redirect_stderr(text):
             if world == "simulated":

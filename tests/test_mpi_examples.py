@@ -22,7 +22,7 @@ from minidist.debug.dumps.dump_comparison import compare_with_ours
 from minidist.job.checkpoint import Checkpoint
 from minidist.report import draw
 from tests.cupy.stand_in import Device
-from tests.examples import in_both_worlds
+from tests.examples import in_both_worlds, path_of
 
 ROOT = Path(__file__).resolve().parents[1]
 needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec: pip install 'minidist[mpi]'")
@@ -30,7 +30,7 @@ needs_mpi = pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mp
 
 def started(world, ranks, name, *flags):
     """(exit code, output) of an example in processes of its own."""
-    program = [sys.executable, f"mpi_examples/{name}.py", *flags]
+    program = [sys.executable, str(path_of(name)), *flags]
     command = [mpiexec(), "-n", str(ranks), *program] if world == "mpi" else [*program, "--ranks", str(ranks)]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {
@@ -278,7 +278,7 @@ def test_a_caption_s_commands_draw_the_picture(script, gid, artists, tmp_path, m
     monkeypatch.setattr(sys, "argv", ["minidist"])
     name, *flags = script.split()
     with pytest.raises(SystemExit):
-        cli.main(["run", str(ROOT / "mpi_examples" / name), *flags, "--trace", "t.jsonl"])
+        cli.main(["run", str(path_of(name.removesuffix(".py"))), *flags, "--trace", "t.jsonl"])
     with pytest.raises(SystemExit) as ended:
         cli.main(["report", "t.jsonl"])
     assert not ended.value.code, capfd.readouterr().err

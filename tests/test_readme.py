@@ -21,7 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 GUIDE = (ROOT / "docs" / "your_own_script.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r"<!-- (\S+\.py) -->\n```python\n(.*?)```", GUIDE, flags=re.S))
 FAILS_ON_PURPOSE = {
-    "minidist run mpi_examples/ping_pong.py --ranks 2 --deadlock": 1,
+    "minidist run mpi_examples/1_messages/ping_pong.py --ranks 2 --deadlock": 1,
     "python hangs.py --ranks 2": 1,
     "mpiexec -n 2 python hangs.py --timeout 3": 1,
     "python swapped.py --ranks 2": 1,

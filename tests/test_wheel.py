@@ -19,6 +19,7 @@ import pytest
 
 from minidist.course.lesson import solutions
 from minidist.course.lesson.exercise import exercises
+from minidist.course.lesson.handout import handed_out
 from tests.test_readme import commands
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +77,7 @@ def test_the_wheel_has_types_lessons_and_examples_and_no_solution(wheel):
 
     # As many as the page of the package says.
     lessons = [name for name in files if re.fullmatch(r"minidist/shipped/lessons/\d\d_\w+\.ipynb", name)]
-    examples = [name for name in files if re.fullmatch(r"minidist/shipped/mpi_examples/\w+\.py", name)]
+    examples = [name for name in files if re.fullmatch(r"minidist/shipped/mpi_examples/(\d_\w+/)?\w+\.py", name)]
     assert f"{len(lessons)} lessons as notebooks, and {len(examples)} example programs" in PAGE
     assert len(lessons) == len(list((ROOT / "lessons").glob("*.ipynb")))
 
@@ -111,7 +112,7 @@ def test_the_commands_of_the_page_run_in_an_empty_folder(installed, tmp_path):
         assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
         assert [line for line in shown if line not in done.stdout.splitlines()] == []
         if command == "minidist example":
-            assert len(done.stdout.splitlines()) == len(list((ROOT / "mpi_examples").glob("*.*")))
+            assert len(done.stdout.splitlines()) == len(handed_out(ROOT, "mpi_examples"))
     assert {path.name for path in tmp_path.iterdir()} >= {"lessons", "mpi_examples"}
 
 

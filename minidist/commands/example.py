@@ -21,7 +21,9 @@ def listed(context: typer.Context) -> None:
     from minidist.course.lesson.shipped import about, shipped
 
     for path in shipped("mpi_examples"):
-        print(f"{path.name:28} {about(path)}")
+        # With its folder, which says what it is an example of.
+        name = "/".join(path.parts[path.parts.index("mpi_examples") + 1 :])
+        print(f"{name:46} {about(path)}")
     say("copy them: minidist example copy mpi_examples")
 
 

@@ -7,7 +7,9 @@ import signal
 import threading
 import time
 from collections import defaultdict
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -31,7 +33,10 @@ from minidist.data import (
 )
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from mpi_examples import uneven_ranks
+from tests.examples import path_of
+
+uneven_ranks = ModuleType("uneven_ranks")
+SourceFileLoader("uneven_ranks", str(path_of("uneven_ranks"))).exec_module(uneven_ranks)
 
 
 class Counting:

@@ -290,7 +290,8 @@ def test_next_visits_every_lesson():
 
 def test_every_example_is_named_in_a_lesson():
     texts = "".join(source.read_text() for source in LESSONS)
-    missing = [path.name for path in (ROOT / "mpi_examples").glob("*.*") if f"mpi_examples/{path.name}" not in texts]
+    names = [str(path.relative_to(ROOT)) for path in (ROOT / "mpi_examples").rglob("*.*") if path.suffix != ".pyc"]
+    missing = [name for name in names if name not in texts]
     assert missing == []
 
 

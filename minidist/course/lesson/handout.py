@@ -16,7 +16,7 @@ from pathlib import Path
 
 FOLDERS = {
     "lessons": ("[0-9][0-9]_*.py", "[0-9][0-9]_*.ipynb", "*.md", "pictures/*.svg"),
-    "mpi_examples": ("*.py", "*.json", "*.toml"),
+    "mpi_examples": ("*.py", "*.json", "*.toml", "[0-9]_*/*.py"),
 }
 _CELL = re.compile(r"^(?=# %%)", re.MULTILINE)
 _LINK = re.compile(r"\[([^\[\]]*)\]\((\.\./[^()\s]*|solutions)\)")
@@ -24,7 +24,9 @@ _LINK = re.compile(r"\[([^\[\]]*)\]\((\.\./[^()\s]*|solutions)\)")
 
 def handed_out(root: Path, folder: str) -> list[Path]:
     """Return the files of `folder`, a name of FOLDERS, below `root`, that a reader gets."""
-    return sorted(path for pattern in FOLDERS[folder] for path in (root / folder).glob(pattern))
+    found = {path for pattern in FOLDERS[folder] for path in (root / folder).glob(pattern)}
+    # What lies in the folder itself comes first.
+    return sorted(found, key=lambda path: (len(path.parts), path))
 
 
 def handout(path: Path) -> bytes:

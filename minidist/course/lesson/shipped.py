@@ -33,8 +33,8 @@ def shipped(folder: str) -> list[Path]:
 
 def example(name: str) -> Path:
     """Return a file of mpi_examples: the one of this folder, or that of the installation."""
-    here = Path("mpi_examples") / name
-    return here if here.exists() else next(path for path in shipped("mpi_examples") if path.name == name)
+    here = next(iter([*Path("mpi_examples").glob(name), *Path("mpi_examples").glob(f"[0-9]_*/{name}")]), None)
+    return here or next(path for path in shipped("mpi_examples") if path.name == name)
 
 
 def copy(folder: str, target: Path) -> list[Path]:
@@ -45,7 +45,7 @@ def copy(folder: str, target: Path) -> list[Path]:
     found = shipped(folder)
     with writing(f"the {folder.removeprefix('mpi_')}", target, "choose another folder"):
         target.mkdir(parents=True, exist_ok=True)
-    root = next(path.parent for path in found if path.suffix == ".py")
+    root = next(parent for parent in found[0].parents if parent.name == folder)
     texts = {target / path.relative_to(root): handout(path) for path in found}
     for path, text in texts.items():
         if path.exists() and not (path.is_file() and path.read_bytes() == text):
