@@ -57,7 +57,6 @@ class Summary:
         None  # float16: the scale after the last step, and how many steps were skipped
     )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
-    sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report, of rank 0
@@ -79,7 +78,6 @@ class Summary:
             *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
             *(("teacher",) if self.teacher else ()),
-            *(("sparsity",) if self.sparsity else ()),
             *(("partitions",) if self.partitions else ()),
         )
         return {name: getattr(self, name) for name in names} | self.measured
@@ -124,9 +122,6 @@ class Summary:
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
-        if self.sparsity:
-            zeros, of = self.sparsity["pruned"], self.sparsity["of"]
-            lines.append(f"pruned {zeros:,} of {of:,} weights of linear layers ({zeros / of:.1%})")
         if self.teacher:
             lines.append(
                 "logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**self.teacher)
@@ -318,7 +313,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.host,
         first.loss_scale,
         first.held_out or None,
-        first.sparsity,
         _teacher(results),
         [(run.partition, run.steps) for run in first.cuts] or None,
         first.measured,

@@ -3,6 +3,7 @@
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
 data_ledger      --check-data: every sample is read once per epoch
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
+pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 
@@ -20,10 +21,11 @@ from pydantic import ValidationError
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.user_file import load_function
-from minidist.techniques.extension import Extension, Moment, Run, Settings
+from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
 from minidist.techniques.rule import Rule
 
 __all__ = [
+    "AxisRun",
     "Extension",
     "Moment",
     "Rule",

@@ -4,9 +4,10 @@ The training loop, the rules, the checkpoints and the volumes know no technique 
 the job at the same places. In the order of a job:
 
     build(job, comm)             the model and the data are made, nothing is parallel yet
+    axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
     attached(strategy)           the layout is made; a context that lasts until the job ends, or has another layout
-    load(state, samples), load_scalars(scalars)    a checkpoint is read
+    load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
     for each step
         before_step(samples)     all ranks together will read so many samples
         read(numbers, sides)     this rank has read the samples with these numbers
@@ -14,7 +15,8 @@ the job at the same places. In the order of a job:
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
         evaluate(done, loss)     the loss on held-out data was computed
-    state(), scalars()           a checkpoint is written
+        record(done)             entries of the step's record in `--metrics`
+    state(), scalars(), shards(axis)    a checkpoint is written
     result()                     entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
@@ -23,7 +25,7 @@ Each hook does nothing unless a technique overrides it. A folder of `minidist/te
 Proved by: tests/techniques/test_extensions.py
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -73,6 +75,20 @@ class Run:
     itemsize: int  # bytes of a weight
 
 
+@dataclass(frozen=True)
+class AxisRun:
+    """One data axis in the part of a job whose bytes are counted: one stage's parameters on the ranks that share them.
+
+    sizes: its `AxisSizes`. ranks: those over which gradients are summed. groups: how many such groups a stage has.
+    reductions: of its gradients, in a step.
+    """
+
+    sizes: Any
+    ranks: int
+    groups: int
+    reductions: int
+
+
 class Settings(BaseModel):
     """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
 
@@ -120,6 +136,11 @@ class Extension:
         """Raise UsageError for what no rule can refuse, in a job that uses the technique. job: as the rules see it."""
 
     @classmethod
+    def notices(cls, job: Any) -> list[str]:
+        """Return lines that name what has no effect in a job that uses the technique. job: as the rules see it."""
+        return []
+
+    @classmethod
     def changes_batches(cls, config: Any) -> bool:
         """Return whether the ranks choose their batches, or the shares of them, while they train."""
         return False
@@ -131,6 +152,12 @@ class Extension:
 
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
+
+    def axis_made(self, axis: Any) -> None:
+        """Note that a data axis of the layout (a `DataAxis`) is made, before anything is read or sent for it.
+
+        What the technique keeps of it may be in `axis.techniques`, under the technique's key.
+        """
 
     def forget(self) -> None:
         """Forget what the model's layers have done since it was built."""
@@ -168,8 +195,12 @@ class Extension:
         """
         return {}
 
-    def sizes(self) -> dict[str, Any]:
-        """Return numbers of this rank on which `bytes_sent` depends; they are in `more` of its `AxisSizes`."""
+    def record(self, done: int) -> dict[str, Any]:
+        """Return entries of the record that `--metrics` gets after `done` steps, of rank 0."""
+        return {}
+
+    def sizes(self, axis: Any) -> dict[str, Any]:
+        """Return numbers of a data axis on which the closed forms depend; they are in `more` of its `AxisSizes`."""
         return {}
 
     def scalars(self) -> dict[str, float]:
@@ -189,6 +220,24 @@ class Extension:
         A ValueError says what is wrong with the state.
         """
 
+    def shards(self, axis: Any) -> dict[str, list[Any]]:
+        """Return what a checkpoint keeps beside the weights of a data axis, by kind: the tensor KIND/WEIGHT of each.
+
+        They are shards of `axis.weights()` with other values, and have the same places.
+        """
+        return {}
+
+    def kept(self, axis: Any) -> dict[str, int]:
+        """Return how many elements of the shards are not zero, by the name of a tensor that is stored sparsely."""
+        return {}
+
+    def shards_after(self, axis: Any, done: int) -> dict[str, tuple[str, list[Any]]]:
+        """Return what `shards` returns after `done` steps: by kind the dtype, and shards whose values do not matter."""
+        return {}
+
+    def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
+        """Continue with the shards of a checkpoint, or of other ranks, which `shards_after` has named."""
+
     def result(self) -> dict[str, Any]:
         """Return the entries that a job's JSON gets: of rank 0, after the last step."""
         return {}
@@ -199,4 +248,11 @@ class Extension:
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form."""
+        return {}
+
+    def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:
+        """Return the payload bytes that the technique adds on a data axis, of all its groups; negative: that it saves.
+
+        They are added to those of `bytes_sent`.
+        """
         return {}

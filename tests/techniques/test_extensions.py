@@ -248,10 +248,6 @@ def test_the_trunk_names_no_technique():
         for kind in installed()
         for word in (rf"\b{kind.__name__}", *map(r"[.\"']{}".format, kind.Settings.model_fields))
     ]
-    trunk = [
-        path
-        for folder in ("train", "checkpoint", "planning", "config", "equality")
-        for path in (package / folder).rglob("*.py")
-    ]
+    trunk = [path for folder in ("job", "planning") for path in (package / folder).rglob("*.py")]
     found = [(path.name, word) for path in trunk for word in words if re.search(rf"{word}\b", path.read_text())]
     assert found == []

@@ -25,7 +25,6 @@ from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.data_parallel import check_same_model
 from minidist.parallel.local_sgd import OuterOptimizer, PeriodicModelAverager
-from minidist.parallel.sparsity import KeptEntries
 from minidist.parallel.streaming_diloco import StreamingOuterOptimizer
 
 
@@ -53,11 +52,6 @@ class Replicated(DataAxis):
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
             self.parallel.register_comm_hook(compressor, compress)
 
-        # Equal weights have equal masks on all ranks, so what is pruned need not be sent.
-        pruner = job.pruner(flat.names)
-        if pruner is not None:
-            self.parallel.register_comm_hook(KeptEntries(group.comm, pruner, "sum", group.reduction), compress)
-
         super().__init__(
             [flat],
             optimizer,
@@ -67,7 +61,6 @@ class Replicated(DataAxis):
             reducers=[self.parallel.reducer],
             replicas=self.replicas_on(group.comm),
             compressor=compressor,
-            pruner=pruner,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:
