@@ -38,13 +38,13 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.optim.sparsity import SparsitySchedule
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress
-from minidist.parallel.selection import keep_largest, magnitude_keys, selection_bytes
-from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
 from minidist.report import draw, show
 from minidist.techniques.distillation.loss import distillation_loss
+from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
+from minidist.techniques.pruning.schedule import SparsitySchedule
+from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.techniques.quantization.fake_quantize import (
     Grid,
     affine_grid,
@@ -158,7 +158,7 @@ print(inspect.getsource(fake_quantize))
 # %% [markdown]
 # **Prune.** After step t the smallest weights become zero, as many as the schedule says (Zhu and
 # Gupta 2017, equation 1). Equal weights give equal masks, so no mask is sent; and where all ranks
-# know what is zero, an all-reduce can leave it out ([sparsity.py](../minidist/parallel/sparsity.py)).
+# know what is zero, an all-reduce can leave it out ([pruner.py](../minidist/techniques/pruning/pruner.py)).
 
 # %%
 print(inspect.getsource(SparsitySchedule.at))

@@ -114,11 +114,6 @@ def settings_that_need_values(config: TrainConfig) -> dict[str, Any]:
     needs: dict[str, Any] = {"--resume": config.resume or None, "--init-from": config.init_from}
     for kind in installed():
         needs |= kind.needs_values(config)
-    # The number of kept weights of a whole matrix is known. Of a shard it depends on values.
-    if config.prunes and config.sparsity_scope == "global":
-        needs["--sparsity-scope"] = "global"
-    if config.prunes and config.zero:
-        needs["--sparsity with --zero"] = config.zero
     return {flag: value for flag, value in needs.items() if value is not None}
 
 

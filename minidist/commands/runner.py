@@ -57,7 +57,6 @@ class Summary:
         None  # float16: the scale after the last step, and how many steps were skipped
     )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
-    sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report
     lines: Sequence[str] = ()  # and how people read it
@@ -77,7 +76,6 @@ class Summary:
             *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
-            *(("sparsity",) if self.sparsity else ()),
             *(("partitions",) if self.partitions else ()),
         )
         return {name: getattr(self, name) for name in names} | self.measured
@@ -122,9 +120,6 @@ class Summary:
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
-        if self.sparsity:
-            zeros, of = self.sparsity["pruned"], self.sparsity["of"]
-            lines.append(f"pruned {zeros:,} of {of:,} weights of linear layers ({zeros / of:.1%})")
         if self.host:
             lines.append(
                 "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
@@ -317,7 +312,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.host,
         first.loss_scale,
         first.held_out or None,
-        first.sparsity,
         [(run.partition, run.steps) for run in first.cuts] or None,
         entries,
         [line for extension in of_job(config) for line in extension.lines(entries)],

@@ -14,7 +14,6 @@ exact_sums.py   sums of squares without rounding, for the norms of layers
 schedule.py     learning rates as functions of the step
 clip.py         clipping by the global norm of the gradient
 loss_scale.py   the loss scale of float16
-sparsity.py     how many weights are pruned after how many steps, and n:m patterns
 slices.py       the pieces of parameters that an optimizer works on
 """
 

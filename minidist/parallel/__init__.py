@@ -26,8 +26,6 @@ redistribute.py         tensors move to the ranks that hold them in another layo
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks
 sync_batch_norm.py      batch normalisation over the rows of all ranks
-sparsity.py             pruned weights, and gradients of the others alone
-selection.py            the largest elements of an array in shards
 volume.py               how much a parallel layer sends
 """
 

@@ -364,7 +364,7 @@ class FSDPParamGroup:
                 equal = f"{self._equal(context)}, {self.shard.checksum()}"
                 all_reduce(self.replicas, piece, self.op, algorithm=self.algorithm, equal=equal)
 
-        # What is pruned was not sent.
+        # What was left out was not sent.
         if self.own is not None:
             sums, piece = piece, track(xp.zeros(self.shard.size, piece.dtype, piece), "communication")
             piece[self.own] = sums

@@ -300,7 +300,7 @@ class ShardReducer(GradientReducer):
         own: xp.Array | None = None
         if self._kept is None:
             out = track(xp.empty_like(mine), "communication") if shard.filled else mine
-        # Of pruned weights nothing is sent: each owner's part shrinks to what is kept of it.
+        # Of what is left out nothing is sent: each owner's part shrinks to what is kept of it.
         else:
             parts = cut(kept := self._kept(bucket), counts)
             own, counts = parts[self.comm.rank], [int(part.sum()) for part in parts]

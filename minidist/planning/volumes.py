@@ -28,7 +28,7 @@ from minidist import collectives
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import make_plan, period_of, streams
-from minidist.job.config.train_config import Batches, TrainConfig, pruning_of, updates_of
+from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.job.train.repartition import CutRun, repartition_bytes
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.optim import NORM_BLOCK, LayerwiseOptimizer
@@ -37,13 +37,12 @@ from minidist.parallel.data_parallel import ddp_volume, startup_bytes
 from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.parallel.running_statistics import statistics_bytes
-from minidist.parallel.selection import selection_bytes
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import Run, of_job, trains_alone
+from minidist.techniques import AxisRun, Extension, Run, of_job, trains_alone
 
 
 def closed_form_bytes(
@@ -57,17 +56,24 @@ def closed_form_bytes(
     """Return the payload bytes that all ranks together send in a job of `config.steps` steps, by purpose.
 
     sizes: of all ranks, in rank order. skipped: steps whose gradients overflowed; they are not clipped, and no
-    parameters are gathered after them (ZeRO 1, 2). first_step: how many steps were done before, on which the masks of
-    sparse training depend. runs: the rows of all ranks, and for how many steps, where they change.
+    parameters are gathered after them (ZeRO 1, 2). first_step: how many steps were done before. runs: the rows of all
+    ranks, and for how many steps, where they change.
     """
     dims, runs = batches.dims, runs or [(batches.shares, config.steps)]
     # One rank of each stage; the pipeline is the slowest axis of the mesh.
     pipeline = [sizes[rank] for rank in range(0, dims.ranks, dims.ranks // dims.pp)]
     total: Counter[str] = Counter()
 
+    # Where a pipeline does not drain after every step, it does after every stream of batches.
+    moments = config.steps
+    if dims.pp > 1 and updates_of(config.schedule) != "flush":
+        moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
+    itemsize, extensions = ITEMSIZE[config.precision], list(of_job(config))
+    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs)
+
     # Everything on the data axis, inside layers, and between stages.
     for volumes in (
-        _data_axes(config, batches, pipeline, skipped, first_step),
+        _data_axes(run, pipeline, skipped, extensions),
         _norms(config, batches, pipeline, skipped),
         _trust_ratios(config, batches, pipeline, skipped),
         _orthogonalized(config, batches, pipeline, skipped),
@@ -79,15 +85,10 @@ def closed_form_bytes(
     for shares, steps in runs:
         part, same = config.model_copy(update={"steps": steps}), batches.with_shares(shares)
         total.update(_losses(part, same))
-        total.update({name: count * ITEMSIZE[config.precision] for name, count in layer_elements(part, same).items()})
+        total.update({name: count * itemsize for name, count in layer_elements(part, same).items()})
 
-    # What techniques add. Where a pipeline does not drain after every step, it does after every stream of batches.
-    moments = config.steps
-    if dims.pp > 1 and updates_of(config.schedule) != "flush":
-        moments = len(list(streams(config.model_copy(update={"steps": first_step + config.steps}), first_step)))
-    itemsize = ITEMSIZE[config.precision]
-    run = Run(config, batches, dims.ranks, config.steps, first_step, moments, sizes, itemsize, runs)
-    for extension in of_job(config):
+    # What techniques add.
+    for extension in extensions:
         total.update(extension.bytes_sent(run))
     if dims.pp > 1:
         total.update(pipeline_bytes(config, batches, pipeline, first_step))
@@ -123,10 +124,10 @@ def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: in
 
 
 def _data_axes(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, first_step: int
+    run: Run, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, extensions: Sequence[Extension]
 ) -> Counter[str]:
     """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
-    itemsize, steps = ITEMSIZE[config.precision], config.steps
+    config, batches, itemsize, steps = run.config, run.batches, run.itemsize, run.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
     stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
@@ -135,7 +136,8 @@ def _data_axes(
         n, groups = group_of(batches, axis)
         k = _microbatches(plan, batches, axis, rank)
         # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
-        reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
+        per_step = k if config.synchronize_each or config.zero >= 2 else 1
+        reductions = steps * per_step
         copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
         shared = units - axis.resident  # elements that FSDP gathers for each use
 
@@ -180,32 +182,11 @@ def _data_axes(
         reduced = elements * itemsize if axis.compressed is None else axis.compressed
         total["gradient_reduce"] += reductions * groups * reduced
 
-        # What is pruned is not reduced.
-        if config.prunes:
-            zeros = reductions // steps * sum(_zeros(config, axis, first_step + step) for step in range(steps))
-            if config.zero == 3:
-                less = fsdp_volume(zeros, n, copies=copies)
-            else:
-                less = zero_volume(zeros, 0, n) if config.zero else ddp_volume(zeros, n)
-            total["gradient_reduce"] -= groups * less["gradient_reduce"] * itemsize
-        # Shards of weights compare their magnitudes when masks change, and exchange masks, eight elements per byte.
-        if config.prunes and config.zero == 3:
-            schedule, compared = pruning_of(config)[0], 1 if config.sparsity_scope == "global" else len(axis.prunable)
-            times = sum(schedule.is_due(first_step + step + 1) for step in range(steps)) if axis.prunable else 0
-            once = selection_bytes(len(axis.prunable), compared, itemsize, n // copies)
-            masks = fsdp_gather_volume(axis.masked // 8, n // copies)
-            # A resumed job exchanges the masks of its checkpoint, too.
-            total["pruning"] += groups * copies * (times * (once + masks) + (masks if first_step else 0))
+        # What techniques add to an axis, or save.
+        for extension in extensions:
+            total.update(extension.bytes_of_axis(run, AxisRun(axis, n, groups, per_step)))
         total["parameter_gather"] += gathers * groups * itemsize
     return total
-
-
-def _zeros(config: TrainConfig, axis: AxisSizes, done: int) -> int:
-    """Return how many weights of an axis are pruned after `done` steps."""
-    together = config.sparsity_scope == "global" and config.sparsity_pattern is None
-    sizes = [sum(axis.prunable)] if together else axis.prunable
-    schedule, _ = pruning_of(config)
-    return sum(schedule.pruned(size, done) for size in sizes)
 
 
 def _norms(

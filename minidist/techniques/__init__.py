@@ -5,6 +5,7 @@ data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
+pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 
@@ -22,10 +23,11 @@ from pydantic import ValidationError
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.user_file import load_function
-from minidist.techniques.extension import Extension, Moment, Run, Settings
+from minidist.techniques.extension import AxisRun, Extension, Moment, Run, Settings
 from minidist.techniques.rule import Rule
 
 __all__ = [
+    "AxisRun",
     "Extension",
     "Moment",
     "Rule",

@@ -8,9 +8,10 @@ the job at the same places. In the order of a job:
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
     loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
+    axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
-    check_resume(checkpoint), differs(state)       a checkpoint is about to be read
-    load(state, samples), load_scalars(scalars)    a checkpoint is read
+    check_resume(checkpoint), differs(state)    a checkpoint is about to be read
+    load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
     begin(comm, strategy, done)  the layout is made, and a checkpoint was read
     attached(strategy)           a context that lasts until the job ends, or has another layout
     for each step
@@ -21,7 +22,8 @@ the job at the same places. In the order of a job:
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
         evaluate(done, loss)     the loss on held-out data was computed
-    state(), scalars()           a checkpoint is written
+        record(done)             entries of the step's record in `--metrics`
+    state(), scalars(), shards(axis)    a checkpoint is written
     result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
@@ -84,6 +86,20 @@ class Run:
     runs: Sequence[tuple[Shares, int]]
 
 
+@dataclass(frozen=True)
+class AxisRun:
+    """One data axis in the part of a job whose bytes are counted: one stage's parameters on the ranks that share them.
+
+    sizes: its `AxisSizes`. ranks: those over which gradients are summed. groups: how many such groups a stage has.
+    reductions: of its gradients, in a step.
+    """
+
+    sizes: Any
+    ranks: int
+    groups: int
+    reductions: int
+
+
 class Settings(BaseModel):
     """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
 
@@ -135,6 +151,11 @@ class Extension:
     @classmethod
     def check(cls, job: Any) -> None:
         """Raise UsageError for what no rule can refuse, in a job that uses the technique. job: as the rules see it."""
+
+    @classmethod
+    def notices(cls, job: Any) -> list[str]:
+        """Return lines that name what has no effect in a job that uses the technique. job: as the rules see it."""
+        return []
 
     @classmethod
     def changes_batches(cls, config: Any) -> bool:
@@ -189,6 +210,12 @@ class Extension:
         """Return the closed form (tokens, ranks) of what `loss` sends in a step where the vocabulary is split."""
         return volume
 
+    def axis_made(self, axis: Any) -> None:
+        """Note that a data axis of the layout (a `DataAxis`) is made, before anything is read or sent for it.
+
+        What the technique keeps of it may be in `axis.techniques`, under the technique's key.
+        """
+
     def forget(self) -> None:
         """Forget what the model's layers have done since it was built."""
 
@@ -238,8 +265,12 @@ class Extension:
         """
         return {}
 
-    def sizes(self) -> dict[str, Any]:
-        """Return numbers of this rank on which `bytes_sent` depends; they are in `more` of its `AxisSizes`."""
+    def record(self, done: int) -> dict[str, Any]:
+        """Return entries of the record that `--metrics` gets after `done` steps, of rank 0."""
+        return {}
+
+    def sizes(self, axis: Any) -> dict[str, Any]:
+        """Return numbers of a data axis on which the closed forms depend; they are in `more` of its `AxisSizes`."""
         return {}
 
     def scalars(self) -> dict[str, float]:
@@ -269,6 +300,24 @@ class Extension:
         A ValueError says what is wrong with the state.
         """
 
+    def shards(self, axis: Any) -> dict[str, list[Any]]:
+        """Return what a checkpoint keeps beside the weights of a data axis, by kind: the tensor KIND/WEIGHT of each.
+
+        They are shards of `axis.weights()` with other values, and have the same places.
+        """
+        return {}
+
+    def kept(self, axis: Any) -> dict[str, int]:
+        """Return how many elements of the shards are not zero, by the name of a tensor that is stored sparsely."""
+        return {}
+
+    def shards_after(self, axis: Any, done: int) -> dict[str, tuple[str, list[Any]]]:
+        """Return what `shards` returns after `done` steps: by kind the dtype, and shards whose values do not matter."""
+        return {}
+
+    def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
+        """Continue with the shards of a checkpoint, or of other ranks, which `shards_after` has named."""
+
     def result(self) -> dict[str, Any]:
         """Return the entries that a job's JSON gets: of rank 0, after the last step."""
         return {}
@@ -283,4 +332,11 @@ class Extension:
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form."""
+        return {}
+
+    def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:
+        """Return the payload bytes that the technique adds on a data axis, of all its groups; negative: that it saves.
+
+        They are added to those of `bytes_sent`.
+        """
         return {}

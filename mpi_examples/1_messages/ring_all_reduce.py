@@ -2,7 +2,7 @@
 
     mpiexec -n 4 python mpi_examples/1_messages/ring_all_reduce.py
     python mpi_examples/1_messages/ring_all_reduce.py --ranks 4 --elements 12
-    python mpi_examples/1_messages/ring_all_reduce.py --ranks 4 --algorithm naive     the library's: ring, ordered, naive
+    python mpi_examples/1_messages/ring_all_reduce.py --ranks 4 --algorithm naive    the library's: ring, ordered, naive
 
 A picture of it: add `--trace t.jsonl`, then `minidist report t.jsonl --picture space-time`.
 """

@@ -5,8 +5,8 @@ mpiexec -n 4 python mpi_examples/2_data_parallel/local_sgd.py --every 10 --outer
 mpiexec -n 4 python mpi_examples/2_data_parallel/local_sgd.py --every 10 --fragments 2 --delay 2
 python mpi_examples/2_data_parallel/local_sgd.py --ranks 4 --every 1
 
-With --outer an outer Nesterov step follows each average (DiLoCo); with --fragments they are averaged in turns, while the
-ranks train on.
+With --outer an outer Nesterov step follows each average (DiLoCo); with --fragments they are averaged in turns, while
+the ranks train on.
 """
 
 import argparse

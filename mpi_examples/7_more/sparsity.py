@@ -16,11 +16,11 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.optim.sparsity import SparsitySchedule
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress
 from minidist.parallel.replica_check import check_module_replicas
-from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
+from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
+from minidist.techniques.pruning.schedule import SparsitySchedule
 
 STEPS, ROWS = 150, 1600
 

@@ -255,7 +255,7 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     ("comm/mpi/staging.py", "cupy"),  # pinned memory of messages
     ("parallel/replica_check.py", "argwhere"),
     ("parallel/replica_check.py", "repeat"),
-    ("parallel/selection.py", "append"),
+    ("techniques/pruning/selection.py", "append"),
     ("job/train/strategies/parameter_server.py", "unique"),
     ("collectives/ring.py", "ctypes"),  # addresses of two arrays of NumPy's
     ("parallel/host_pool.py", "cupy"),  # copies between a GPU and the host in streams of their own

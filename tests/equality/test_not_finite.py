@@ -163,7 +163,7 @@ def test_a_file_of_metrics_has_no_nan_and_is_continued(tmp_path):
             batch=(None, None, None),
             lr_factor=lambda step: 1.0,
             plan=plan,
-            pruned=lambda step: None,
+            extensions=(),
         )
         held_out = {"held_out_losses": {"held_out_loss": INF}}
         with MetricsFile(path, resume=resume) as file:

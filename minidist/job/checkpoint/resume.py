@@ -76,10 +76,6 @@ FIXED = (
     "eps",
     "weight_decay",
     "precision",
-    "sparsity",
-    "sparsity_schedule",
-    "sparsity_scope",
-    "sparsity_pattern",
     "seed",
     "evaluate_every",
 )
@@ -121,10 +117,6 @@ class SavedAxis(CompressedAxis, Protocol):
     state_prefix: str
 
     def weights(self) -> list[LocalShard]: ...
-    def masks(self) -> list[LocalShard]: ...
-    def kept(self) -> dict[str, int]: ...
-    def masked(self, done: int) -> list[LocalShard]: ...
-    def load_masks(self, masks: Sequence[LocalShard]) -> None: ...
     def state_ranges(self) -> list[tuple[Parameter, int, int]]: ...
     def updated(self) -> None: ...
 
@@ -134,6 +126,8 @@ class SavedStrategy(Protocol):
 
     axes: Axes
 
+    @property
+    def job(self) -> SavedJob: ...
     @property
     def data_axes(self) -> Sequence[SavedAxis]: ...
     @property
@@ -289,14 +283,17 @@ def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
-    """Return this rank's shards of weights and optimizer state."""
+    """Return this rank's shards of weights, of what techniques keep beside them, and of optimizer state."""
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
         tensors = [(f"weights/{shard.parameter.name}", shard, axis.replica) for shard in axis.weights()]
-        tensors += [(f"masks/{shard.parameter.name}", shard, axis.replica) for shard in axis.masks()]
-        # Of pruned weights the kept ones are stored, and bits in place of masks.
-        kept = {f"{kind}/{name}": number for name, number in axis.kept().items() for kind in ("weights", "masks")}
+        kept: dict[str, int] = {}
+        for extension in strategy.job.extensions:
+            for kind, shards in extension.shards(axis).items():
+                tensors += [(f"{kind}/{shard.parameter.name}", shard, axis.replica) for shard in shards]
+            # Tensors with many zeros are stored without them.
+            kept |= extension.kept(axis)
         for p, start, stop in axis.state_ranges():
             for key, array in axis.optimizer.state.get(p.name, {}).items():
                 name = f"{axis.state_prefix}optimizer/{p.name}/{key}"
@@ -307,10 +304,10 @@ def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
                 other = strategy.replica_of(axis, shard.parameter)
                 # Replicas on the data axis times those on the other axes.
                 both = ReplicaId(replica.number * other.size + other.number, replica.size * other.size)
-                shards = checkpoint_shards(name, shard, strategy.axes, both)
+                parts = checkpoint_shards(name, shard, strategy.axes, both)
                 if name in kept:
-                    shards = [replace(part, sparse=True, kept=kept[name]) for part in shards]
-                result += shards
+                    parts = [replace(part, sparse=True, kept=kept[name]) for part in parts]
+                result += parts
     return result
 
 
@@ -337,13 +334,8 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         {p.name: _state(checkpoint, axes, p, start, stop, axis.state_prefix) for p, start, stop in axis.state_ranges()}
         for axis in strategy.data_axes
     ]
-
-    masks = [
-        [
-            replace(shard, values=_read(checkpoint, axes, shard.parameter, shard.start, shard.stop, "masks", "bool"))
-            for shard in axis.masked(checkpoint.step)
-        ]
-        for axis in strategy.data_axes
+    beside = [
+        [_beside(checkpoint, axes, axis, extension) for extension in job.extensions] for axis in strategy.data_axes
     ]
 
     with _describing_a_job(checkpoint, "batch_plan"):
@@ -354,8 +346,9 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     for array, values in writes:
         xp.store(array, values)
     strategy.load_scalars(saved.scalars)
-    for axis, state, mask in zip(strategy.data_axes, states, masks, strict=True):
-        axis.load_masks(mask)
+    for axis, state, found in zip(strategy.data_axes, states, beside, strict=True):
+        for extension, shards in zip(job.extensions, found, strict=True):
+            extension.load_shards(axis, shards)
         # A parameter without state (plain SGD) has no entry.
         known = {name: arrays for name, arrays in state.items() if arrays}
         counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
@@ -385,6 +378,14 @@ def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
             f"the checkpoint {str(checkpoint.path)!r} holds the optimizer states of {len(stored)} replicas that trained"
             f" alone, this job has {ranks} ranks; resume on {len(stored)}, or begin a new job with --init-from"
         )
+
+
+def _beside(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
+    """Return what a technique keeps beside the weights of a data axis, by kind, from the checkpoint."""
+    return {
+        kind: [replace(s, values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
+        for kind, (dtype, shards) in extension.shards_after(axis, checkpoint.step).items()
+    }
 
 
 def _state(

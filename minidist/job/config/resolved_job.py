@@ -7,13 +7,12 @@ import os
 from functools import cached_property
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError
 from minidist.data import load_dataset
 from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
-from minidist.job.config.train_config import Batches, TrainConfig, pruning_of, updates_of
+from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.recompute import budget_of
-from minidist.optim.sparsity import SparsitySchedule
 from minidist.parallel.compression import check_compression
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
@@ -110,21 +109,6 @@ class ResolvedJob:
     def compressor(self) -> str:
         """Name of the compressor; raises UsageError for an unknown one."""
         return check_compression(self.config.compression)[0]
-
-    @property
-    def pruning_flag(self) -> str:
-        """The setting that says what is pruned, as it is typed."""
-        pattern = self.config.sparsity_pattern
-        return (
-            f"--sparsity {self.config.sparsity:g}"
-            if pattern is None
-            else f"--sparsity-pattern {quoted(pattern, marks=False)}"
-        )
-
-    @cached_property
-    def pruning(self) -> SparsitySchedule:
-        """When weights are pruned; raises UsageError for a schedule or a pattern that is none."""
-        return pruning_of(self.config)[0]
 
     @property
     def server(self) -> bool:

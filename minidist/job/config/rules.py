@@ -17,10 +17,9 @@ from minidist.base.errors import UsageError, quoted
 from minidist.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
-from minidist.job.config.train_config import Batches, TrainConfig, flag, pruning_of
+from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.optim import LayerwiseOptimizer, Muon, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
-from minidist.parallel.sparsity import check_prunable
 from minidist.techniques import installed, of_job, of_users
 from minidist.techniques.rule import Rule, Value, multiples, setting
 
@@ -313,109 +312,12 @@ COMPRESSION = (
         "use --reduction ring, ordered, naive, two_level or auto",
     ),
     Rule(
-        "reduction-with-sparsity",
-        lambda j: j.prunes and j.reduction not in ("ring", "ordered"),
-        "--reduction {reduction} of the entries that --sparsity keeps sends bytes that no closed form gives, because"
-        " the masks decide how many each rank's chunk has",
-        "use --reduction ring or ordered",
-    ),
-    Rule(
         "compression-with-loss-scaling",
         # A cast passes an overflow on as it is.
         lambda j: j.compressor not in ("none", "fp16", "bf16") and j.precision == "fp16",
         "--compression {compression} computes with norms and with what earlier steps left, and with --precision"
         " {precision} gradients overflow and change their scale between steps",
         "use --precision bf16, fp32 or fp64, or --compression bf16",
-    ),
-)
-
-# Quantised layers compute on whole weights, and all ranks end a step with one range per layer.
-
-# Masks are found on whole matrices, or on ZeRO's shards of them, at the end of a step.
-SPARSITY = (
-    Rule(
-        "sparsity-needs-schedule",
-        lambda j: j.prunes and j.sparsity_schedule is None,
-        "{pruning_flag} needs --sparsity-schedule BEGIN,END, the steps after which weights are pruned",
-        "add it, such as --sparsity-schedule {between}",
-        {"between": lambda j: f"{-(-j.steps // 4)},{-(-3 * j.steps // 4)}"},
-    ),
-    Rule(
-        "sparsity-or-pattern",
-        lambda j: j.sparsity and j.sparsity_pattern is not None,
-        "--sparsity-pattern {sparsity_pattern} says itself how much is pruned, and so does --sparsity {sparsity:g}",
-        "leave one of them out",
-    ),
-    Rule(
-        "sparsity-pattern-at-once",
-        lambda j: j.sparsity_pattern is not None and j.pruning.begin != j.pruning.end,
-        "--sparsity-pattern {sparsity_pattern} is set once, and --sparsity-schedule {sparsity_schedule} has two ends",
-        "use --sparsity-schedule {begin}",
-        {"begin": lambda j: j.pruning.begin},
-    ),
-    Rule(
-        "sparsity-scope-of-a-pattern",
-        lambda j: j.sparsity_pattern is not None and j.sparsity_scope != "layer",
-        "--sparsity-pattern {sparsity_pattern} compares neighbours, and --sparsity-scope {sparsity_scope} compares all"
-        " weights",
-        "leave one of them out",
-    ),
-    Rule(
-        "sparsity-pattern-with-zero-3",
-        lambda j: j.sparsity_pattern is not None and j.zero == 3,
-        "--sparsity-pattern {sparsity_pattern} compares neighbours, which with --zero 3 may lie on two ranks",
-        "use --zero 2, or --sparsity",
-    ),
-    Rule(
-        "sparsity-with-tp",
-        lambda j: j.prunes and j.tp > 1,
-        "not built: --tp {tp} cuts matrices by rows and columns, and {pruning_flag} compares the weights of whole"
-        " matrices or of ZeRO's shards",
-        "use --dp, with or without --zero",
-    ),
-    Rule(
-        "sparsity-scope-in-a-pipeline",
-        lambda j: j.prunes and j.pp > 1 and j.sparsity_scope == "global",
-        "not built: --sparsity-scope global compares the weights of all layers, and with --pp {pp} stages do not tell"
-        " each other about theirs",
-        "use --sparsity-scope layer",
-    ),
-    Rule(
-        "sparsity-in-an-asynchronous-pipeline",
-        lambda j: j.prunes and j.asynchronous,
-        "{pruning_flag} finds masks at the end of a step, and --schedule {schedule} updates its weights on the way",
-        "use a synchronous one, such as 1f1b",
-    ),
-    Rule(
-        "sparsity-with-experts",
-        lambda j: j.prunes and j.experts,
-        "--experts {experts} has its weights in matrices of all experts, and {pruning_flag} prunes linear layers",
-        "leave one of them out",
-    ),
-    Rule(
-        "sparsity-with-compression",
-        lambda j: j.prunes and j.compressor != "none",
-        "--compression {compression} takes the place of an all-reduce of gradients, and so does {pruning_flag}, which"
-        " sends those of the kept weights",
-        "leave one of them out",
-    ),
-    Rule(
-        "sparsity-with-offload",
-        lambda j: j.prunes and j.offload == "optimizer",
-        "--offload {offload} steps copies of the weights on the host, which {pruning_flag} does not set to zero",
-        "use --offload activations, --zero 3 with --offload parameters, or leave it out",
-    ),
-    Rule(
-        "sparsity-with-local-steps",
-        lambda j: j.prunes and j.optional("local_steps"),
-        "--local-steps {local_steps} gives replicas different weights, and with them {pruning_flag} different masks",
-        "leave one of them out",
-    ),
-    Rule(
-        "sparsity-with-server",
-        lambda j: j.prunes and j.server,
-        "not built: {pruning_flag} finds masks where weights are stepped, which with --strategy ps is on the servers",
-        "use --strategy auto",
     ),
 )
 
@@ -974,8 +876,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
-    ("sparsity_schedule", lambda j: bool(j.prunes), "--sparsity or --sparsity-pattern"),
-    ("sparsity_scope", lambda j: bool(j.prunes), "--sparsity"),
     ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("loss_scale_interval", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
     ("loss_scale_hysteresis", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
@@ -1045,9 +945,8 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
             listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
             lines.append(f"{listed} {'has' if len(words) == 1 else 'have'} no effect {ranks}")
 
-    if job.prunes and job.pruning.end > job.steps:
-        text = _flag_and_value(job, "sparsity_schedule")
-        lines.append(f"{job.pruning_flag} is not reached, because {text} ends after --steps {job.steps}")
+    for extension in of_job(config):
+        lines += extension.notices(job)
 
     return lines + [
         f"{_flag_and_value(job, name)} has no effect, because the job ends after --steps {job.steps}"
@@ -1067,7 +966,6 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,
     "Gradient compression": COMPRESSION,
-    "Sparse training": SPARSITY,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
     "Replicas and evaluation": REPLICAS,
@@ -1099,8 +997,6 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
         WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
         job.small_model()
-    if config.prunes:
-        check_prunable(job.small_model(), pruning_of(config)[1])
     for extension in of_job(config):
         extension.check(job)
     if config.pp > 1:

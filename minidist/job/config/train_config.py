@@ -26,7 +26,6 @@ from minidist.base.limits import MAX_BATCH, MAX_COUNT, MAX_LAYERS, MAX_RANKS, is
 from minidist.base.user_file import is_user_function
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
-from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_sparsity
 from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
@@ -252,19 +251,6 @@ class JobSettings(BaseModel):
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
         "fp32", description="dtype of parameters, gradients and activations"
     )
-    sparsity: float = Field(
-        0.0, ge=0, lt=1, description="share of the weights of linear layers that become zero, by magnitude; 0: none"
-    )
-    sparsity_schedule: str | None = Field(
-        None,
-        description="BEGIN,END or BEGIN,END,EVERY: after which steps weights are pruned (Zhu and Gupta's cubic curve)",
-    )
-    sparsity_scope: Literal["layer", "global"] = Field(
-        "layer", description="what is pruned to --sparsity: each layer, or all together"
-    )
-    sparsity_pattern: str | None = Field(
-        None, description="N:M, in place of --sparsity: N of every M weights of a sum stay, such as 2:4"
-    )
     loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
     static_loss_scale: bool = Field(False, description="fp16: the loss scale stays; a step that overflows is skipped")
     loss_scale_interval: int = Field(
@@ -321,11 +307,6 @@ class JobSettings(BaseModel):
                 " ranks"
             )
         return text == "true" if text in ("true", "false") else int(text)
-
-    @property
-    def prunes(self) -> bool:
-        """Whether weights become zero while the job trains."""
-        return self.sparsity > 0 or self.sparsity_pattern is not None
 
     @property
     def is_language_model(self) -> bool:
@@ -555,13 +536,6 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
         )
     largest = cut_batch(total, dp, accumulation, weights).largest
     return Batches(dims=dims, global_batch=total, micro_batch=largest, accumulation=accumulation, weights=weights)
-
-
-def pruning_of(config: TrainConfig) -> tuple[SparsitySchedule, tuple[int, int] | None]:
-    """Return the schedule and the pattern of a job that prunes; UsageError for texts that are none."""
-    pattern = None if config.sparsity_pattern is None else parse_pattern(config.sparsity_pattern)
-    final = config.sparsity if pattern is None else pattern_sparsity(*pattern)
-    return parse_schedule(config.sparsity_schedule or "", final), pattern
 
 
 def updates_of(schedule: str) -> str:

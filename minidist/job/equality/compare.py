@@ -233,7 +233,7 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     # Otherwise rounding differs: float64 leaves room to tell it from a mistake, other precisions need a measure of it,
     # and what jumps with a last bit has none.
     rounded = is_rounded(config, dims)
-    choosing = ["--experts"] * (config.experts > 0) + ["--sparsity"] * bool(config.prunes)
+    choosing = ["--experts"] * (config.experts > 0)
     choosing += [extension.jumps for extension in of_job(config) if extension.jumps]
     if rounded and choosing:
         raise UsageError(

@@ -36,14 +36,7 @@ class OneDevice(Strategy):
 
     def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: float = 1) -> None:
         self.flat = FlatParameters(job.model.parameters())
-        super().__init__(
-            job,
-            [
-                DataAxis(
-                    [self.flat], make_optimizer(job, self.flat), model=job.model, pruner=job.pruner(self.flat.names)
-                )
-            ],
-        )
+        super().__init__(job, [DataAxis([self.flat], make_optimizer(job, self.flat), model=job.model)])
         self.add, self.factor = add, factor
         self.some = None if numbers is None else list(numbers)
         # A pipeline without other replicas has no reduction that could be compressed.

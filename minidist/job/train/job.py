@@ -8,7 +8,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,14 +35,13 @@ from minidist.data.workers import open_sampler
 from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
-from minidist.job.config.train_config import Batches, TrainConfig, pruning_of
+from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
-from minidist.parallel.sparsity import Matrix, Pruner, prunable
 from minidist.techniques import Extension, of_job
 
 Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
@@ -65,7 +64,6 @@ class Job:
     positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
     scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
-    matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
@@ -165,25 +163,6 @@ class Job:
         finally:
             self.model.train()
 
-    def pruner(self, names: Iterable[str], comm: Comm | None = None) -> Pruner | None:
-        """Return the pruner of the parameters with these names; None in a job that prunes nothing.
-
-        comm: the communicator of the ranks that hold shards of them.
-        """
-        if not self.config.prunes:
-            return None
-        schedule, pattern = pruning_of(self.config)
-        mine = set(names)
-        matrices = {name: matrix for name, matrix in self.matrices.items() if name in mine}
-        return Pruner(matrices, schedule, self.config.sparsity_scope, pattern, comm)
-
-    def pruned(self, done: int) -> dict[str, int] | None:
-        """Return how many weights are pruned after `done` steps, and of how many; None in a job that prunes nothing."""
-        pruner = self.pruner(self.matrices)
-        if pruner is None:
-            return None
-        return {"pruned": sum(pruner.pruned(done)), "of": sum(matrix.size for matrix in self.matrices.values())}
-
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which backward starts; in float16 it is multiplied by the loss scale."""
         return loss if self.scaler is None else self.scaler.scale_loss(loss)
@@ -238,7 +217,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         pool,
         scaler=_scaler(config),
         held_out=held_out,
-        matrices=prunable(model) if config.prunes else {},
         targets_per_sample=config.context if dataset.is_tokens else 1,
         # The reference on one device leaves out what does not change its numbers.
         extensions=[extension for extension in of_job(config) if comm is not None or not extension.observes],

@@ -75,9 +75,8 @@ class MetricsFile:
         if config.repartition_every:
             record["partition"] = config.partition
         record |= state.held_out_losses
-        pruned = state.job.pruned(state.step + 1)
-        if pruned is not None:
-            record["sparsity"] = pruned["pruned"] / pruned["of"]
+        for extension in state.job.extensions:
+            record |= extension.record(state.step + 1)
         self._file.write(json.dumps(strict(record), allow_nan=False) + "\n")
         # So that `tail -f` shows each step.
         self._file.flush()

@@ -8,8 +8,8 @@
 cut: the one whose slowest stage is fastest, where a layer's seconds on another rank are those on its own, times the
 ratio of the ranks' paces (seconds per FLOP). [3] When it is faster than the cut in use, each rank builds its part of
 the model with the new cut as at the start of a job, and the state of each layer moves to the ranks that hold it now:
-weights, optimizer state (of ZeRO the elements of this rank's shard), masks, and running statistics. Gradients do not
-move: they are used up.
+weights, optimizer state (of ZeRO the elements of this rank's shard), what techniques keep beside weights, and running
+statistics. Gradients do not move: they are used up.
 
 While it moves, a rank holds its part of the model twice. A schedule that drains computes the same sums whatever the cut
 is, so the weights stay those of one device. The cut is in checkpoints.
@@ -20,7 +20,7 @@ Both do it once, before the training.
 Proved by: tests/train/test_repartition.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -46,6 +46,7 @@ from minidist.parallel.redistribute import NUMBER, Piece, lacking_bytes, redistr
 from minidist.pipeline.partition import by_slowest
 from minidist.pipeline.runtime import LayerProfile, LayerTimes
 
+Shards = dict[str, list[LocalShard]]  # what a technique keeps beside the weights of a data axis, by kind
 WORTHWHILE = 0.95  # a new cut is taken when its slowest stage needs at most this share of the old one's seconds
 
 
@@ -117,18 +118,21 @@ class Repartition:
 
         # [2] The state, from the ranks that had it to those that have it now.
         state = _OptimizerState(there, strategy.step_count)
-        masks = [[_empty(shard, bool) for shard in axis.masked(done)] for axis in there.data_axes]
+        extensions = fresh.extensions
+        beside = [[_empty(extension.shards_after(axis, done)) for extension in extensions] for axis in there.data_axes]
         buffers = [(name, xp.empty(array.shape, array.dtype)) for name, array, _ in there.buffers()]
-        have = _pieces(strategy, [axis.masks() for axis in strategy.data_axes], strategy.buffers())
+        held = [[extension.shards(axis) for extension in extensions] for axis in strategy.data_axes]
+        have = _pieces(strategy, held, strategy.buffers())
         have += _state_pieces(strategy)
-        need = [*_pieces(there, masks, buffers), *state.pieces()]
+        need = [*_pieces(there, beside, buffers), *state.pieces()]
         run.ranges, run.lacking = len(have) + len(need), lacking_bytes(have, need)
         with purpose("repartition"):
             redistribute(self.comm, have, need, stride=self.comm.size // config.pp)
 
         # [3] As after a resume: optimizers take their state over, and everyone learns that the weights have changed.
-        for axis, found, mask in zip(there.data_axes, state.by_axis, masks, strict=True):
-            axis.load_masks(mask)
+        for axis, found, own in zip(there.data_axes, state.by_axis, beside, strict=True):
+            for extension, shards in zip(extensions, own, strict=True):
+                extension.load_shards(axis, shards)
             axis.optimizer.load_state_dict({"step": strategy.step_count, "state": found})
             axis.updated()
             if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer
@@ -226,12 +230,15 @@ def _text(sizes: Sequence[int]) -> str:
 
 
 def _pieces(
-    strategy: MeshStrategy, masks: Sequence[Sequence[LocalShard]], buffers: Sequence[tuple[object, ...]]
+    strategy: MeshStrategy, beside: Sequence[Sequence[Shards]], buffers: Sequence[tuple[object, ...]]
 ) -> list[Piece]:
-    """Return weights, masks and running statistics of a rank."""
+    """Return weights, what techniques keep beside them, and running statistics of a rank.
+
+    beside: of each data axis, what each technique keeps.
+    """
     result = []
-    for axis, own in zip(strategy.data_axes, masks, strict=True):
-        for kind, shards in (("weights", axis.weights()), ("masks", own)):
+    for axis, own in zip(strategy.data_axes, beside, strict=True):
+        for kind, shards in (("weights", axis.weights()), *(pair for kinds in own for pair in kinds.items())):
             result += [_piece(strategy, axis, kind, s.parameter.name, s.start, s.stop, s.values) for s in shards]
     for name, array, *_ in buffers:
         values = array.reshape(-1)  # type: ignore[attr-defined]
@@ -280,5 +287,9 @@ def _piece(strategy: MeshStrategy, axis: DataAxis, kind: str, name: str, start: 
     return Piece(f"{kind}/{name} of {place}", start, stop, values)
 
 
-def _empty(shard: LocalShard, dtype: object) -> LocalShard:
-    return replace(shard, values=xp.empty(shard.stop - shard.start, dtype))
+def _empty(expected: Mapping[str, tuple[str, Sequence[LocalShard]]]) -> Shards:
+    """Return arrays for the shards that a technique expects (`Extension.shards_after`), to be filled."""
+    return {
+        kind: [replace(shard, values=xp.empty(shard.stop - shard.start, dtype)) for shard in shards]
+        for kind, (dtype, shards) in expected.items()
+    }

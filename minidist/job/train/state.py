@@ -78,7 +78,6 @@ class TrainResult:
     host: dict[str, int] | None = None  # offloading: peak bytes on the host, and bytes transferred in each direction
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
-    sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
     cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)

@@ -160,7 +160,6 @@ def train(
             held_out=held_out,
             runs=job.plan.runs,
             cuts=[] if recut is None else recut.runs,
-            sparsity=job.pruned(config.steps),
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
 
@@ -203,15 +202,12 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm
             f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr{_or_clip(job)}"
         )
 
-    # Before anything looks at the gradient: to a pruned weight it does not belong.
-    strategy.mask_gradients()
     for extension in job.extensions:
         extension.after_backward(strategy, step)
 
     skipped = not _update(job, strategy, step)
 
     # What holds from the next step on.
-    strategy.prune(step + 1)
     for extension in job.extensions:
         extension.after_update(Moment(comm, range(step, step + 1), strategy, skipped))
 

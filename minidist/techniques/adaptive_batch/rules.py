@@ -120,7 +120,16 @@ RULES = (
     ),
     Rule(
         "noise-scale-needs-whole-gradients",
-        lambda j: measuring(j) and (j.synchronize_each or j.compressor != "none" or j.half or j.optional("prunes")),
+        lambda j: (
+            measuring(j)
+            and (
+                j.synchronize_each
+                or j.compressor != "none"
+                or j.half
+                or j.optional("sparsity")
+                or j.optional("sparsity_pattern") is not None
+            )
+        ),
         "{flag} compares each rank's whole gradient with the sum of all, uncompressed and in full precision",
         "leave out --synchronize-each, --compression, --sparsity and --precision fp16 or bf16",
         {"flag": measuring},

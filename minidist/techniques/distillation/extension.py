@@ -98,7 +98,7 @@ class Distillation(Extension):
             " learned from, such as DIR/step-00000040"
         )
 
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self, axis: Any) -> dict[str, Any]:
         return {"teacher_units": self.teacher.units, "teacher_logits": self.teacher.received}
 
     def result(self) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class LocalSGD(Extension):
                 f" {every}, or begin a new job with --init-from"
             )
 
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self, axis: Any) -> dict[str, Any]:
         return {"fragments": self.fragments}
 
     def bytes_sent(self, run: Run) -> dict[str, int]:

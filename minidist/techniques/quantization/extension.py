@@ -79,7 +79,7 @@ class Quantization(Extension):
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
         load_ranges(self.observers, scalars)
 
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self, axis: Any) -> dict[str, Any]:
         return {"quantized": len(self.observers)}
 
     def result(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ everything and sends nothing; `data_parallel.py` and `sharded.py` have several.
 Proved by: tests/equality/test_equality.py, tests/train/test_against_numpy.py
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass, field
@@ -32,7 +32,6 @@ from minidist.parallel import GradientReducer, LayerSums, WholeMatrices
 from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.running_statistics import batch_norms
-from minidist.parallel.sparsity import Part, Pruner
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
 
@@ -45,11 +44,9 @@ class AxisSizes:
     trainable parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes
     of one reduction of compressed gradients, all ranks. reduced: elements that all ranks of the axis together send
     per reduction of gradients, where the algorithm is neither ring nor ordered. resident: elements of units that
-    stay whole (small parameters under ZeRO 3). more: what the job's techniques add (`Extension.sizes`).
-    prunable: elements of each weight that may be pruned, whole. masked: elements of ZeRO 3's units that have such
-    weights. norms: channels of each batch norm whose statistics are combined over the axis. norms_again: of those
-    whose forward runs again in backward. orthogonalized: elements that all ranks of the axis together send in a
-    step of Muon.
+    stay whole (small parameters under ZeRO 3). more: what the job's techniques add (`Extension.sizes`). norms:
+    channels of each batch norm whose statistics are combined over the axis. norms_again: of those whose forward
+    runs again in backward. orthogonalized: elements that all ranks of the axis together send in a step of Muon.
     """
 
     stage: int
@@ -61,8 +58,6 @@ class AxisSizes:
     compressed: int | None = None
     reduced: int | None = None
     resident: int = 0
-    prunable: tuple[int, ...] = ()
-    masked: int = 0
     norms: tuple[int, ...] = ()
     norms_again: tuple[int, ...] = ()
     orthogonalized: int = 0
@@ -114,7 +109,7 @@ class DataAxis:
     """Parameters that lie whole on this rank, with their optimizer. The base class of the others.
 
     model: what a forward pass calls. reducers, shards: of its units, where gradients are reduced or sharded.
-    replica, state_replica, state_prefix: see `Replicas`.
+    replica, state_replica, state_prefix: see `Replicas`. techniques: what they keep of it, by their keys.
     """
 
     def __init__(
@@ -129,13 +124,13 @@ class DataAxis:
         shards: Iterable[Shard] = (),
         replicas: Replicas = Replicas(),  # noqa: B008  it cannot change
         compressor: Compressor | None = None,
-        pruner: Pruner | None = None,
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
         self.reducers, self.shards = list(reducers), list(shards)
         self.replica, self.state_replica, self.state_prefix = replicas
-        self.compressor, self.pruner = compressor, pruner
+        self.compressor = compressor
+        self.techniques: dict[str, Any] = {}
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -169,17 +164,6 @@ class DataAxis:
         """Update the weights on every rank of the axis."""
         self.optimizer.step()
 
-    def mask_gradients(self) -> None:
-        """Set the gradients of pruned weights to zero."""
-        if self.pruner is not None:
-            self.pruner.apply(_parts(self.gradient_shards()))
-
-    def prune(self, done: int) -> None:
-        """End step number `done`: set what is pruned to zero, with new masks when the schedule says so."""
-        if self.pruner is not None:
-            self.pruner.prune(done, _parts(self.weights()))
-            self.updated()
-
     # --- what this rank holds -----------------------------------------------------------------------------------------
 
     def replicas_on(self, comm: Comm) -> Replicas:
@@ -207,31 +191,6 @@ class DataAxis:
     def weights(self) -> list[LocalShard]:
         """Return the values that this rank keeps, as 1-D views."""
         return [LocalShard(p, p.data.reshape(-1), 0, p.size) for p in self.parameters]
-
-    def masks(self) -> list[LocalShard]:
-        """Return the masks (bool) of the weights that this rank keeps; none before the first ones are found."""
-        masks = {} if self.pruner is None else self.pruner.masks
-        return [
-            LocalShard(s.parameter, masks[s.parameter.name].values, s.start, s.stop)
-            for s in self.weights()
-            if s.parameter.name in masks
-        ]
-
-    def kept(self) -> dict[str, int]:
-        """Return how many elements each of `masks` keeps, by the name of the weight."""
-        zeros = {} if self.pruner is None else self.pruner.zeros
-        return {mask.parameter.name: mask.values.size - zeros[mask.parameter.name] for mask in self.masks()}
-
-    def masked(self, done: int) -> list[LocalShard]:
-        """Return the weights that have masks after `done` steps."""
-        if self.pruner is None or done < self.pruner.schedule.begin:
-            return []
-        return [shard for shard in self.weights() if shard.parameter.name in self.pruner.matrices]
-
-    def load_masks(self, masks: Sequence[LocalShard]) -> None:
-        """Take over the masks of a checkpoint."""
-        if self.pruner is not None:
-            self.pruner.load(_parts(masks))
 
     def state_ranges(self) -> list[tuple[Parameter, int, int]]:
         """Return (parameter, start, stop) of the elements for which this rank's optimizer has state."""
@@ -281,13 +240,8 @@ class DataAxis:
             reduced=reduced,
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),
-            prunable=() if self.pruner is None else tuple(m.size for m in self.pruner.matrices.values()),
             orthogonalized=0 if whole is None else whole.sent(self.optimizer.shapes),
         )
-
-
-def _parts(shards: Iterable[LocalShard]) -> list[Part]:
-    return [Part(shard.parameter.name, shard.values, shard.start) for shard in shards]
 
 
 def gradient_of(parameter: Parameter) -> Array:

@@ -19,7 +19,6 @@ from minidist.job.train.strategies.data_axis import DataAxis, Group, Replicas, T
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress, make_compressor
-from minidist.parallel.sparsity import KeptEntries
 from minidist.techniques.meeting import Replica
 
 
@@ -47,11 +46,6 @@ class Replicated(DataAxis):
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
             self.parallel.register_comm_hook(compressor, compress)
 
-        # Equal weights have equal masks on all ranks, so what is pruned need not be sent.
-        pruner = job.pruner(flat.names)
-        if pruner is not None:
-            self.parallel.register_comm_hook(KeptEntries(group.comm, pruner, "sum", group.reduction), compress)
-
         super().__init__(
             [flat],
             optimizer,
@@ -61,7 +55,6 @@ class Replicated(DataAxis):
             reducers=[self.parallel.reducer],
             replicas=self.replicas_on(group.comm),
             compressor=compressor,
-            pruner=pruner,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -19,9 +19,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from minidist.autograd import Parameter
-from minidist.base import arrays as xp
 from minidist.base.arrays import Array
-from minidist.base.trace import purpose
 from minidist.comm import Comm, init_device_mesh
 from minidist.comm.mesh import Mesh
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
@@ -33,7 +31,6 @@ from minidist.optim import Optimizer
 from minidist.parallel import CPUOffloadPolicy, HostOptimizer, Shard, ZeroOptimizer, fully_shard, gather_tensors
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
-from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.fsdp_state import param_groups_of
 
 
@@ -115,9 +112,6 @@ class ShardedOptimizer(Sharded):
         if config.compression != "none":
             compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
             self.zero.register_comm_hook(compressor, compress)
-        pruner = job.pruner(self.zero.flat.names)
-        if pruner is not None:
-            self.zero.reducer.keep_only(pruner.kept)
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,
@@ -128,7 +122,6 @@ class ShardedOptimizer(Sharded):
             shards=[self.zero.shard],
             replicas=self.replicas_on(group.comm),
             compressor=compressor,
-            pruner=pruner,
         )
 
     def replicas_on(self, comm: Comm) -> Replicas:
@@ -188,7 +181,6 @@ class FullySharded(Sharded):
             experts=group.experts,
             shards=shards,
             replicas=_replicas(mesh),
-            pruner=job.pruner([name for shard in shards for name in shard.flat.names], shards[0].comm),
         )
 
     def replicas_on(self, comm: Comm) -> Replicas:
@@ -196,30 +188,6 @@ class FullySharded(Sharded):
 
     def shards_on(self, comm: Comm) -> Comm:
         return _shard_comm(_mesh(comm, self.copies))
-
-    def prune(self, done: int) -> None:
-        super().prune(done)
-        if self.pruner is not None and self.pruner.schedule.is_due(done):
-            self._share_masks()
-
-    def load_masks(self, masks: Sequence[LocalShard]) -> None:
-        super().load_masks(masks)
-        self._share_masks()
-
-    def _share_masks(self) -> None:
-        """Let every unit with weights that may be pruned reduce the kept ones alone: its ranks exchange their masks."""
-        for unit in self._prunable_units():
-            assert self.pruner is not None
-            mine = xp.ones(unit.shard.size, bool, unit.shard.data)
-            for p, place, _, _ in unit.shard.ranges():
-                if p.name in self.pruner.masks:
-                    mine[place] = self.pruner.masks[p.name].values
-            with purpose("pruning"):
-                unit.keep_only(mine)
-
-    def _prunable_units(self) -> list[FSDPParamGroup]:
-        names = () if self.pruner is None else self.pruner.matrices
-        return [unit for unit in self.units if any(name in names for name in unit.flat.names)]
 
     def weights(self) -> list[LocalShard]:
         return [
@@ -237,11 +205,10 @@ class FullySharded(Sharded):
 
     def sizes(self) -> AxisSizes:
         sizes = super().sizes()
-        masked = sum(unit.flat.padded_numel for unit in self._prunable_units())
         reduced = None
         if self.algorithm not in ("ring", "ordered"):
             reduced = sum(unit.elements_sent() for unit in self.units)
-        return replace(sizes, buckets=sizes.units, resident=self.resident, masked=masked, reduced=reduced)
+        return replace(sizes, buckets=sizes.units, resident=self.resident, reduced=reduced)
 
 
 def _mesh(comm: Comm, copies: int) -> Comm | Mesh:

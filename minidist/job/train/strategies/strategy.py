@@ -5,7 +5,6 @@
     overflow(), unscale()     float16: did any rank see an infinity, and division by the loss scale
     clip(max_norm)            scale the gradients by the norm of the global gradient
     step(lr_factor)           update the weights
-    mask_gradients(), prune() sparse training: pruned weights are zero, and so are their gradients
     tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
 
 A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are
@@ -18,6 +17,7 @@ Proved by: tests/equality/test_equality.py, tests/train/test_account.py
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from minidist.base.arrays import Array
 from minidist.base.half import all_finite
@@ -31,6 +31,9 @@ class Strategy(ABC):
 
     def __init__(self, job: Job, data_axes: Iterable[DataAxis]) -> None:
         self.job, self.data_axes = job, list(data_axes)
+        for axis in self.data_axes:
+            for extension in job.extensions:
+                extension.axis_made(axis)
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
@@ -81,16 +84,6 @@ class Strategy(ABC):
             axis.optimizer.lr_factor = lr_factor
             axis.step()
 
-    def mask_gradients(self) -> None:
-        """Set the summed gradients of pruned weights to zero."""
-        for axis in self.data_axes:
-            axis.mask_gradients()
-
-    def prune(self, done: int) -> None:
-        """End step number `done`: set what is pruned to zero, with new masks when the schedule says so."""
-        for axis in self.data_axes:
-            axis.prune(done)
-
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -127,8 +120,11 @@ class Strategy(ABC):
 
     def sizes(self) -> list[AxisSizes]:
         """Return the element counts from which the closed forms of the volumes follow."""
-        more = {name: value for extension in self.job.extensions for name, value in extension.sizes().items()}
-        return [replace(axis.sizes(), more=more) for axis in self.data_axes]
+        return [replace(axis.sizes(), more=self._more(axis)) for axis in self.data_axes]
+
+    def _more(self, axis: DataAxis) -> dict[str, Any]:
+        """Return what techniques add to the element counts of an axis."""
+        return {name: value for extension in self.job.extensions for name, value in extension.sizes(axis).items()}
 
     @abstractmethod
     def tensors(self) -> Tensors:

@@ -12,7 +12,7 @@ of the whole reduction.
     step t    gradients of the kept ── all-reduce ──▶ step ──▶ weights x mask ──(schedule)──▶ new mask for step t + 1
 
 Source: Zhu and Gupta, "To prune, or not to prune", 2017, arXiv:1710.01878.
-Proved by: tests/parallel/test_sparsity.py
+Proved by: tests/techniques/test_pruner.py
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,10 @@ from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm, PointToPoint
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
-from minidist.optim.sparsity import SparsitySchedule, pattern_mask
 from minidist.parallel.compression import Compressor
 from minidist.parallel.gradients import Bucket
-from minidist.parallel.selection import keep_largest, magnitude_keys
+from minidist.techniques.pruning.schedule import SparsitySchedule, pattern_mask
+from minidist.techniques.pruning.selection import keep_largest, magnitude_keys
 
 
 class Part(NamedTuple):

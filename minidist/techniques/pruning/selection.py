@@ -10,7 +10,7 @@ At the end some elements equal the threshold, and the first of them are kept: ea
 layer (all-gather), so that "the first" are those of the whole array. The result is that of one device, whatever the
 shards; 256 counts per digit do not depend on the size of the array. Gathering it would take (n-1)/n of its size.
 
-Proved by: tests/parallel/test_sparsity.py
+Proved by: tests/techniques/test_pruner.py
 """
 
 from collections.abc import Sequence

@@ -11,7 +11,7 @@ has no magnitude, so every later mask leaves it out, too. (In the paper's code i
 An n:m pattern keeps the n largest of every m neighbours of a sum, which hardware can skip: 2:4 (Mishra et al.,
 "Accelerating sparse deep neural networks", 2021).
 
-Proved by: tests/optim/test_sparsity.py
+Proved by: tests/techniques/test_sparsity_schedule.py
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
-from minidist.optim.sparsity import SparsitySchedule, parse_pattern, parse_schedule, pattern_mask, pattern_sparsity
+from minidist.techniques.pruning.schedule import (
+    SparsitySchedule,
+    parse_pattern,
+    parse_schedule,
+    pattern_mask,
+    pattern_sparsity,
+)
 
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 9), st.sampled_from([0.5, 0.8, 0.9, 0.96875]))

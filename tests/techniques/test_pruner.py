@@ -10,11 +10,11 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import SimWorld
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
 from minidist.optim import SGD, Adam
-from minidist.optim.sparsity import SparsitySchedule
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compression import compress
-from minidist.parallel.selection import keep_largest, magnitude_keys, selection_bytes
-from minidist.parallel.sparsity import KeptEntries, Part, Pruner, prunable
+from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
+from minidist.techniques.pruning.schedule import SparsitySchedule
+from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.techniques.quantization.layers import prepare_qat
 
 # --- selection over shards --------------------------------------------------------------------------------------------

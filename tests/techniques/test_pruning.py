@@ -17,6 +17,7 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
+from minidist.techniques import Moment
 
 JOB = {
     "model": "gpt",
@@ -99,7 +100,7 @@ def test_every_byte_is_in_the_closed_form_and_pruned_entries_are_not_reduced(lay
     assert (less > 0) == (ranks > 1)
     if layout in ("dp 3", "zero 1", "zero 3"):  # of what is pruned in steps 1 to 3, in float32; after step 1 nothing is
         schedule = [0, 0, 0.7 * (1 - (1 / 2) ** 3), 0.7]
-        pruned = sum(round(s * size) for s in schedule for size in results[0].sizes[0].prunable)
+        pruned = sum(round(s * size) for s in schedule for size in results[0].sizes[0].more["prunable"])
         assert less == (2 * (ranks - 1) if layout == "dp 3" else ranks - 1) * 4 * pruned
 
 
@@ -123,8 +124,9 @@ def test_saved_weights_are_zero_where_their_masks_are(layout, tmp_path):
     }
     assert {stored[f"masks/{name}"] for name in masks} == {0}  # bits alone
     assert all(stored[f"weights/{name}"] == mask.sum() for name, mask in masks.items())
-    assert result.sparsity == {"pruned": zeros, "of": sum(mask.size for mask in masks.values())}
-    assert zeros / result.sparsity["of"] == pytest.approx(config.sparsity or 0.5, abs=1e-3)
+    sparsity = result.measured["sparsity"]
+    assert sparsity == {"pruned": zeros, "of": sum(mask.size for mask in masks.values())}
+    assert zeros / sparsity["of"] == pytest.approx(config.sparsity or 0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ def test_it_learns_with_a_fifth_of_the_weights():
     settings = {**JOB, "steps": 40, "micro_batch": 8, "lr": 0.01, "bucket_cap_mb": 25.0}
     sparse = SimWorld(1).run(train, TrainConfig.make(**{**settings, "sparsity": 0.8, "sparsity_schedule": "5,25,5"}))[0]
     dense = SimWorld(1).run(train, TrainConfig.make(**{**settings, "sparsity": 0.0, "sparsity_schedule": None}))[0]
-    assert dense.sparsity is None
+    assert "sparsity" not in dense.measured
     assert sparse.losses[-1] < sparse.losses[0] - 0.3
     assert sparse.losses[-1] < dense.losses[-1] + 0.2
 
@@ -236,9 +238,10 @@ def test_weights_that_were_pruned_are_noted_as_changed():
     def main(comm):
         config = TrainConfig.make(**{**JOB, "steps": 2, "sparsity": 0.5, "sparsity_schedule": "1,2"})
         train(comm, config, [lambda state: seen.append(state.strategy)])
-        axis = seen[-1].data_axes[0]
+        strategy = seen[-1]
+        (axis,), (extension,) = strategy.data_axes, strategy.job.extensions
         noted = [flat.version for flat in axis.flats]
-        axis.prune(2)
+        extension.after_update(Moment(comm, range(1, 2), strategy))
         return [flat.version - before for flat, before in zip(axis.flats, noted, strict=True)]
 
     assert SimWorld(1).run(main) == [[1]]

@@ -1,0 +1,1 @@
+"""--sparsity, --sparsity-pattern: weights of linear layers that become zero while the job trains."""

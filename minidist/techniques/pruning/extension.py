@@ -1,0 +1,149 @@
+"""`--sparsity`, `--sparsity-pattern`: weights become zero by a schedule, and their gradients are not sent.
+
+Each data axis has a `Pruner` (`pruner.py`) for the weights that it has, and leaves what is pruned out of its
+reductions (`layouts.py`). The masks are in checkpoints beside the weights, as bits.
+
+Proved by: tests/techniques/test_pruning.py
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from minidist.comm import Comm
+from minidist.techniques.extension import AxisRun, Extension, Moment, Run
+from minidist.techniques.pruning.layouts import exchange_masks, leave_out, parts, prunable_units, shard_comm
+from minidist.techniques.pruning.pruner import Pruner, check_prunable, prunable
+from minidist.techniques.pruning.rules import RULES, PruningSettings, prunes, pruning_flag, pruning_of
+from minidist.techniques.pruning.volumes import pruned_weights, pruning_bytes, reduction_bytes
+from minidist.techniques.rule import setting
+
+MASKS = "masks"  # the first part of their names in a checkpoint
+
+
+class Pruning(Extension):
+    """Sets the smallest weights to zero; see `Pruner`."""
+
+    Settings = PruningSettings
+    panel = "Precision and memory"
+    rules = RULES
+    fixed = ("sparsity", "sparsity_schedule", "sparsity_scope", "sparsity_pattern")
+    jumps = "--sparsity"
+
+    @classmethod
+    def used_by(cls, config: Any) -> bool:
+        return prunes(config)
+
+    @classmethod
+    def check(cls, job: Any) -> None:
+        check_prunable(job.small_model(), pruning_of(job)[1])
+
+    @classmethod
+    def notices(cls, job: Any) -> list[str]:
+        if pruning_of(job)[0].end <= job.steps:
+            return []
+        schedule = f"--sparsity-schedule {setting(job, 'sparsity_schedule')}"
+        return [f"{pruning_flag(job)} is not reached, because {schedule} ends after --steps {job.steps}"]
+
+    @classmethod
+    def needs_values(cls, config: Any) -> dict[str, Any]:
+        needs: dict[str, Any] = {}
+        # The number of kept weights of a whole matrix is known. Of a shard it depends on values.
+        if prunes(config) and config.sparsity_scope == "global":
+            needs["--sparsity-scope"] = "global"
+        if prunes(config) and config.zero:
+            needs["--sparsity with --zero"] = config.zero
+        return needs
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        self.steps, self.matrices = job.config.steps, prunable(job.model)
+
+    def axis_made(self, axis: Any) -> None:
+        pruner = self._pruner([name for flat in axis.flats for name in flat.names], shard_comm(axis))
+        axis.techniques[self.key] = pruner
+        leave_out(axis, pruner)
+
+    def after_backward(self, strategy: Any, step: int) -> None:
+        """Set the gradients of pruned weights to zero, before they are clipped: they belong to no weight."""
+        for axis in strategy.data_axes:
+            self._of(axis).apply(parts(axis.gradient_shards()))
+
+    def after_update(self, moment: Moment) -> None:
+        """Set what is pruned to zero, with new masks when the schedule says so."""
+        for axis in moment.strategy.data_axes:
+            pruner, done = self._of(axis), moment.steps.stop
+            pruner.prune(done, parts(axis.weights()))
+            axis.updated()
+            if pruner.schedule.is_due(done):
+                exchange_masks(axis, pruner)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def shards(self, axis: Any) -> dict[str, list[Any]]:
+        masks = self._of(axis).masks
+        # None before the first ones are found.
+        held = [shard for shard in axis.weights() if shard.parameter.name in masks]
+        return {MASKS: [replace(shard, values=masks[shard.parameter.name].values) for shard in held]}
+
+    def kept(self, axis: Any) -> dict[str, int]:
+        """Of pruned weights the kept ones are stored, and bits in place of masks."""
+        zeros, masks = self._of(axis).zeros, self.shards(axis)[MASKS]
+        kept = {mask.parameter.name: mask.values.size - zeros[mask.parameter.name] for mask in masks}
+        return {f"{kind}/{name}": number for name, number in kept.items() for kind in ("weights", MASKS)}
+
+    def shards_after(self, axis: Any, done: int) -> dict[str, tuple[str, list[Any]]]:
+        pruner = self._of(axis)
+        masked = done >= pruner.schedule.begin
+        return {MASKS: ("bool", [s for s in axis.weights() if masked and s.parameter.name in pruner.matrices])}
+
+    def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
+        pruner = self._of(axis)
+        pruner.load(parts(shards[MASKS]))
+        exchange_masks(axis, pruner)
+
+    # --- results and bytes --------------------------------------------------------------------------------------------
+
+    def record(self, done: int) -> dict[str, Any]:
+        pruned = self._pruned(done)
+        return {"sparsity": pruned["pruned"] / pruned["of"]}
+
+    def result(self) -> dict[str, Any]:
+        return {"sparsity": self._pruned(self.steps)}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        zeros, of = result["sparsity"]["pruned"], result["sparsity"]["of"]
+        return [f"pruned {zeros:,} of {of:,} weights of linear layers ({zeros / of:.1%})"]
+
+    def sizes(self, axis: Any) -> dict[str, Any]:
+        """Return the elements of each weight that may be pruned, and those of ZeRO 3's units that have such weights."""
+        pruner = self._of(axis)
+        units = sum(unit.flat.padded_numel for unit in prunable_units(axis, pruner))
+        return {"prunable": [matrix.size for matrix in pruner.matrices.values()], "masked": units}
+
+    def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:
+        schedule, _ = pruning_of(run.config)
+        together = run.config.sparsity_scope == "global" and run.config.sparsity_pattern is None
+        sizes, units = axis.sizes.more["prunable"], axis.sizes.more["masked"]
+        # What is pruned is not reduced.
+        zeros = sum(pruned_weights(schedule, sizes, together, run.done + step) for step in range(run.steps))
+        sent = {"gradient_reduce": -reduction_bytes(run, axis, axis.reductions * zeros)}
+        if run.config.zero == 3:
+            sent["pruning"] = pruning_bytes(run, axis, schedule, sizes, units)
+        return sent
+
+    # --- what the hooks share -----------------------------------------------------------------------------------------
+
+    def _of(self, axis: Any) -> Pruner:
+        pruner: Pruner = axis.techniques[self.key]
+        return pruner
+
+    def _pruner(self, names: Sequence[str], comm: Comm | None = None) -> Pruner:
+        """Return the pruner of the parameters with these names. comm: the ranks that hold shards of them."""
+        schedule, pattern = pruning_of(self.settings)
+        matrices = {name: matrix for name, matrix in self.matrices.items() if name in set(names)}
+        return Pruner(matrices, schedule, self.settings.sparsity_scope, pattern, comm)
+
+    def _pruned(self, done: int) -> dict[str, int]:
+        """Return how many weights are pruned after `done` steps, and of how many."""
+        pruner = self._pruner(list(self.matrices))
+        return {"pruned": sum(pruner.pruned(done)), "of": sum(matrix.size for matrix in self.matrices.values())}
