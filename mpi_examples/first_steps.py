@@ -1,11 +1,6 @@
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.comm import launch
-from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
+from minidist import MLP, SGD, DistributedDataParallel, Tensor, cross_entropy, glyphs, launch
 
 
 def train(comm):  # one rank: alone, simulated, or a process of mpiexec

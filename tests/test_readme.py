@@ -62,7 +62,8 @@ def folder(tmp_path_factory):
     return path
 
 
-EVERY = commands(README) + commands(GUIDE)
+USES = (ROOT / "docs" / "uses.md").read_text(encoding="utf-8")
+EVERY = commands(README) + commands(GUIDE) + commands(USES)
 
 
 @pytest.fixture
@@ -145,6 +146,14 @@ def test_the_readme_says_where_it_runs_and_which_figures_depend_on_that():
     assert "Linux, macOS, and Windows through WSL are supported; simulated ranks run wherever NumPy does" in readme
     assert f"Python {project['requires-python'].removeprefix('>=')} or newer" in readme
     assert "the losses, differ a little from one patch version of Python to the next. The three lines with" in readme
+
+
+def test_the_files_to_read_have_the_lines_that_the_readme_says():
+    rows = re.findall(r"^\| \[[\w.]+\]\(([\w./]+)\) \| (\d+) \|", README, flags=re.M)
+    assert len(rows) == 6
+    for file, lines in rows:
+        assert len((ROOT / file).read_text(encoding="utf-8").splitlines()) == int(lines), file
+    assert len(re.findall(r"^\| \[\w+/\]", README, flags=re.M)) <= 12
 
 
 @pytest.mark.parametrize(
