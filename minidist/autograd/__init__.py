@@ -10,7 +10,7 @@ operands.py        what every operation does with its operands first
 operators.py       the operators and methods of a tensor
 function.py        operations of one's own
 ops/               the operations, one file each, with their gradients
-gradcheck.py       gradients compared with finite differences
+finite_differences.py    gradients compared with finite differences
 errors.py          errors of operations and of backward passes
 """
 
@@ -26,13 +26,13 @@ from minidist.autograd.backward import (
     is_in_backward,
     map_tensors,
 )
-from minidist.autograd.gradcheck import gradcheck
 from minidist.base.lazy import lazy_imports
 
 from minidist.autograd import operators  # isort: skip  # noqa: F401  sets the methods of Tensor
 
 if TYPE_CHECKING:
     from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
+    from minidist.autograd.finite_differences import gradcheck
     from minidist.autograd.function import Function
     from minidist.autograd.modes import (
         contribution_recorder,

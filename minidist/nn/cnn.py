@@ -20,8 +20,7 @@ from minidist.base import arrays as xp
 from minidist.nn.batch_norm import BatchNorm
 from minidist.nn.convolution import Conv2d
 from minidist.nn.linear import Linear
-from minidist.nn.module import Identity, Module, Sequential
-from minidist.nn.segments import run_blocks
+from minidist.nn.module import Identity, Module, Sequential, run_blocks
 
 POOL = 2  # the stem halves height and width
 

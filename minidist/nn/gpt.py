@@ -21,9 +21,8 @@ from minidist.nn.embedding import Embedding
 from minidist.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Conv1D
-from minidist.nn.module import Module
+from minidist.nn.module import Module, run_blocks
 from minidist.nn.norm import LayerNorm
-from minidist.nn.segments import run_blocks
 
 # (qkv (batch, T, 3 D), heads) -> (batch, T, D); with attention dropout (qkv, heads, dropout)
 AttentionFunction = Callable[..., Tensor]

@@ -34,9 +34,8 @@ from minidist.nn.embedding import Embedding
 from minidist.nn.experts import SwiGLUExperts, auxiliary_losses
 from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module
+from minidist.nn.module import Module, run_blocks
 from minidist.nn.norm import RMSNorm
-from minidist.nn.segments import run_blocks
 
 # q (batch, T, heads, n), k and v (batch, T, kv_heads, n) -> (batch, T, heads, n)
 # (and with attention dropout that as a fourth argument)

@@ -10,8 +10,7 @@ from typing import Any
 from minidist.autograd import Tensor
 from minidist.base import arrays as xp
 from minidist.nn.linear import Linear
-from minidist.nn.module import Module, Sequential
-from minidist.nn.segments import run_blocks
+from minidist.nn.module import Module, Sequential, run_blocks
 
 
 class MLP(Module):

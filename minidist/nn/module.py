@@ -10,7 +10,7 @@ Parallelism changes a model in two ways only: it replaces a submodule by its par
 Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py, tests/nn/test_module_to.py
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,7 +19,6 @@ from minidist.base import arrays as xp
 from minidist.base.device import Device, device_of
 from minidist.base.errors import UsageError, nearest
 from minidist.base.random import initial_weight
-from minidist.nn.describe import describe
 
 ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
 ForwardHook = Callable[..., Any]  # (module, args, output), or (module, args, kwargs, output) with with_kwargs=True
@@ -341,6 +340,9 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
+        # Imported where a model is printed.
+        from minidist.nn.describe import describe
+
         return describe(self)
 
 
@@ -469,3 +471,16 @@ class ModuleDict(Module):
 
 def _entries_of(pairs: Iterable[tuple[Any, Module]]) -> Iterator[tuple[str, Any]]:
     return ((str(key), module) for key, module in pairs)
+
+
+def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
+    """blocks[-1](...blocks[0](x)): one after the other, or as the list itself says (`segments.SegmentedBlocks`).
+
+    others: what each block takes in addition to x (no tensor that needs a gradient).
+    """
+    run: Callable[..., Tensor] | None = getattr(blocks, "run", None)
+    if run is not None:
+        return run(x, *others)
+    for block in blocks:
+        x = block(x, *others)
+    return x

@@ -158,19 +158,9 @@ class SegmentedBlocks(list[Any]):
         super().__init__(blocks)
         self.sizes, self.pack = list(sizes), pack
 
-
-def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
-    """blocks[-1](...blocks[0](x)): one after the other, or in the segments of `SegmentedBlocks`.
-
-    others: what each block takes beside x (no tensor that needs a gradient).
-    """
-    # The list itself says in which segments its blocks run.
-    if isinstance(blocks, SegmentedBlocks):
-        functions = [_with_others(block, others) for block in blocks]
-        return run_segments(functions, x, blocks.sizes, blocks.pack, blocks)
-    for block in blocks:
-        x = block(x, *others)
-    return x
+    def run(self, x: Tensor, *others: Any) -> Tensor:
+        """Run the blocks in their segments; `run_blocks` calls it."""
+        return run_segments([_with_others(block, others) for block in self], x, self.sizes, self.pack, self)
 
 
 def _with_others(block: Callable[..., Tensor], others: tuple[Any, ...]) -> Layer:

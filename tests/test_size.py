@@ -1,0 +1,82 @@
+"""The size of the source is a budget: what grows here has to make room elsewhere, and a limit only ever goes down.
+
+A technique is a folder of `minidist/techniques`; what all techniques share does not grow with them.
+"""
+
+import ast
+from pathlib import Path
+
+import minidist
+from minidist.job.config.train_config import JobSettings
+
+PACKAGE = Path(minidist.__file__).parent
+
+# Lines of each folder, docstrings included.
+LINES = {
+    "autograd": 3_700,
+    "base": 4_300,
+    "bench": 2_300,
+    "collectives": 3_300,
+    "comm": 6_200,
+    "commands": 4_550,
+    "course": 13_350,
+    "data": 1_400,
+    "debug": 2_850,
+    "job": 14_050,
+    "nn": 3_050,
+    "optim": 2_150,
+    "parallel": 8_500,
+    "pipeline": 5_550,
+    "planning": 4_400,
+    "report": 4_150,
+    "techniques": 4_800,
+}
+FOLDERS = 17
+SETTINGS = 87  # of every job; those of a technique are in its folder
+LOOP = 125  # lines of `train`, which is the loop
+PARAMETERS = 24  # functions with more than eight parameters
+LONGEST = 125  # lines of a function
+
+
+def sources(folder):
+    return sorted((PACKAGE / folder).rglob("*.py"))
+
+
+def lines(path):
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def functions():
+    """Return (file, function) of all functions and methods."""
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds):
+                yield str(path.relative_to(PACKAGE)), node
+
+
+def parameters(function):
+    """Return the number of parameters that a caller may give."""
+    taken = function.args
+    return len([p for p in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs) if p.arg not in ("self", "cls")])
+
+
+def test_no_folder_is_larger_than_its_budget():
+    found = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert found == set(LINES)
+    assert len(found) <= FOLDERS
+    sizes = {folder: sum(map(lines, sources(folder))) for folder in LINES}
+    assert {folder: size for folder, size in sizes.items() if size > LINES[folder]} == {}
+
+
+def test_a_technique_s_settings_are_not_those_of_every_job():
+    assert len(JobSettings.model_fields) <= SETTINGS
+
+
+def test_functions_are_short_and_take_few_parameters():
+    # Of a command the parameters are its flags.
+    wide = [(file, f.name) for file, f in functions() if parameters(f) > 8 and not file.startswith("commands/")]
+    assert len(wide) <= PARAMETERS, wide
+    length = {(file, f.name): f.end_lineno - f.lineno + 1 for file, f in functions()}
+    assert length["job/train/trainer.py", "train"] <= LOOP
+    assert {place: count for place, count in length.items() if count > LONGEST} == {}
