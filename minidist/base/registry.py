@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable
 from typing import TypeVar
 
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.user_file import without_function
 
 Entry = TypeVar("Entry")
 
@@ -41,6 +40,8 @@ class Registry(dict[str, Entry]):
     def __missing__(self, name: str) -> Entry:
         known = self.aliases.get(name.lower())
         if known is None and name.endswith(".py"):
+            from minidist.base.user_file import without_function
+
             raise UsageError(without_function(name))
         if known is None:
             hint = nearest(name.lower(), self.aliases)

@@ -30,7 +30,10 @@ one_event.py            a call of ranks of which one stands for many
 ring_event.py           what a ring does on all of its ranks, at once
 """
 
-from minidist.base.registry import import_modules
+from typing import TYPE_CHECKING
+
+from minidist.base.lazy import lazy_imports
+from minidist.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
 from minidist.collectives.calls import (
     all_gather,
     all_reduce,
@@ -42,11 +45,10 @@ from minidist.collectives.calls import (
     reduce_scatter,
     scatter,
 )
-from minidist.collectives.nodes import TwoLevel
 from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, bus_factor, load_algorithm, seconds, volume
 
-# Importing a file registers its algorithms; the others are of "auto", and of ranks of which one stands for many.
-import_modules(__name__, __path__, without=("auto", "tuning", "one_event", "ring_event"))
+if TYPE_CHECKING:
+    from minidist.collectives.nodes import TwoLevel
 
 __all__ = [
     "ALGORITHMS",
@@ -67,3 +69,5 @@ __all__ = [
     "seconds",
     "volume",
 ]
+
+__getattr__, __dir__ = lazy_imports(__name__, __file__)

@@ -249,8 +249,7 @@ def _call(
         from minidist.collectives.one_event import run_as_one_event
 
         function = partial(run_as_one_event, operation, chosen)
-    if algorithm not in ALGORITHMS[operation]:  # another spelling, or FILE.py:FUNCTION
-        algorithm = chosen.name
+    algorithm = chosen.name  # also of another spelling, and of FILE.py:FUNCTION
 
     # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel
     # flattened and (2, 3) would meet (3, 2), the shape.

@@ -23,15 +23,15 @@ tests/collectives/test_own_algorithms.py
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from minidist.base.errors import UsageError, nearest, quoted, reason
 from minidist.base.layout import chunk_sizes
-from minidist.base.registry import Registry
-from minidist.base.user_file import is_user_function, load_function
+from minidist.base.registry import Registry, import_modules
 from minidist.comm.has_run import has_run
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -107,16 +107,57 @@ def arguments_of(comm: Any, operation: str, elements: int, make: Callable[[int],
 
 
 class Algorithms(Registry[Algorithm]):
-    """The algorithms of one operation by name; FILE.py:FUNCTION is loaded at its first use."""
+    """The algorithms of one operation by name; FILE.py:FUNCTION is loaded at its first use.
+
+    The files of naive, ring and ordered are imported with the package. Those of the others are when a name is none of
+    these, and when somebody looks at all names.
+    """
 
     def __init__(self, operation: str) -> None:
         super().__init__(f"{operation} algorithm")
         self.operation = operation
 
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or (_import_all() and super().__contains__(name))
+
+    def __iter__(self) -> Iterator[str]:
+        _import_all()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        _import_all()
+        return super().__len__()
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Algorithm]:  # type: ignore[override]
+        return ValuesView(self)
+
+    def items(self) -> ItemsView[str, Algorithm]:  # type: ignore[override]
+        return ItemsView(self)
+
     def __missing__(self, name: str) -> Algorithm:
-        if is_user_function(name) and name.lower() not in self.aliases:
+        if _import_all():
+            return self[name]
+        if ".py:" in name and name.lower() not in self.aliases:
             return load_algorithm(name, self.operation)[1]
         return super().__missing__(name)
+
+
+# Files that register no algorithm, or whose algorithms are imported with the package.
+_NOT_LATER = ("auto", "calls", "nodes", "one_event", "operations", "registry", "ring_event", "tuning")
+_later = [True]  # whether some files are not imported yet
+
+
+def _import_all() -> bool:
+    """Import the files of all algorithms; return whether some were not imported yet."""
+    if not _later:
+        return False
+    # First of all: the files look at this table, too.
+    _later.clear()
+    import_modules("minidist.collectives", [str(Path(__file__).parent)], without=_NOT_LATER)
+    return True
 
 
 ALGORITHMS: dict[str, Algorithms] = {operation: Algorithms(operation) for operation in PARAMETERS}
@@ -154,7 +195,7 @@ def algorithm(
 
 def _check_users(operation: str, name: str, function: Callable[..., Any]) -> None:
     """Refuse a user's function that cannot be called, and one that would replace an algorithm of minidist."""
-    there = dict.get(ALGORITHMS[operation], name)
+    there = ALGORITHMS[operation].get(name) if name in ALGORITHMS[operation] else None
     if there is not None and not there.is_users:
         raise UsageError(f"@algorithm: {operation} has an algorithm {quoted(name)} in minidist; choose another name")
     parameters = ("comm", *PARAMETERS[operation])
@@ -215,6 +256,8 @@ def load_algorithm(source: str, operation: str | None = None) -> tuple[str, Algo
     called like.
     """
     # Importing the file registers what is decorated in it.
+    from minidist.base.user_file import load_function
+
     function = load_function(source)
     found = [
         (kind, entry)
