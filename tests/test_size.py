@@ -4,6 +4,7 @@ A technique is a folder of `minidist/techniques`; what all techniques share does
 """
 
 import ast
+import re
 from pathlib import Path
 
 import minidist
@@ -80,3 +81,10 @@ def test_functions_are_short_and_take_few_parameters():
     length = {(file, f.name): f.end_lineno - f.lineno + 1 for file, f in functions()}
     assert length["job/train/trainer.py", "train"] <= LOOP
     assert {place: count for place, count in length.items() if count > LONGEST} == {}
+
+
+def test_a_version_has_at_most_sixty_lines_in_the_changelog():
+    text = (PACKAGE.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    versions = re.split(r"^## ", text, flags=re.M)[1:]
+    assert len(versions) >= 2
+    assert {version.split("\n")[0]: version.count("\n") for version in versions if version.count("\n") > 60} == {}
