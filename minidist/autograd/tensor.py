@@ -114,6 +114,14 @@ class Tensor:
     def __len__(self) -> int:
         return len(self.data)
 
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise AutogradError(
+                f"the truth value of a Tensor of shape {self.shape} is asked for, which has {self.size} elements; ask"
+                " for that of (x.data > 0).all(), or of x is not None"
+            )
+        return bool(self.data.reshape(-1)[0])
+
     def __iter__(self) -> Iterator["Tensor"]:
         return (self[row] for row in range(len(self)))
 

@@ -73,3 +73,12 @@ def test_an_array_of_tensors():
     for convert in (lambda: np.asarray(x), lambda: Tensor([x, x]), lambda: np.stack([x, x])):
         with pytest.raises(AutogradError, match=r"an array of a Tensor of shape \(4, 3\) .*x\.data, or .*stack\(\)"):
             convert()
+
+
+def test_a_tensor_is_true_when_its_only_element_is_not_zero():
+    assert Tensor(np.ones(1))
+    assert not Tensor(np.zeros((1, 1)))
+    assert not Tensor(np.zeros(()))
+    for shape in ((2,), (0,)):
+        with pytest.raises(AutogradError, match=rf"Tensor of shape \({shape[0]},\) is asked for, which has {shape[0]}"):
+            bool(Tensor(np.zeros(shape)))

@@ -105,7 +105,8 @@ class ColumnParallelLinear(Module):
             x = copy_to_tensor_parallel_region(x, self.comm)
 
         # x (..., in), this rank's columns of W: y (..., out / t).
-        weight, bias = self._replicated(self.weight), self.bias and self._replicated(self.bias)
+        weight = self._replicated(self.weight)
+        bias = None if self.bias is None else self._replicated(self.bias)
         y = linear(x, weight, bias, self.activation, self.weight_is_in_out)
         return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
 
