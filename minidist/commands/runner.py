@@ -36,7 +36,7 @@ from minidist.job.train.strategies.parameter_server import parameter_server_byte
 from minidist.job.train.teacher import teacher_checkpoint
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
-from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
+from minidist.planning.volumes import phases_bytes
 from minidist.techniques import changes_batches, of_job, trains_alone
 
 
@@ -59,7 +59,6 @@ class Summary:
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     sparsity: dict[str, int] | None = None  # with --sparsity: how many weights are pruned, of how many
     teacher: dict[str, int] | None = None  # with --teacher-cache: samples asked for, and computed
-    partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report, of rank 0
     lines: Sequence[str] = ()  # and how people read it
     messages_by_purpose: dict[str, int] = field(default_factory=dict)
@@ -80,7 +79,6 @@ class Summary:
             *(("held_out",) if self.held_out else ()),
             *(("teacher",) if self.teacher else ()),
             *(("sparsity",) if self.sparsity else ()),
-            *(("partitions",) if self.partitions else ()),
         )
         return {name: getattr(self, name) for name in names} | self.measured
 
@@ -118,9 +116,6 @@ class Summary:
                     **self.loss_scale
                 )
             )
-        if self.partitions:
-            cuts = (f"{partition} for {_count(steps, 'step')}" for partition, steps in self.partitions)
-            lines.append(f"layers of the stages: {', then '.join(cuts)}")
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
@@ -269,18 +264,12 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         messages.update(trace.messages_by_purpose())
 
     # What they must have sent, from the sizes that each rank reports.
-    ran = config.model_copy(update={"steps": config.steps - first.first_step})
     if config.strategy == "ps":
         closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
     else:
-        skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-        sizes = [result.sizes for result in results]
-        if first.cuts:
-            closed = dict(repartitioned_bytes(config, batches, [result.cuts for result in results], first.first_step))
-        else:
-            closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
-            for name, volume in evaluation_bytes(config, batches, sizes, first.first_step).items():
-                closed[name] = closed.get(name, 0) + volume
+        # Ranks that only compute a teacher's logits have no layout.
+        phases = [result.phases for result in results if result.phases]
+        closed = dict(phases_bytes(config, batches, phases, first.first_step, first.runs))
     saving = outcome.size - config.teacher_ranks
     if config.save is not None and saving > 1:
         every = config.every or config.steps
@@ -320,7 +309,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         first.held_out or None,
         first.sparsity,
         _teacher(results),
-        [(run.partition, run.steps) for run in first.cuts] or None,
         first.measured,
         [line for extension in of_job(config) for line in extension.lines(first.measured)],
         messages,

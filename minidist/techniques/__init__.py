@@ -5,6 +5,7 @@ data_ledger      --check-data: every sample is read once per epoch
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
+repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder

@@ -3,6 +3,7 @@
 The training loop, the rules, the checkpoints and the volumes know no technique by name: they call every extension of
 the job at the same places. In the order of a job:
 
+    before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
     forget()                     layers were run to measure them, which is no part of the training
@@ -16,6 +17,8 @@ the job at the same places. In the order of a job:
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
         evaluate(done, loss)     the loss on held-out data was computed
+        record(job)              a line of `--metrics` is written
+        next_layout(strategy, done, rebuild)    the step has ended, and its gradients are used up
     state(), scalars()           a checkpoint is written
     result()                     entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
@@ -91,6 +94,7 @@ class Extension:
     that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
     key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
     must have in common with the job that saved its checkpoint. evaluations: how many losses `evaluate` computes.
+    periods: flags of what happens every so many steps, and how many steps must follow for it to have an effect.
     jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each
     data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`).
     """
@@ -104,6 +108,7 @@ class Extension:
     key: ClassVar[str] = ""
     fixed: ClassVar[tuple[str, ...]] = ()
     evaluations: ClassVar[int] = 0
+    periods: ClassVar[Mapping[str, int]] = {}
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
 
@@ -133,6 +138,13 @@ class Extension:
     def needs_values(cls, config: Any) -> dict[str, Any]:
         """Return {flag: value} of the settings that a dry run cannot make, because its arrays have no values."""
         return {}
+
+    def before_resume(self, config: Any, stages: int, then: Mapping[str, Any], state: Any) -> Any:
+        """Return the settings with which a job that is resumed is built; a ValueError says what is wrong with `state`.
+
+        stages: of the pipeline. then: settings of the job that saved the checkpoint. state: as for `load`.
+        """
+        return config
 
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
@@ -181,8 +193,24 @@ class Extension:
         """
         return {}
 
+    def record(self, job: Any) -> dict[str, Any]:
+        """Return entries for the line of `--metrics` of the step that `job` has just made."""
+        return {}
+
+    def next_layout(self, strategy: Any, done: int, rebuild: Callable[[Any], Any]) -> Any:
+        """Return the strategy of the steps after the first `done`: the same, or another one in the same state.
+
+        rebuild: makes the strategy of a new model from a config, with its initial weights; what does not belong to the
+        model is that of `strategy.job`. Every rank calls it, so the layout may be chosen together.
+        """
+        return strategy
+
     def sizes(self) -> dict[str, Any]:
-        """Return numbers of this rank on which `bytes_sent` depends; they are in `more` of its `AxisSizes`."""
+        """Return numbers of this rank on which `bytes_sent` depends; they are in `more` of its `AxisSizes`.
+
+        They are those of the layout in use: they are asked for before another one is `attached`, and after the last
+        step.
+        """
         return {}
 
     def scalars(self) -> dict[str, float]:
@@ -192,14 +220,14 @@ class Extension:
     def load_scalars(self, scalars: Mapping[str, float]) -> None:
         """Restore the numbers of `scalars`; those of other techniques are among them."""
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, as values of JSON."""
+    def state(self) -> Any:
+        """Return what a checkpoint keeps, as a value of JSON; nothing is kept of what is empty."""
         return {}
 
     def check_resume(self, checkpoint: Any) -> None:
         """Raise UsageError when the job cannot continue where a checkpoint ended. It has a `path` and a `step`."""
 
-    def load(self, state: dict[str, Any] | None, samples: int) -> None:
+    def load(self, state: Any, samples: int) -> None:
         """Continue with the `state` of a checkpoint after `samples` samples. None: the job that saved it had none.
 
         A ValueError says what is wrong with the state.
@@ -214,5 +242,8 @@ class Extension:
         return []
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
-        """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form."""
+        """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form.
+
+        run: the steps that were made with one layout.
+        """
         return {}

@@ -850,12 +850,6 @@ PIPELINE = (
         "add --pp 2 or more",
     ),
     Rule(
-        "repartition-needs-pp",
-        lambda j: j.pp == 1 and j.repartition_every,
-        "--repartition-every {repartition_every} cuts a pipeline's stages",
-        "add --pp 2 or more",
-    ),
-    Rule(
         "replicas-need-pp",
         lambda j: j.pp == 1 and j.replicas is not None,
         "--replicas {replicas} copies a pipeline's stages",
@@ -929,29 +923,6 @@ PIPELINE = (
         "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
         " normalisation are those of all rows of one step",
         "use --batch-norm none, or a synchronous schedule with --dp",
-    ),
-    # Stages that are cut anew while the job trains.
-    Rule(
-        "asynchronous-with-repartition",
-        lambda j: j.asynchronous and j.repartition_every,
-        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
-        " {repartition_every} the weights would depend on measured times",
-        "use a synchronous schedule, such as 1f1b",
-    ),
-    Rule(
-        "repartition-with-compression",
-        lambda j: j.repartition_every and j.compression not in ("none", "fp16", "bf16"),
-        "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
-        " {repartition_every} puts them into others by measured times",
-        "use fp16 or bf16, or leave one of them out",
-    ),
-    Rule(
-        "repartition-with-one-cut",
-        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
-        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
-        " one layer each",
-        "use more --layers, or leave it out",
-        {"stages": lambda j: j.plan.stages},
     ),
     Rule(
         # Plans that can be drawn and timed, but not trained with.
@@ -1085,7 +1056,8 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     *(pair for kind in installed() for pair in kind.alone),
 )
 # Those that happen every so many steps, of which the job has fewer.
-PERIODS = {"every": 0, "evaluate_every": 0, "repartition_every": 1}  # and how many steps must follow
+PERIODS = {"every": 0, "evaluate_every": 0}  # and how many steps must follow
+PERIODS |= {name: after for kind in installed() for name, after in kind.periods.items()}
 
 
 def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()) -> list[str]:

@@ -43,6 +43,7 @@ from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatr
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
+from minidist.pipeline.runtime import LayerProfile
 from minidist.techniques import Extension, of_job
 
 Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
@@ -68,6 +69,7 @@ class Job:
     matrices: dict[str, Matrix] = field(default_factory=dict)  # what is pruned, by the name of the parameter
     teacher: Teacher | None = None  # the model learns from its logits, with --distill-from
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
+    profile: LayerProfile | None = None  # what measures the layers of a pipeline that drains
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
     def next_batch(self) -> None:

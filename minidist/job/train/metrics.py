@@ -72,8 +72,8 @@ class MetricsFile:
         }
         if state.job.plan.changes:
             record["rows"] = [sum(rows) for rows in shares.rows]
-        if config.repartition_every:
-            record["partition"] = config.partition
+        for extension in state.job.extensions:
+            record |= extension.record(state.job)
         record |= state.held_out_losses
         pruned = state.job.pruned(state.step + 1)
         if pruned is not None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from minidist.comm import Comm
 from minidist.data import Shares
 from minidist.job.train.job import Job
-from minidist.job.train.repartition import CutRun
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.strategies.strategy import Strategy
 
@@ -59,6 +58,20 @@ def reads_tensors(observers: Iterable[Observer]) -> bool:
     return any(getattr(observer, "reads_tensors", True) for observer in observers)
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Steps that were made with one layout, as one rank saw them.
+
+    changed: the settings in which it differs from the job's. sizes: of the rank's data axes. skipped: steps whose
+    gradients overflowed.
+    """
+
+    changed: dict[str, Any]
+    sizes: list[AxisSizes]
+    steps: int
+    skipped: int
+
+
 @dataclass
 class TrainResult:
     """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes.
@@ -79,7 +92,7 @@ class TrainResult:
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many
-    cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
+    phases: list[Phase] = field(default_factory=list)  # the layouts that the job had, in order
     teacher: dict[str, int] | None = None  # --teacher-cache: samples whose logits were asked for, and were computed
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)
