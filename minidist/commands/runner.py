@@ -52,7 +52,6 @@ class Summary:
     trace: str | None
     seconds: float
     digest: str
-    host: dict[str, int] | None = None  # of rank 0, when something is offloaded
     loss_scale: dict[str, float] | None = (
         None  # float16: the scale after the last step, and how many steps were skipped
     )
@@ -74,7 +73,6 @@ class Summary:
             "trace",
             "digest",
             # Measurements that were not asked for have no key.
-            *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
             *(("teacher",) if self.teacher else ()),
@@ -125,12 +123,6 @@ class Summary:
         if self.teacher:
             lines.append(
                 "logits of {asked:,} samples, of which the teacher computed {computed:,}".format(**self.teacher)
-            )
-        if self.host:
-            lines.append(
-                "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
-                    **self.host
-                )
             )
         return "\n".join(lines)
 
@@ -304,7 +296,6 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         None if path is None else str(path),
         seconds,
         first.digest,
-        first.host,
         first.loss_scale,
         first.held_out or None,
         first.sparsity,

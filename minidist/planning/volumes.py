@@ -44,7 +44,7 @@ from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import Run, of_job, trains_alone
+from minidist.techniques import Run, of_job, packs_inputs, trains_alone
 
 
 def closed_form_bytes(
@@ -137,7 +137,7 @@ def _data_axes(
     itemsize, steps = ITEMSIZE[config.precision], config.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
-    stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
+    stages_replayed = plan is not None and config.recompute == "full" and not packs_inputs(config)
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = group_of(batches, axis)

@@ -7,6 +7,9 @@ the job at the same places. In the order of a job:
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
     forget()                     layers were run to measure them, which is no part of the training
+    packs_inputs(), pack(array)    blocks are recomputed, and each input waits
+    offload_policy()             shards of parameters are made (ZeRO 3)
+    optimizer(kind)              an optimizer is made
     attached(strategy)           the layout is made; a context that lasts until the job ends, or has another layout
     check_resume(checkpoint)     a checkpoint is about to be read
     load(state, samples), load_scalars(scalars)    a checkpoint is read
@@ -90,10 +93,12 @@ class Extension:
 
     Settings: the flags, of which one differs from its default in a job that uses the technique. panel: their heading in
     `--help`. rules: what is refused. alone: flags that one data-parallel rank ignores, with a function that says when
-    they have an effect all the same. observes: whether the numbers of the training do not depend on the technique, so
-    that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
-    key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
-    must have in common with the job that saved its checkpoint. evaluations: how many losses `evaluate` computes.
+    they have an effect all the same. matters_alone: settings of the trunk that have an effect on such a rank with the
+    technique, with a function that says when. observes: whether the numbers of the training do not depend on the
+    technique, so that the reference on one device leaves it out. unlike: what differs from rank to rank, so that
+    `--fold` is refused. key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings
+    that a resumed job must have in common with the job that saved its checkpoint. evaluations: how many losses
+    `evaluate` computes.
     periods: flags of what happens every so many steps, and how many steps must follow for it to have an effect.
     jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each
     data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`).
@@ -103,6 +108,7 @@ class Extension:
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
     alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
+    matters_alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
     observes: ClassVar[bool] = False
     unlike: ClassVar[str] = ""
     key: ClassVar[str] = ""
@@ -163,6 +169,25 @@ class Extension:
     def converted(self, model: Any, scalars: Mapping[str, float]) -> Any:
         """Return a model of a checkpoint as it is used after the training. scalars: of the checkpoint."""
         return model
+
+    def packs_inputs(self) -> bool:
+        """Return whether `pack` moves the inputs of recomputed blocks away; a pipeline's blocks then recompute, too."""
+        return False
+
+    def pack(self, array: Any) -> Any:
+        """Return what a block's input is until backward reads it, in a technique that `packs_inputs`.
+
+        See `pack` of `autograd.checkpoint`.
+        """
+        raise NotImplementedError
+
+    def offload_policy(self) -> Any:
+        """Return the `offload_policy` of `parallel.fully_shard`; None: shards of parameters are on the device."""
+        return None
+
+    def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the job's optimizer. kind: what makes it without the technique."""
+        return kind
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""

@@ -368,7 +368,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
         axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
         axis.updated()
-        if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer, perhaps inside another one
+        if hasattr(axis.optimizer, "refresh"):  # it steps copies of the weights, perhaps inside another optimizer
             axis.optimizer.refresh()
     load_error_feedback(checkpoint, strategy)
     load_buffers(checkpoint, job.model)

@@ -18,8 +18,8 @@ from minidist.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag, pruning_of
-from minidist.optim import LayerwiseOptimizer, Muon, WarmupCosine
-from minidist.optim.named import optimizer_named, takes
+from minidist.optim import WarmupCosine
+from minidist.optim.named import takes
 from minidist.parallel.sparsity import check_prunable
 from minidist.techniques import installed, of_job, of_users
 from minidist.techniques.rule import Rule, Value, multiples, setting
@@ -199,20 +199,6 @@ MODEL_AND_DATA = (
         lambda j: j.weight_decay and not takes(j.optimizer, "weight_decay"),
         "--weight-decay {weight_decay} does not apply to --optimizer {optimizer}, whose __init__ has no such parameter",
         "add it there, or leave it out",
-    ),
-    Rule(
-        "trust-ratios-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), LayerwiseOptimizer) and j.offload == "optimizer",
-        "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
-        " brings each of them to the host once",
-        "use --offload none, or --zero 3 with --offload parameters",
-    ),
-    Rule(
-        "muon-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), Muon) and j.offload == "optimizer",
-        "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
-        " values of each back before the next gradient comes",
-        "use --offload none, or --zero 3 with --offload parameters",
     ),
     Rule(
         "selective-needs-attention",
@@ -400,12 +386,6 @@ SPARSITY = (
         "leave one of them out",
     ),
     Rule(
-        "sparsity-with-offload",
-        lambda j: j.prunes and j.offload == "optimizer",
-        "--offload {offload} steps copies of the weights on the host, which {pruning_flag} does not set to zero",
-        "use --offload activations, --zero 3 with --offload parameters, or leave it out",
-    ),
-    Rule(
         "sparsity-with-local-steps",
         lambda j: j.prunes and j.optional("local_steps"),
         "--local-steps {local_steps} gives replicas different weights, and with them {pruning_flag} different masks",
@@ -533,12 +513,6 @@ PARAMETER_SERVER = (
         lambda j: j.server and j.compressor != "none",
         "not built: --compression {compression} compresses a reduction between ranks, and the workers of --strategy ps"
         " push whole gradients to servers",
-        "leave it out",
-    ),
-    Rule(
-        "server-with-offload",
-        lambda j: j.server and j.offload != "none",
-        "not built: --offload {offload} on the workers and servers of --strategy ps",
         "leave it out",
     ),
 )
@@ -791,12 +765,6 @@ MEMORY = (
         for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate")
     ),
     Rule(
-        "offloaded-parameters-need-zero-3",
-        lambda j: j.offload == "parameters" and j.zero != 3,
-        "--offload parameters keeps shards of parameters on the host, and --zero {zero} has none",
-        "add --zero 3",
-    ),
-    Rule(
         "copies-share-ranks",
         lambda j: j.data_ranks % j.dp_replicate,
         "{data_ranks} data-parallel ranks cannot be divided among --dp-replicate {dp_replicate}",
@@ -886,12 +854,6 @@ PIPELINE = (
         lambda j: j.asynchronous and j.clip is not None,
         "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
         "leave it out",
-    ),
-    Rule(
-        "asynchronous-with-offload",
-        both("asynchronous", "offload", unless="none"),
-        "not built: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
-        "use a synchronous schedule, such as 1f1b",
     ),
     *(
         Rule(
@@ -1037,9 +999,8 @@ WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
 # These are not refused, because the same command with more ranks or more steps is compared with this one. Those that
 # need ranks to share the work, and find one: the field, and when it has an effect all the same.
 ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
-    # Only a shard can be offloaded.
-    ("zero", lambda j: bool(j.offload == "parameters")),
-    ("prefetch", lambda j: bool(j.offload == "parameters")),
+    ("zero", lambda j: False),
+    ("prefetch", lambda j: False),
     ("reduce_bucket_size", lambda j: False),
     ("reshard_after_forward", lambda j: False),
     ("persistence_threshold", lambda j: False),
@@ -1069,6 +1030,9 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
         ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
         # The other settings a server refuses.
         names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+        # A technique may give one of them an effect that needs no other rank.
+        kept = [name for kind in installed() for name, matters in kind.matters_alone if matters(job)]
+        names = [name for name in names if name not in kept]
         names = [name for name in names if name == "weights" or not job.server]
         words = [_flag_and_value(job, name) for name in names if name not in without]
         if words:

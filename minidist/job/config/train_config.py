@@ -303,9 +303,6 @@ class JobSettings(BaseModel):
     recompute: str = Field(
         "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
     )
-    offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
-        "none", description="what is kept in host memory"
-    )
 
     # checkpoints and checks
     save: str | None = Field(None, description="directory of checkpoints; the last step is always saved")

@@ -39,7 +39,7 @@ from minidist.job.train.teacher import DistillationLoss, SoftTargets, Teacher
 from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
+from minidist.parallel import LayerSums, WholeMatrices
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
 from minidist.parallel.sparsity import Matrix, Pruner, prunable
@@ -61,7 +61,6 @@ class Job:
     sampler: Sampler
     plan: BatchPlan  # makes the batches of later steps
     batch: StepBatch  # the batch of the current step
-    pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
     positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
     scaler: DynamicLossScaler | None = None  # the loss scale, with float16
@@ -213,9 +212,8 @@ def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan: BatchPlan | None = None) -> Job:
     """Build a rank's job from a config that `check_rules` has passed.
 
-    comm: the rank's communicator, for offloading. plan: of the batches; None makes the plan that the config describes.
+    comm: the rank's communicator, for techniques. plan: of the batches; None makes the plan that the config describes.
     """
-    pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset, rest = training_data(config)
     held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
@@ -234,7 +232,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         sampler,
         plan or BatchPlan(config, batches),
         StepBatch(batches.shares),
-        pool,
         scaler=_scaler(config),
         held_out=held_out,
         matrices=prunable(model) if config.prunes else {},
@@ -268,7 +265,7 @@ Exchange = LayerSums | WholeMatrices
 
 
 def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer's class (or a function that makes it on the host) and its settings.
+    """Return the optimizer's class (or a function that makes it as a technique has it) and its settings.
 
     exchange: where layers are sharded, the object that sums their squares over the ranks (for LARS and LAMB) or gathers
     whole matrices (for Muon).
@@ -295,9 +292,8 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
     if isinstance(exchange, WholeMatrices):
         settings["whole_matrices"] = exchange
 
-    # The same class on the host, with its state in the pool's memory.
-    if job.pool is not None and config.offload == "optimizer":
-        return partial(OffloadedOptimizer, optimizer_class=kind, pool=job.pool), settings
+    for extension in job.extensions:
+        kind = extension.optimizer(kind)
     return kind, settings
 
 

@@ -19,7 +19,6 @@ Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/
 
 from collections.abc import Collection
 from dataclasses import replace
-from functools import partial
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
@@ -36,7 +35,6 @@ from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
 from minidist.job.train.teacher import DistillationLoss
 from minidist.nn import Module
 from minidist.nn.recompute import recompute
-from minidist.parallel import HostCopy
 from minidist.parallel.dims import Axes
 from minidist.parallel.model_parallel import (
     apply_context_parallel,
@@ -90,10 +88,10 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 def rebuild(job: Job, comm: Comm, config: TrainConfig) -> MeshStrategy:
     """Return the strategy of a job with other settings, and with the initial weights, while `job` trains.
 
-    The model is new. What does not belong to it stays: data and batches, scaler, host memory, teacher, extensions.
+    The model is new. What does not belong to it stays: data and batches, scaler, teacher, extensions.
     """
     fresh = build(config, job.batches, comm, job.plan)
-    fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler, pool=job.pool, teacher=job.teacher)
+    fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler, teacher=job.teacher)
     fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients)
     fresh = replace(fresh, extensions=job.extensions, profile=job.profile)
     return parallelize(fresh, comm)
@@ -103,11 +101,11 @@ def apply_activation_checkpointing(job: Job) -> None:
     """Apply 4: blocks keep only their input (full), or segments of blocks do (sqrt, budget), or attention (selective).
 
     A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage is recomputed, unless
-    the blocks' inputs are offloaded to the host.
+    a technique keeps the blocks' inputs elsewhere.
     """
     config = job.config
-    # With --offload activations the kept inputs wait on the host.
-    pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
+    # A technique may let the kept inputs wait elsewhere.
+    pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
     if config.pp == 1 or config.recompute == "selective" or pack is not None:
         # The shape of a block's input on this rank, from which a budget follows.
         rows = config.context if job.positions is None else len(job.positions)

@@ -88,7 +88,6 @@ class TrainResult:
     first_step: int = 0  # after a resume, the number of steps done before
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and the steps skipped
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
-    host: dict[str, int] | None = None  # offloading: peak bytes on the host, and bytes transferred in each direction
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
     sparsity: dict[str, int] | None = None  # how many weights are pruned after the last step, of how many

@@ -34,7 +34,6 @@ from minidist.job.train.state import Observer, Phase, StepState, TrainResult, re
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.strategy import Strategy
 from minidist.job.train.teacher_ranks import place_teacher, serve_logits
-from minidist.parallel import SavedOnHost
 from minidist.techniques import Moment, trains_alone
 
 TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
@@ -67,9 +66,6 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         job = build(resumed_config(config, batches), batches, comm)
         job.keep_gradients = reads_tensors(observers)
         strategy = parallelize(job, comm)
-        # Where blocks are recomputed, their inputs are all that is offloaded (`recipe.apply_activation_checkpointing`).
-        if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
-            stack.enter_context(SavedOnHost(job.pool).saving())
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         if job.teacher is not None:
             place_teacher(job.teacher, world, strategy.axes, config, done)
@@ -128,7 +124,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 save_job(comm, config.save, job, strategy, step + 1, losses, storage)
                 saved = step + 1
 
-        scaler, pool = job.scaler, job.pool
+        scaler = job.scaler
         training = account.peak, account.at_peak
         peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
         return TrainResult(
@@ -143,9 +139,6 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             first_step=done,
             loss_scale=None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
             gradient_exponents=count_exponents(strategy.gradients(), scale),
-            host=None
-            if pool is None
-            else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
             held_out=held_out,
             runs=job.plan.runs,
             phases=[*phases, phase_of(strategy, config, phases, config.steps - done, skipped_before)],
