@@ -37,8 +37,10 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import Adam
-from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer, SavedOnHost
+from minidist.parallel import HostPool
 from minidist.report import draw, show
+from minidist.techniques.offload.activations import HostCopy, SavedOnHost
+from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 # %% [markdown]
 # ## 2 Predict
@@ -116,7 +118,8 @@ show(
 # ## 4 The code
 #
 # A transfer runs in a separate stream, one per direction, like a gather in lesson 12. So the
-# program begins it and waits where it needs the result ([offload.py](../minidist/parallel/offload.py)):
+# program begins it and waits where it needs the result
+# ([optimizer.py](../minidist/techniques/offload/optimizer.py)):
 
 # %%
 print(inspect.getsource(HostPool.start_store))
@@ -212,7 +215,7 @@ for offload in ("none", "activations"):
     config = TrainConfig.make(**GPT_JOB, offload=offload)
     (results[offload],) = SimWorld(1).run(train_job, config)
     peak = results[offload].peak_bytes
-    crossed = (results[offload].host or {"to_host": 0})["to_host"] // GPT_JOB["steps"]
+    crossed = results[offload].measured.get("host", {"to_host": 0})["to_host"] // GPT_JOB["steps"]
     print(
         f"--offload {offload:11} device {peak:10,} B at most; to the host {crossed:9,} B per step"
     )

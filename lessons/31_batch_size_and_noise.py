@@ -29,10 +29,10 @@ from minidist.course.lesson import check, predict, solution
 from minidist.data import weighted_shards
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
-from minidist.job.train.repartition import choose_sizes
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.techniques.adaptive_batch.noise_scale import estimate, estimate_of_shares
+from minidist.techniques.repartition.cut import choose_sizes
 
 # %% [markdown]
 # ## 2 Predict
@@ -177,9 +177,9 @@ SLOW_STAGE = LinkModel(
     alpha=1e-6, flops=1e9, memory_bandwidth=1e9, slowdown=lambda rank: (1.0, 4.0)[rank]
 )
 world = SimWorld(2, links=SLOW_STAGE)
-cuts = world.run(train, TrainConfig.make(**LAYERS))[0].cuts
-for cut in cuts:
-    print(f"layers of the stages: {cut.partition}, for {cut.steps} steps")
+cuts = world.run(train, TrainConfig.make(**LAYERS))[0].measured["partitions"]
+for partition, steps in cuts:
+    print(f"layers of the stages: {partition}, for {steps} steps")
 sent = [m for t in world.traces for m in t.sent("repartition")]
 (move,) = [m for m in sent if m.operation == "message"]
 print(f"one message of {move.nbytes:,} B, from rank {move.rank} to rank {move.peer}")
@@ -188,7 +188,7 @@ ends = [
 ]
 share = (ends[5] - ends[4]) / (ends[2] - ends[1])
 print(f"a step takes {share:.2f} of its time")
-assert [cut.partition for cut in cuts] == ["4,4", "7,1"]
+assert [partition for partition, _ in cuts] == ["4,4", "7,1"]
 assert share < 0.5
 
 command = (

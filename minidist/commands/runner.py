@@ -36,7 +36,7 @@ from minidist.job.train.state import Observer, TrainResult
 from minidist.job.train.strategies.parameter_server import parameter_server_bytes
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
-from minidist.planning.volumes import closed_form_bytes, evaluation_bytes, repartitioned_bytes
+from minidist.planning.volumes import phases_bytes
 from minidist.techniques import changes_batches, of_job, ranks_beside, trains_alone
 
 
@@ -52,12 +52,10 @@ class Summary:
     trace: str | None
     seconds: float
     digest: str
-    host: dict[str, int] | None = None  # of rank 0, when something is offloaded
     loss_scale: dict[str, float] | None = (
         None  # float16: the scale after the last step, and how many steps were skipped
     )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
-    partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report
     lines: Sequence[str] = ()  # and how people read it
     messages_by_purpose: dict[str, int] = field(default_factory=dict)
@@ -73,10 +71,8 @@ class Summary:
             "trace",
             "digest",
             # Measurements that were not asked for have no key.
-            *(("host",) if self.host else ()),
             *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
-            *(("partitions",) if self.partitions else ()),
         )
         return {name: getattr(self, name) for name in names} | self.measured
 
@@ -114,18 +110,9 @@ class Summary:
                     **self.loss_scale
                 )
             )
-        if self.partitions:
-            cuts = (f"{partition} for {_count(steps, 'step')}" for partition, steps in self.partitions)
-            lines.append(f"layers of the stages: {', then '.join(cuts)}")
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
-        if self.host:
-            lines.append(
-                "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
-                    **self.host
-                )
-            )
         return "\n".join(lines)
 
 
@@ -259,18 +246,12 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         messages.update(trace.messages_by_purpose())
 
     # What they must have sent, from the sizes that each rank reports.
-    ran = config.model_copy(update={"steps": config.steps - first.first_step})
     if config.strategy == "ps":
         closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
     else:
-        skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
-        sizes = [result.sizes for result in results]
-        if first.cuts:
-            closed = dict(repartitioned_bytes(config, batches, [result.cuts for result in results], first.first_step))
-        else:
-            closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
-            for name, volume in evaluation_bytes(config, batches, sizes, first.first_step).items():
-                closed[name] = closed.get(name, 0) + volume
+        # Ranks beside the layout have no phase.
+        phases = [result.phases for result in results if result.phases]
+        closed = dict(phases_bytes(config, batches, phases, first.first_step, first.runs))
     saving = outcome.size - ranks_beside(config)
     if config.save is not None and saving > 1:
         every = config.every or config.steps
@@ -309,10 +290,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         None if path is None else str(path),
         seconds,
         first.digest,
-        first.host,
         first.loss_scale,
         first.held_out or None,
-        [(run.partition, run.steps) for run in first.cuts] or None,
         entries,
         [line for extension in of_job(config) for line in extension.lines(entries)],
         messages,

@@ -17,7 +17,6 @@ context/                context parallelism
 expert/                 expert parallelism
 parameter_server/       the parameter server
 compression/            gradient compression
-offload.py              offload to host memory
 host_pool.py            host memory beside a device
 overflow.py             agreement on whether a gradient overflowed
 axes_check.py           over which ranks gradients may be summed
@@ -38,23 +37,18 @@ if TYPE_CHECKING:
     from minidist.parallel.flat_shards import Shard, clip_shards_, gather_tensors
     from minidist.parallel.fsdp import fully_shard, sharded_parameters, shards_of
     from minidist.parallel.gradients import Bucket, GradientReducer
-    from minidist.parallel.host_pool import HostCopy, HostPool, SavedOnHost
+    from minidist.parallel.host_pool import CPUOffloadPolicy, HostPool
     from minidist.parallel.layer_sums import LayerSums
     from minidist.parallel.mixed_precision import MixedPrecisionPolicy
-    from minidist.parallel.offload import CPUOffloadPolicy, HostOptimizer, OffloadedOptimizer
     from minidist.parallel.overflow import agree_on_overflow, scaled_step
     from minidist.parallel.whole_matrices import WholeMatrices
     from minidist.parallel.zero import ZeroOptimizer
 
 __all__ = [
     "CPUOffloadPolicy",
-    "HostCopy",
-    "HostOptimizer",
     "HostPool",
     "LayerSums",
     "WholeMatrices",
-    "OffloadedOptimizer",
-    "SavedOnHost",
     "Bucket",
     "DistributedDataParallel",
     "GradientReducer",

@@ -27,8 +27,8 @@ from minidist.parallel.axes_check import check_axes
 from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, stream_of_gathers
 from minidist.parallel.fsdp_state import FSDPState, param_groups_of, states_of
+from minidist.parallel.host_pool import CPUOffloadPolicy
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
-from minidist.parallel.offload import CPUOffloadPolicy
 
 
 def fully_shard(

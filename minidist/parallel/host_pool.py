@@ -8,19 +8,19 @@ Every transfer is a real copy that is made at once, and the time it takes (bytes
 the virtual clock. With CuPy host arrays are in pinned memory, and each direction has a CUDA stream, which waits for the
 kernels that were issued before.
 
-Proved by: tests/train/test_offload.py
+Proved by: tests/techniques/test_offload.py, tests/parallel/test_fully_shard.py
 """
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import is_in_backward, saved_tensors_hook
+from minidist.autograd import is_in_backward
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import MemoryAccount, track
-from minidist.base.watchers import Watcher, watching
+from minidist.base.watchers import watching
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like
 
@@ -74,7 +74,7 @@ class HostPool:
         self._down, self._up = comm.dup(), comm.dup()  # streams of virtual time; they send no messages
         self._streams: dict[str, Any] = {}  # CuPy's, by direction
         self._swapping_out: Transfer | None = None  # at most one block's input is copied to the host at a time
-        self._latest: Callable[[], HostCopy | None] = lambda: None  # a weak reference to the copy made last
+        self.latest: Callable[[], Any] = lambda: None  # a weak reference to the copy of an activation made last
 
     @contextmanager
     def on_host(self) -> Iterator[None]:
@@ -173,94 +173,12 @@ def _copy(source: Any, target: Any, kept: dict[str, Any] | None) -> Any:
     return event
 
 
-class SavedOnHost(Watcher):
-    """Moves what operations save for backward to the host and back: PyTorch's `save_on_cpu`.
+@dataclass(frozen=True)
+class CPUOffloadPolicy:
+    """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
 
-        with SavedOnHost(pool).saving():
-            loss = model(x)
-        loss.backward()
-
-    An array is moved to the host when the operation that saves it is recorded. It is fetched when backward visits its
-    node, or earlier, as a prefetch for a node before it. So it crosses the link once in each direction.
+    A shard moves to the device before its unit is gathered, the reduced gradient moves back after its reduction. The
+    optimizer works on host arrays; step it inside `pool.on_host()`, so that its state is counted there.
     """
 
-    def __init__(self, pool: HostPool) -> None:
-        self.pool = pool
-        self._saved: list[SavedArray] = []  # saved by the operation that is being recorded
-
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Move the arrays that operations in the block save."""
-        with watching(self), saved_tensors_hook(self._keep):
-            yield
-
-    def _keep(self, array: xp.Array) -> "SavedArray":
-        self._saved.append(SavedArray(array))
-        return self._saved[-1]
-
-    def recorded(self, name: str, out: Any, sources: Sequence[Any], cost: Any, saved: Sequence[Any]) -> None:
-        """Move the arrays that the operation saved to the host, if it has a node whose backward pass reads them."""
-        arrays, self._saved = self._saved, []
-        if out.node is not None:
-            for array in arrays:
-                array.leave(self.pool)
-
-
-class SavedArray:
-    """An array that a node keeps, on the device or on the host. After it is read, it is on the device again."""
-
-    def __init__(self, array: xp.Array) -> None:
-        self._array: xp.Array | None = array
-        self._copy: HostCopy | None = None
-
-    def leave(self, pool: HostPool) -> None:
-        """Move it to the host."""
-        assert self._array is not None
-        self._copy, self._array = HostCopy(self._array, pool), None
-
-    @property
-    def data(self) -> xp.Array:
-        """The array on the device. The host's copy is freed when it is read."""
-        if self._array is None:
-            assert self._copy is not None
-            self._array, self._copy = self._copy.data, None
-        return self._array
-
-    stored = data
-
-
-class HostCopy:
-    """An array that stays on the host until it is read: what `checkpoint(..., pack=)` keeps instead of an input.
-
-    Backward reads the copies in the reverse of the order in which they were made, so reading one also starts to fetch
-    the `pool.prefetch` copies that were made before it.
-    """
-
-    def __init__(self, array: xp.Array, pool: HostPool) -> None:
-        self.pool, self.before = pool, pool._latest
-        self.array, self.like = pool.swap_out(array).target, array if is_device_array(array) else None
-        self.arriving: Transfer | None = None
-        pool._latest = weakref.ref(self)
-
-    @property
-    def data(self) -> xp.Array:
-        """A copy on the device; reading it also starts to fetch the copies that backward needs next."""
-        # Fetch this array. The prefetch of a later one has usually started already.
-        self.pool.advance()
-        self.pool.wait_for_swap_out()
-        self.start()
-        assert self.arriving is not None
-        array, self.arriving = self.arriving.wait(), None
-
-        # Start to fetch the arrays that backward reads next; they arrive while it computes with this one.
-        earlier = self.before()
-        for _ in range(self.pool.prefetch):
-            if earlier is not None:
-                earlier.start()
-                earlier = earlier.before()
-        return array
-
-    def start(self) -> None:
-        """Start to fetch the array, unless it is on its way."""
-        if self.arriving is None:
-            self.arriving = self.pool.start_fetch(self.array, "activation", like=self.like)
+    pool: HostPool

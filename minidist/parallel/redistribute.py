@@ -10,7 +10,7 @@ are those of the ranges that a rank needs and does not have.
 
 Source: the resharding of a checkpoint (PyTorch's `torch.distributed.checkpoint`), with messages in place of files.
 
-Proved by: tests/parallel/test_redistribute.py, tests/train/test_repartition.py
+Proved by: tests/parallel/test_redistribute.py, tests/techniques/test_repartition.py
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,13 +46,13 @@ class Range(NamedTuple):
     stop: int
 
 
-def redistribute(comm: Comm, have: Sequence[Piece], need: Sequence[Piece], stride: int = 1) -> None:
+def redistribute(comm: Comm, have: Sequence[Piece], need: Sequence[Piece], stride: int = 1) -> int:
     """Fill the values of `need` from the pieces that all ranks `have`. Every rank of `comm` calls it.
 
     stride: ranks whose numbers differ by a multiple of it are in the same place of different stages, and are the
     preferred sources. The pieces of `have` and `need` must not overlap in memory. Sends the ranges to every other rank
-    (`table_bytes`) and one message to each rank that needs something from this one. Raises MismatchError for a range
-    that no rank has.
+    (`table_bytes`) and one message to each rank that needs something from this one. Returns how many ranges all ranks
+    have and need. Raises MismatchError for a range that no rank has.
     """
     # [1] Who has what, and who needs what: the same table on every rank.
     there, wanted = _exchange_ranges(comm, have), _exchange_ranges(comm, need)
@@ -87,6 +87,7 @@ def redistribute(comm: Comm, have: Sequence[Piece], need: Sequence[Piece], strid
             view = _part(need[number], r)
             view.view(np.uint8)[...] = buffer[at : at + view.nbytes]
             at += view.nbytes
+    return sum(map(len, there)) + sum(map(len, wanted))
 
 
 def transfers(

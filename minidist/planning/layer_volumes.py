@@ -43,7 +43,7 @@ from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
 from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
 from minidist.parallel.volume import Volume
 from minidist.planning.pipeline_volumes import input_shapes
-from minidist.techniques import of_job
+from minidist.techniques import of_job, packs_inputs
 
 FORWARD, BACKWARD, REGATHER, DISPATCH = "tensor_forward", "tensor_backward", "regather", "dispatch"
 Elements = Counter[str]
@@ -83,7 +83,7 @@ def _of_rows(
         total.update(_times(backward, passes))
 
         # What runs again: a pipeline's whole stages, all blocks (also in segments), or attention.
-        if pipeline and config.recompute == "full" and config.offload != "activations":
+        if pipeline and config.recompute == "full" and not packs_inputs(config):
             total.update(_times(forward, passes))
         elif config.recompute in ("full", "sqrt"):
             total.update(_times(layers.forward(blocks, False, False), passes))

@@ -29,7 +29,7 @@ from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import make_plan, period_of, streams
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
-from minidist.job.train.repartition import CutRun, repartition_bytes
+from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.optim import NORM_BLOCK, LayerwiseOptimizer
 from minidist.optim.named import optimizer_named
@@ -42,7 +42,7 @@ from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
 from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
-from minidist.techniques import AxisRun, Extension, Run, of_job, trains_alone
+from minidist.techniques import AxisRun, Extension, Run, of_job, packs_inputs, trains_alone
 
 
 def closed_form_bytes(
@@ -95,25 +95,31 @@ def closed_form_bytes(
     return {name: total[name] for name in sorted(total) if total[name]}
 
 
-def repartitioned_bytes(
-    config: TrainConfig, batches: Batches, runs: Sequence[Sequence[CutRun]], first_step: int = 0
+def phases_bytes(
+    config: TrainConfig,
+    batches: Batches,
+    phases: Sequence[Sequence[Phase]],
+    first_step: int = 0,
+    runs: Sequence[tuple[Shares, int]] | None = None,
 ) -> Counter[str]:
-    """Return what a job sends whose stages are cut anew: with each cut what a job of its steps sends, and the moves.
+    """Return what a job sends: with each layout that it had, what a job of its steps sends, evaluations included.
 
-    runs: the cuts of every rank, in rank order. Evaluations are included.
+    phases: of every rank that trains, in rank order. first_step: how many steps were done before. runs: as for
+    `closed_form_bytes`, in a job with one layout; batches that change keep theirs.
     """
     total: Counter[str] = Counter()
     done = first_step
-    for same in zip(*runs, strict=True):
-        first, sizes = same[0], [run.sizes for run in same]
-        part = config.model_copy(update={"partition": first.partition, "steps": first.steps})
-        total.update(closed_form_bytes(part, batches, sizes, first.skipped, done))
-        # Evaluations are counted up to the step with which the cut ends.
+    for same in zip(*phases, strict=True):
+        first, sizes = same[0], [phase.sizes for phase in same]
+        part = config.model_copy(update={**first.changed, "steps": first.steps})
+        total.update(
+            closed_form_bytes(part, batches, sizes, first.skipped, done, runs if len(phases[0]) == 1 else None)
+        )
+        # Evaluations are counted up to the step with which the layout ends.
         part = part.model_copy(update={"steps": done + first.steps})
         total.update(evaluation_bytes(part, batches, sizes, done))
         done += first.steps
-    total["repartition"] += repartition_bytes(runs)
-    return +total
+    return total
 
 
 def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: int) -> int:
@@ -130,7 +136,7 @@ def _data_axes(
     config, batches, itemsize, steps = run.config, run.batches, run.itemsize, run.steps
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
-    stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
+    stages_replayed = plan is not None and config.recompute == "full" and not packs_inputs(config)
     # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
     for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
         n, groups = group_of(batches, axis)

@@ -5,8 +5,10 @@ data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
+offload          --offload: optimizer state, activations or parameters are kept in host memory
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
+repartition      --repartition-every: the stages of a pipeline are cut anew while it trains
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit
 
 Adding a technique is adding a folder whose `extension.py` defines one subclass of `Extension`; deleting the folder
@@ -38,6 +40,7 @@ __all__ = [
     "installed",
     "of_job",
     "of_users",
+    "packs_inputs",
     "ranks_beside",
     "trains_alone",
 ]
@@ -80,6 +83,11 @@ def changes_batches(config: Any) -> bool:
 def trains_alone(config: Any) -> bool:
     """Return whether each data-parallel rank of a job steps its replica alone, so that replicas differ."""
     return any(extension.trains_alone for extension in of_job(config))
+
+
+def packs_inputs(config: Any) -> bool:
+    """Return whether the inputs of recomputed blocks wait elsewhere, so that blocks of a pipeline recompute, too."""
+    return any(extension.packs_inputs() for extension in of_job(config))
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

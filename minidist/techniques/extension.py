@@ -5,11 +5,15 @@ the job at the same places. In the order of a job:
 
     check_models(...)            no rank has started
     serve(...)                   on ranks `beside` the layout, in place of all that follows
+    before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
     loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
     axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
+    packs_inputs(), pack(array)    blocks are recomputed, and each input waits
+    offload_policy()             shards of parameters are made (ZeRO 3)
+    optimizer(kind)              an optimizer is made
     check_resume(checkpoint), differs(state)    a checkpoint is about to be read
     load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
     begin(comm, strategy, done)  the layout is made, and a checkpoint was read
@@ -22,7 +26,8 @@ the job at the same places. In the order of a job:
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
         after_update(moment)     the weights are new
         evaluate(done, loss)     the loss on held-out data was computed
-        record(done)             entries of the step's record in `--metrics`
+        record(job, done)        a line of `--metrics` is written
+        next_layout(strategy, done, rebuild)    the step has ended, and its gradients are used up
     state(), scalars(), shards(axis)    a checkpoint is written
     result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
@@ -111,26 +116,31 @@ class Extension:
 
     Settings: the flags, of which one differs from its default in a job that uses the technique. panel: their heading in
     `--help`. rules: what is refused. alone: flags that one data-parallel rank ignores, with a function that says when
-    they have an effect all the same. observes: whether the numbers of the training do not depend on the technique, so
-    that the reference on one device leaves it out. unlike: what differs from rank to rank, so that `--fold` is refused.
-    key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings that a resumed job
-    must have in common with the job that saved its checkpoint. by_content: those of them that `differs` compares where
-    the checkpoint has a `state`, because they name a place. evaluations: how many losses `evaluate` computes. jumps:
-    the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each data-parallel
-    rank steps its replica with the gradient of its own rows (`meeting.py`). trainers: what traces and reports call
-    the ranks of the layout, where other ranks are `beside` it; one technique of a job may have such ranks.
+    they have an effect all the same. matters_alone: settings of the trunk that have an effect on such a rank with the
+    technique, with a function that says when. observes: whether the numbers of the training do not depend on the
+    technique, so that the reference on one device leaves it out. unlike: what differs from rank to rank, so that
+    `--fold` is refused. key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings
+    that a resumed job must have in common with the job that saved its checkpoint. by_content: those of them that
+    `differs` compares where the checkpoint has a `state`, because they name a place. evaluations: how many losses
+    `evaluate` computes. periods: flags of what happens every so many steps, and how many steps must follow for it to
+    have an effect. jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone:
+    whether each data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`). trainers: what
+    traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
+    such ranks.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
     panel: ClassVar[str] = "Checkpoints and checks"
     rules: ClassVar[tuple[Rule, ...]] = ()
     alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
+    matters_alone: ClassVar[tuple[tuple[str, Callable[[Any], bool]], ...]] = ()
     observes: ClassVar[bool] = False
     unlike: str = ""
     key: ClassVar[str] = ""
     fixed: ClassVar[tuple[str, ...]] = ()
     by_content: ClassVar[tuple[str, ...]] = ()
     evaluations: ClassVar[int] = 0
+    periods: ClassVar[Mapping[str, int]] = {}
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
     trainers: ClassVar[str] = "layout"
@@ -188,6 +198,13 @@ class Extension:
         """
         raise NotImplementedError
 
+    def before_resume(self, config: Any, stages: int, then: Mapping[str, Any], state: Any) -> Any:
+        """Return the settings with which a job that is resumed is built; a ValueError says what is wrong with `state`.
+
+        stages: of the pipeline. then: settings of the job that saved the checkpoint. state: as for `load`.
+        """
+        return config
+
     def build(self, job: Any, comm: Comm | None) -> None:
         """Change the job that `train.job.build` has made. comm: None in the reference on one device."""
 
@@ -229,6 +246,25 @@ class Extension:
         Not called with a parameter server, which has no layout.
         """
 
+    def packs_inputs(self) -> bool:
+        """Return whether `pack` moves the inputs of recomputed blocks away; a pipeline's blocks then recompute, too."""
+        return False
+
+    def pack(self, array: Any) -> Any:
+        """Return what a block's input is until backward reads it, in a technique that `packs_inputs`.
+
+        See `pack` of `autograd.checkpoint`.
+        """
+        raise NotImplementedError
+
+    def offload_policy(self) -> Any:
+        """Return the `offload_policy` of `parallel.fully_shard`; None: shards of parameters are on the device."""
+        return None
+
+    def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the job's optimizer. kind: what makes it without the technique."""
+        return kind
+
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""
         return nullcontext()
@@ -265,12 +301,27 @@ class Extension:
         """
         return {}
 
-    def record(self, done: int) -> dict[str, Any]:
-        """Return entries of the record that `--metrics` gets after `done` steps, of rank 0."""
+    def record(self, job: Any, done: int) -> dict[str, Any]:
+        """Return entries for the line of `--metrics` of the step that `job` has just made, of rank 0.
+
+        done: steps that are made.
+        """
         return {}
 
+    def next_layout(self, strategy: Any, done: int, rebuild: Callable[[Any], Any]) -> Any:
+        """Return the strategy of the steps after the first `done`: the same, or another one in the same state.
+
+        rebuild: makes the strategy of a new model from a config, with its initial weights; what does not belong to the
+        model is that of `strategy.job`. Every rank calls it, so the layout may be chosen together.
+        """
+        return strategy
+
     def sizes(self, axis: Any) -> dict[str, Any]:
-        """Return numbers of a data axis on which the closed forms depend; they are in `more` of its `AxisSizes`."""
+        """Return numbers of a data axis on which the closed forms depend; they are in `more` of its `AxisSizes`.
+
+        They are those of the layout in use: they are asked for before another one is `attached`, and after the last
+        step.
+        """
         return {}
 
     def scalars(self) -> dict[str, float]:
@@ -281,7 +332,7 @@ class Extension:
         """Restore the numbers of `scalars`; those of other techniques are among them."""
 
     def state(self) -> Any:
-        """Return what a checkpoint keeps, as values of JSON; nothing where it is empty. Rank 0 calls it."""
+        """Return what a checkpoint keeps, as a value of JSON; nothing is kept of what is empty. Rank 0 calls it."""
         return {}
 
     def check_resume(self, checkpoint: Any) -> None:
@@ -331,7 +382,10 @@ class Extension:
         return []
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
-        """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form."""
+        """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form.
+
+        run: the steps that were made with one layout.
+        """
         return {}
 
     def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:

@@ -18,7 +18,7 @@ def main(comm):
         )
         result = train(comm, config)
         if comm.rank == 0:
-            host = result.host or {"peak": 0, "to_host": 0, "to_device": 0}
+            host = result.measured.get("host", {"peak": 0, "to_host": 0, "to_device": 0})
             crossed = host["to_host"] + host["to_device"]
             print(
                 f"{offload:12} loss {result.losses[-1]:.6f}  device {result.peak_bytes:11,} B  host {host['peak']:11,}"

@@ -23,6 +23,7 @@ from minidist.comm import launch
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime import LayerProfile
+from minidist.techniques.repartition.extension import profiled_by
 
 LAYERS, WIDTH, ROWS = 8, 256, 64
 STEPS, EVERY, WARM_UP, ROUNDS = 12, 4, 2, 2
@@ -61,17 +62,18 @@ def main(comm):
             ends = []
             config = job.model_copy(update={"repartition_every": every})
             observe = [lambda state, ends=ends: ends.append(state.comm.time())]
-            result = train(comm, config, observe, layer_profile=SharedMachine)
-            losses[name], cuts = result.losses, result.cuts
+            with profiled_by(SharedMachine):
+                result = train(comm, config, observe)
+            losses[name], cuts = result.losses, result.measured["partitions"]
 
             # [2] What comes before the last cut, and the steps that warm up, do not count.
-            first = STEPS - cuts[-1].steps + WARM_UP
+            first = STEPS - cuts[-1][1] + WARM_UP
             seconds[name] += np.diff(ends)[first:].tolist()
 
     # [3] Where a pipeline is cut changes no bit.
     assert losses["equal"] == losses["by time"]
     if comm.rank == 0:
-        sizes = ", then ".join(f"{cut.partition} for {cut.steps} steps" for cut in cuts)
+        sizes = ", then ".join(f"{partition} for {steps} steps" for partition, steps in cuts)
         print(f"layers of the stages: {sizes}; the same losses as with equal stages, bit for bit")
         equal, by_time = (median(seconds[name]) * 1e3 for name in configs)
         print(

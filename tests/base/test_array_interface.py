@@ -236,7 +236,7 @@ MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "fromb
 TABLES = {
     "collectives/tuning.py": ("__version__", "argmin", "full_like", "interp", "isfinite", "quantile"),
     "pipeline/runtime/layer_profile.py": ("concatenate", "median", "zeros_like"),
-    "job/train/repartition.py": ("concatenate", "max"),
+    "techniques/repartition/cut.py": ("concatenate", "max"),
     "techniques/data_ledger/ledger.py": ("bincount", "repeat", "concatenate", "unique", "flatnonzero", "any"),
 }
 EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the host, and what only one backend has

@@ -28,7 +28,6 @@ from minidist.parallel import (
     DistributedDataParallel,
     HostPool,
     MixedPrecisionPolicy,
-    OffloadedOptimizer,
     ZeroOptimizer,
     clip_shards_,
     fully_shard,
@@ -43,6 +42,7 @@ from minidist.parallel.model_parallel import apply_context_parallel, apply_exper
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
+from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 ROWS_OF_A_RANK, LR, STEPS = 4, 0.5, 2
 

@@ -14,8 +14,9 @@ from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.optim import LAMB, LARS, NO_DECAY, ParameterSlice
 from minidist.optim.exact_sums import LIMBS, square_sum, value_of
-from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer
+from minidist.parallel import HostPool, LayerSums
 from minidist.parallel.flat_shards import Shard
+from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 SHAPES = {"h.0.weight": (5, 7), "h.0.bias": (7,), "head.weight": (3, 5)}
 CASES = [

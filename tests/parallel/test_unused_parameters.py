@@ -12,7 +12,6 @@ from minidist.parallel import (
     DistributedDataParallel,
     HostPool,
     LayerSums,
-    OffloadedOptimizer,
     WholeMatrices,
     ZeroOptimizer,
     fully_shard,
@@ -24,6 +23,7 @@ from minidist.parallel.tensor import ColwiseParallel, parallelize_module
 from minidist.parallel.tensor.sharding import local_tensor
 from minidist.pipeline.plan import load_plan
 from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 ROWS, WIDTH = 8, 6
 # Step by step: the ranks that use the branches. First none, then a step without any backward, one rank alone, none.

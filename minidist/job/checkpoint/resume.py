@@ -45,10 +45,11 @@ from minidist.job.checkpoint.error_feedback import CompressedAxis, error_feedbac
 from minidist.job.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.models import llama_inner
+from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor.sharding import local_tensor
-from minidist.techniques import Extension, installed
+from minidist.techniques import Extension, installed, of_job
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.
 FIXED = (
@@ -150,19 +151,14 @@ def save_job(
     step: int,
     losses: list[float],
     storage: Storage | None = None,
-    partition: Sequence[int] | None = None,
 ) -> Path:
-    """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank.
-
-    partition: blocks of each stage, where they are chosen while the job trains.
-    """
+    """Write the job after `step` steps; every rank calls it. Each replicated tensor is written by one rank."""
     # Rank 0 writes the state; the others need not read all data for its fingerprint.
     plan = job.plan.state()
     state = job_state(job, step, losses, strategy.step_count, strategy.scalars()) if comm.rank == 0 else {}
     if comm.rank == 0:
         state |= {"batch_plan": plan} if plan else {}
         state |= {"optimizer_counts": counts} if (counts := strategy.counts) else {}
-        state |= {} if partition is None else {"partition": list(partition)}
     path = save(comm, directory, step, _job_shards(strategy), state, storage)
     keep_last(comm, directory, job.config.keep, losses, storage)
     return path
@@ -244,7 +240,10 @@ class JobState(BaseModel):
     scalars: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     data_digest: str | None = None  # older checkpoints have none
     batch_plan: dict[str, Any] = {}  # where batches change while the job trains
-    partition: list[Annotated[int, Field(ge=0)]] | None = None  # blocks of each stage, with --repartition-every
+
+    def of(self, extension: Extension) -> Any:
+        """Return the state of an extension, as JSON has it; None when the job that saved the checkpoint had none."""
+        return (self.model_extra or {}).get(extension.key)
 
 
 def read_job_state(checkpoint: Checkpoint) -> JobState:
@@ -354,11 +353,26 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
         axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
         axis.updated()
-        if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer, perhaps inside another one
+        if hasattr(axis.optimizer, "refresh"):  # it steps copies of the weights, perhaps inside another optimizer
             axis.optimizer.refresh()
     load_error_feedback(checkpoint, strategy)
     load_buffers(checkpoint, job.model)
     return checkpoint.step, saved.losses
+
+
+def resumed_config(config: TrainConfig, batches: Batches) -> TrainConfig:
+    """Return the config with which a job is built: where it is resumed, with what its techniques decided before."""
+    extensions = list(of_job(config)) if config.resume and config.save else []
+    if not extensions:
+        return config
+    checkpoint = Checkpoint(str(config.save), step=config.from_step)
+    saved, stages = read_job_state(checkpoint), 1
+    if config.pp > 1:
+        stages = make_plan(config, batches.accumulation).stages
+    for extension in extensions:
+        with _describing_a_job(checkpoint, extension.key):
+            config = extension.before_resume(config, stages, saved.config, saved.of(extension))
+    return config
 
 
 def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> None:
@@ -366,7 +380,7 @@ def load_extensions(job: SavedJob, saved: JobState, checkpoint: Checkpoint) -> N
     samples = job.plan.samples_of(checkpoint.step)
     for extension in job.extensions:
         with _describing_a_job(checkpoint, extension.key):
-            extension.load((saved.model_extra or {}).get(extension.key), samples)
+            extension.load(saved.of(extension), samples)
 
 
 def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:

@@ -73,6 +73,9 @@ class Translation:
 
     def apply(self, key: str, value: Any, **settings: Any) -> None:
         """Record that the key applies, through these settings (none: minidist does that anyway)."""
+        if not TrainConfig.model_fields.keys() >= settings.keys():
+            self.ignore(key, f"{_flags(settings)} is not installed")
+            return
         self.settings.update(settings)
         self.applied.append((key, value, _flags(settings) or "as it is"))
 

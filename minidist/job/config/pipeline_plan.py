@@ -24,6 +24,7 @@ from minidist.pipeline.plan.registry import SCHEDULES, Schedule
 from minidist.pipeline.runtime import cut_model, plan_length
 from minidist.pipeline.runtime.stages import blocks_per_stage
 from minidist.pipeline.validate import validate
+from minidist.techniques import packs_inputs
 
 
 def load_job_plan(config: TrainConfig, microbatches: int) -> Plan:
@@ -80,8 +81,8 @@ def streams(config: TrainConfig, first: int = 0) -> Iterator[range]:
 
 def make_plan(config: TrainConfig, microbatches: int) -> Plan:
     """Return the validated plan that the strategies run, with forwards run again where --recompute asks for them."""
-    # With --offload activations the blocks themselves run their forward pass again.
-    again = config.recompute == "full" and config.offload != "activations"
+    # Where a technique keeps the inputs of blocks, the blocks themselves run their forward pass again.
+    again = config.recompute == "full" and not packs_inputs(config)
 
     # The rules, the closed forms and every rank ask for the same plan, so it is made once. The plan in a file may
     # change between two calls.

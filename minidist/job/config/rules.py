@@ -18,8 +18,8 @@ from minidist.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
-from minidist.optim import LayerwiseOptimizer, Muon, WarmupCosine
-from minidist.optim.named import optimizer_named, takes
+from minidist.optim import WarmupCosine
+from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users
 from minidist.techniques.rule import Rule, Value, multiples, setting
 
@@ -200,20 +200,6 @@ MODEL_AND_DATA = (
         "add it there, or leave it out",
     ),
     Rule(
-        "trust-ratios-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), LayerwiseOptimizer) and j.offload == "optimizer",
-        "--optimizer {optimizer} reads every gradient twice, for its norms and for its step, and --offload optimizer"
-        " brings each of them to the host once",
-        "use --offload none, or --zero 3 with --offload parameters",
-    ),
-    Rule(
-        "muon-with-offload",
-        lambda j: issubclass(optimizer_named(j.optimizer), Muon) and j.offload == "optimizer",
-        "--optimizer muon steps its matrices when it has the momentum of all of them, and --offload optimizer sends the"
-        " values of each back before the next gradient comes",
-        "use --offload none, or --zero 3 with --offload parameters",
-    ),
-    Rule(
         "selective-needs-attention",
         lambda j: j.recompute == "selective" and j.is_classifier,
         "--recompute selective recomputes attention, which --model {model} does not have",
@@ -389,12 +375,6 @@ PARAMETER_SERVER = (
         lambda j: j.server and j.compressor != "none",
         "not built: --compression {compression} compresses a reduction between ranks, and the workers of --strategy ps"
         " push whole gradients to servers",
-        "leave it out",
-    ),
-    Rule(
-        "server-with-offload",
-        lambda j: j.server and j.offload != "none",
-        "not built: --offload {offload} on the workers and servers of --strategy ps",
         "leave it out",
     ),
 )
@@ -647,12 +627,6 @@ MEMORY = (
         for name in ("reshard_after_forward", "persistence_threshold", "dp_replicate")
     ),
     Rule(
-        "offloaded-parameters-need-zero-3",
-        lambda j: j.offload == "parameters" and j.zero != 3,
-        "--offload parameters keeps shards of parameters on the host, and --zero {zero} has none",
-        "add --zero 3",
-    ),
-    Rule(
         "copies-share-ranks",
         lambda j: j.data_ranks % j.dp_replicate,
         "{data_ranks} data-parallel ranks cannot be divided among --dp-replicate {dp_replicate}",
@@ -706,12 +680,6 @@ PIPELINE = (
         "add --pp 2 or more",
     ),
     Rule(
-        "repartition-needs-pp",
-        lambda j: j.pp == 1 and j.repartition_every,
-        "--repartition-every {repartition_every} cuts a pipeline's stages",
-        "add --pp 2 or more",
-    ),
-    Rule(
         "replicas-need-pp",
         lambda j: j.pp == 1 and j.replicas is not None,
         "--replicas {replicas} copies a pipeline's stages",
@@ -749,12 +717,6 @@ PIPELINE = (
         "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
         "leave it out",
     ),
-    Rule(
-        "asynchronous-with-offload",
-        both("asynchronous", "offload", unless="none"),
-        "not built: --offload {offload} of the several versions of the weights that --schedule {schedule} keeps",
-        "use a synchronous schedule, such as 1f1b",
-    ),
     *(
         Rule(
             f"asynchronous-with-{name}",
@@ -785,29 +747,6 @@ PIPELINE = (
         "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
         " normalisation are those of all rows of one step",
         "use --batch-norm none, or a synchronous schedule with --dp",
-    ),
-    # Stages that are cut anew while the job trains.
-    Rule(
-        "asynchronous-with-repartition",
-        lambda j: j.asynchronous and j.repartition_every,
-        "--schedule {schedule} delays the updates of a layer by the place of its stage, so with --repartition-every"
-        " {repartition_every} the weights would depend on measured times",
-        "use a synchronous schedule, such as 1f1b",
-    ),
-    Rule(
-        "repartition-with-compression",
-        lambda j: j.repartition_every and j.compression not in ("none", "fp16", "bf16"),
-        "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
-        " {repartition_every} puts them into others by measured times",
-        "use fp16 or bf16, or leave one of them out",
-    ),
-    Rule(
-        "repartition-with-one-cut",
-        lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
-        "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"
-        " one layer each",
-        "use more --layers, or leave it out",
-        {"stages": lambda j: j.plan.stages},
     ),
     Rule(
         # Plans that can be drawn and timed, but not trained with.
@@ -909,9 +848,8 @@ WITHOUT_EFFECT = SYNCHRONIZE_EACH + tuple(
 # These are not refused, because the same command with more ranks or more steps is compared with this one. Those that
 # need ranks to share the work, and find one: the field, and when it has an effect all the same.
 ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
-    # Only a shard can be offloaded.
-    ("zero", lambda j: bool(j.offload == "parameters")),
-    ("prefetch", lambda j: bool(j.offload == "parameters")),
+    ("zero", lambda j: False),
+    ("prefetch", lambda j: False),
     ("reduce_bucket_size", lambda j: False),
     ("reshard_after_forward", lambda j: False),
     ("persistence_threshold", lambda j: False),
@@ -927,7 +865,8 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     *(pair for kind in installed() for pair in kind.alone),
 )
 # Those that happen every so many steps, of which the job has fewer.
-PERIODS = {"every": 0, "evaluate_every": 0, "repartition_every": 1}  # and how many steps must follow
+PERIODS = {"every": 0, "evaluate_every": 0}  # and how many steps must follow
+PERIODS |= {name: after for kind in installed() for name, after in kind.periods.items()}
 
 
 def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()) -> list[str]:
@@ -939,6 +878,9 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
         ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
         # The other settings a server refuses.
         names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+        # A technique may give one of them an effect that needs no other rank.
+        kept = [name for kind in installed() for name, matters in kind.matters_alone if matters(job)]
+        names = [name for name in names if name not in kept]
         names = [name for name in names if name == "weights" or not job.server]
         words = [_flag_and_value(job, name) for name in names if name not in without]
         if words:

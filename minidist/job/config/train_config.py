@@ -167,12 +167,6 @@ class JobSettings(BaseModel):
         description="blocks of each stage: uniform, parameters, sizes such as 3,1, or FILE.json of minidist profile, or"
         " of minidist partition, with the replicas of each stage",
     )
-    repartition_every: int | None = Field(
-        None,
-        ge=2,
-        le=MAX_COUNT,
-        description="pipeline: every so many steps cut the stages anew, by the measured times of the layers",
-    )
     cp: int = Field(1, ge=1, le=MAX_RANKS, description="context-parallel ranks: each has a part of each sequence")
     attention: Literal["ring", "ulysses", "all-gather", "ulysses-ring"] = Field(
         "ring", description="attention across the parts of a sequence"
@@ -265,9 +259,6 @@ class JobSettings(BaseModel):
     )
     recompute: str = Field(
         "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
-    )
-    offload: Literal["none", "optimizer", "activations", "parameters"] = Field(
-        "none", description="what is kept in host memory"
     )
 
     # checkpoints and checks

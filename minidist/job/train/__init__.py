@@ -1,7 +1,6 @@
 """How does a training step run?
 
 trainer.py        the loop                     job.py          model, data and optimizer of a config
-repartition.py    the stages of a pipeline, where they are cut anew while the job trains
 recipe.py         every kind of parallelism, applied to the model in order
 strategies/       who holds and who sends what; `strategy.py` is the interface
 state.py          what observers and callers get: StepState, TrainResult

@@ -39,9 +39,10 @@ from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
-from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
+from minidist.parallel import LayerSums, WholeMatrices
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
+from minidist.pipeline.runtime import LayerProfile
 from minidist.techniques import Extension, of_job
 
 Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
@@ -59,12 +60,12 @@ class Job:
     sampler: Sampler
     plan: BatchPlan  # makes the batches of later steps
     batch: StepBatch  # the batch of the current step
-    pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
     positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
     scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
+    profile: LayerProfile | None = None  # what measures the layers of a pipeline that drains
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
 
     def next_batch(self) -> None:
@@ -195,9 +196,8 @@ def training_data(config: TrainConfig) -> tuple[Dataset, Dataset | None]:
 def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan: BatchPlan | None = None) -> Job:
     """Build a rank's job from a config that `check_rules` has passed.
 
-    comm: the rank's communicator, for offloading. plan: of the batches; None makes the plan that the config describes.
+    comm: the rank's communicator, for techniques. plan: of the batches; None makes the plan that the config describes.
     """
-    pool = None if comm is None or config.offload == "none" else HostPool(comm)
     dataset, rest = training_data(config)
     held_out = None if rest is None else GlobalBatchSampler(rest, batches.global_batch, config.context, config.seed)
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
@@ -214,7 +214,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         sampler,
         plan or BatchPlan(config, batches),
         StepBatch(batches.shares),
-        pool,
         scaler=_scaler(config),
         held_out=held_out,
         targets_per_sample=config.context if dataset.is_tokens else 1,
@@ -249,7 +248,7 @@ Exchange = LayerSums | WholeMatrices
 
 
 def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, dict[str, Any]]:
-    """Return the optimizer's class (or a function that makes it on the host) and its settings.
+    """Return the optimizer's class (or a function that makes it as a technique has it) and its settings.
 
     exchange: where layers are sharded, the object that sums their squares over the ranks (for LARS and LAMB) or gathers
     whole matrices (for Muon).
@@ -276,9 +275,8 @@ def optimizer_class(job: Job, exchange: Exchange | None = None) -> tuple[Any, di
     if isinstance(exchange, WholeMatrices):
         settings["whole_matrices"] = exchange
 
-    # The same class on the host, with its state in the pool's memory.
-    if job.pool is not None and config.offload == "optimizer":
-        return partial(OffloadedOptimizer, optimizer_class=kind, pool=job.pool), settings
+    for extension in job.extensions:
+        kind = extension.optimizer(kind)
     return kind, settings
 
 

@@ -72,11 +72,9 @@ class MetricsFile:
         }
         if state.job.plan.changes:
             record["rows"] = [sum(rows) for rows in shares.rows]
-        if config.repartition_every:
-            record["partition"] = config.partition
         record |= state.held_out_losses
         for extension in state.job.extensions:
-            record |= extension.record(state.step + 1)
+            record |= extension.record(state.job, state.step + 1)
         self._file.write(json.dumps(strict(record), allow_nan=False) + "\n")
         # So that `tail -f` shows each step.
         self._file.flush()

@@ -18,14 +18,14 @@ Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/
 """
 
 from collections.abc import Collection
-from functools import partial
+from dataclasses import replace
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.job.config.models import activation_shape
-from minidist.job.config.train_config import has_ragged_shares, updates_of
-from minidist.job.train.job import Job
+from minidist.job.config.train_config import TrainConfig, has_ragged_shares, updates_of
+from minidist.job.train.job import Job, build
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.job.train.strategies.data_axis import DataAxis, Group
 from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
@@ -34,7 +34,6 @@ from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.job.train.strategies.sharded import FullySharded, ShardedOptimizer
 from minidist.nn import Module
 from minidist.nn.recompute import recompute
-from minidist.parallel import HostCopy
 from minidist.parallel.dims import Axes
 from minidist.parallel.model_parallel import (
     apply_context_parallel,
@@ -43,14 +42,13 @@ from minidist.parallel.model_parallel import (
     use_positions,
 )
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
-from minidist.pipeline.runtime import LayerProfile
 
 
-def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> MeshStrategy:
+def parallelize(job: Job, comm: Comm) -> MeshStrategy:
     """Apply every axis to the job's model and return this rank's strategy. All ranks of `comm` call it.
 
-    profile: what measures the layers of a pipeline that drains. Sends the weights of rank 0 along the data axis
-    (purpose startup); in a pipeline also what `Pipeline` sends at its start.
+    Sends the weights of rank 0 along the data axis (purpose startup); in a pipeline also what `Pipeline` sends at its
+    start.
     """
     config, axes = job.config, job.batches.dims.axes(comm)
 
@@ -82,19 +80,31 @@ def parallelize(job: Job, comm: Comm, profile: LayerProfile | None = None) -> Me
     if axes.pp.size == 1:
         return MeshStrategy(job, axes, apply_data_parallel(job, job.model, axes))
     if updates_of(config.schedule) == "flush":
-        return PipelineParallel(job, axes, apply_data_parallel, profile)
+        return PipelineParallel(job, axes, apply_data_parallel)
     return AsynchronousPipeline(job, axes)
+
+
+def rebuild(job: Job, comm: Comm, config: TrainConfig) -> MeshStrategy:
+    """Return the strategy of a job with other settings, and with the initial weights, while `job` trains.
+
+    The model is new. What does not belong to it stays: data and batches, scaler, extensions.
+    """
+    fresh = build(config, job.batches, comm, job.plan)
+    fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler)
+    fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients)
+    fresh = replace(fresh, extensions=job.extensions, profile=job.profile)
+    return parallelize(fresh, comm)
 
 
 def apply_activation_checkpointing(job: Job) -> None:
     """Apply 4: blocks keep only their input (full), or segments of blocks do (sqrt, budget), or attention (selective).
 
     A pipeline's plan runs a whole stage's forward again, so with `full` nothing inside the stage is recomputed, unless
-    the blocks' inputs are offloaded to the host.
+    a technique keeps the blocks' inputs elsewhere.
     """
     config = job.config
-    # With --offload activations the kept inputs wait on the host.
-    pack = partial(HostCopy, pool=job.pool) if job.pool is not None and config.offload == "activations" else None
+    # A technique may let the kept inputs wait elsewhere.
+    pack = next((extension.pack for extension in job.extensions if extension.packs_inputs()), None)
     if config.pp == 1 or config.recompute == "selective" or pack is not None:
         # The shape of a block's input on this rank, from which a budget follows.
         rows = config.context if job.positions is None else len(job.positions)

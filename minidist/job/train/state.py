@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from minidist.comm import Comm
 from minidist.data import Shares
 from minidist.job.train.job import Job
-from minidist.job.train.repartition import CutRun
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.strategies.strategy import Strategy
 
@@ -59,6 +58,20 @@ def reads_tensors(observers: Iterable[Observer]) -> bool:
     return any(getattr(observer, "reads_tensors", True) for observer in observers)
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Steps that were made with one layout, as one rank saw them.
+
+    changed: the settings in which it differs from the job's. sizes: of the rank's data axes. skipped: steps whose
+    gradients overflowed.
+    """
+
+    changed: dict[str, Any]
+    sizes: list[AxisSizes]
+    steps: int
+    skipped: int
+
+
 @dataclass
 class TrainResult:
     """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes.
@@ -75,10 +88,9 @@ class TrainResult:
     first_step: int = 0  # after a resume, the number of steps done before
     loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and the steps skipped
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
-    host: dict[str, int] | None = None  # offloading: peak bytes on the host, and bytes transferred in each direction
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps
-    cuts: list[CutRun] = field(default_factory=list)  # --repartition-every: the cuts of the pipeline, in order
+    phases: list[Phase] = field(default_factory=list)  # the layouts that the job had, in order
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)  # what the techniques report: see `Extension.result`

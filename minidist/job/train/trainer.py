@@ -4,7 +4,7 @@ for each step
     1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
     2 the loss of the step, summed over all micro-batches in their global order
     3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step; the batch of the next step
-    4 evaluate, call the observers, cut the stages anew, save
+    4 evaluate, call the observers, change the layout, save
 
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
 """
@@ -23,38 +23,29 @@ from minidist.base.exponents import count_exponents
 from minidist.base.memory import account_memory, thinned
 from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
-from minidist.job.checkpoint.resume import resume_job, save_job, saved_bytes, saving_alone
+from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches, updates_of
 from minidist.job.train.evaluate import evaluate
 from minidist.job.train.job import Job, batches_ahead, build
 from minidist.job.train.loss import NonFiniteError, global_loss
 from minidist.job.train.parameter_server_trainer import run_parameter_server
-from minidist.job.train.recipe import parallelize
-from minidist.job.train.repartition import Repartition, resumed_config, sizes_of
-from minidist.job.train.state import Observer, StepState, TrainResult, reads_tensors
+from minidist.job.train.recipe import parallelize, rebuild
+from minidist.job.train.state import Observer, Phase, StepState, TrainResult, reads_tensors
+from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.strategy import Strategy
-from minidist.parallel import SavedOnHost
-from minidist.pipeline.runtime import LayerProfile
 from minidist.techniques import Extension, Moment, of_job, trains_alone
 
 TIMELINE_STEPS, TIMELINE_RANKS = 3, 8  # of whose memory the trace has samples; later steps are like the second
 MAX_SAMPLES = 3_000  # of a rank; a picture of one step draws 500 of them
 
 
-def train(
-    comm: Comm,
-    config: TrainConfig,
-    observers: Sequence[Observer] = (),
-    timeline: bool = False,
-    layer_profile: Callable[[], LayerProfile] = LayerProfile,
-) -> TrainResult:
+def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), timeline: bool = False) -> TrainResult:
     """Train on all ranks of `comm`, laid out as `recipe.parallelize` does.
 
     What each rank sends is in `planning/volumes.py` in closed form; in every case its micro-batches' losses (8 B each,
     purpose metrics), and at the start the first rank of the data axis sends the weights (purpose startup). timeline:
-    write the memory in use over time into the trace, for the first steps and ranks. layer_profile: makes what measures
-    a rank's layers, with --repartition-every.
+    write the memory in use over time into the trace, for the first steps and ranks.
     """
     if config.strategy == "ps":
         return run_parameter_server(comm, config, observers).result
@@ -75,17 +66,14 @@ def train(
         # The model on this rank, from the seed or from a checkpoint.
         job = build(resumed_config(config, batches), batches, comm)
         job.keep_gradients = reads_tensors(observers)
-        recut = Repartition(comm, config, layer_profile()) if config.repartition_every else None
-        strategy = parallelize(job, comm) if recut is None else recut.start(job)
-        # Where blocks are recomputed, their inputs are all that is offloaded (`recipe.apply_activation_checkpointing`).
-        if job.pool is not None and config.offload == "activations" and config.recompute in ("none", "selective"):
-            stack.enter_context(SavedOnHost(job.pool).saving())
+        strategy = parallelize(job, comm)
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for extension in job.extensions:
             extension.begin(world, strategy, done)
         if config.prefetch_batches or config.loader_workers:
             job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
         held_out: dict[int, float] = {}
+        phases: list[Phase] = []  # the layouts that have ended
         skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
         saved = done  # the steps of the last checkpoint, 0 without one
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
@@ -125,21 +113,19 @@ def train(
             for observer in observers:
                 observer(StepState(comm.rank, step, losses[-1], job, strategy, held_out_losses, comm))
 
-            # The stages of the next step, and what belongs to them; the gradients of this one are used up.
-            if recut is not None:
-                skipped = job.scaler.skipped - skipped_before if job.scaler else 0
-                next_job, next_strategy = recut.after_step(job, strategy, step + 1, skipped)
-                if next_strategy is not strategy:
-                    # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
-                    job, strategy = next_job, next_strategy
-                    gc.collect()
-                    attach(job, strategy, attached)
+            # The layout of the next step, and what belongs to it; the gradients of this one are used up.
+            following = next_layout(strategy, step + 1, comm)
+            if following is not strategy:
+                phases.append(phase_of(strategy, config, phases, step + 1 - done, skipped_before))
+                job, strategy = following.job, following
+                # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
+                gc.collect()
+                attach(job, strategy, attached)
             if config.save and (step + 1 == config.steps or (config.every and (step + 1) % config.every == 0)):
-                cut = None if recut is None else sizes_of(job)
-                save_job(comm, config.save, job, strategy, step + 1, losses, storage, cut)
+                save_job(comm, config.save, job, strategy, step + 1, losses, storage)
                 saved = step + 1
 
-        scaler, pool = job.scaler, job.pool
+        scaler = job.scaler
         training = account.peak, account.at_peak
         peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
         return TrainResult(
@@ -154,12 +140,9 @@ def train(
             first_step=done,
             loss_scale=None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
             gradient_exponents=count_exponents(strategy.gradients(), scale),
-            host=None
-            if pool is None
-            else {"peak": pool.account.peak, "to_host": pool.to_host, "to_device": pool.to_device},
             held_out=held_out,
             runs=job.plan.runs,
-            cuts=[] if recut is None else recut.runs,
+            phases=[*phases, phase_of(strategy, config, phases, config.steps - done, skipped_before)],
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
 
@@ -177,6 +160,30 @@ def attach(job: Job, strategy: Strategy, attached: ExitStack) -> None:
     attached.close()
     for extension in job.extensions:
         attached.enter_context(extension.attached(strategy))
+
+
+def next_layout(strategy: MeshStrategy, done: int, comm: Comm) -> MeshStrategy:
+    """Return the strategy of the steps after the first `done`: the same, unless a technique changes the layout."""
+    for extension in strategy.job.extensions:
+        strategy = extension.next_layout(strategy, done, partial(rebuild, strategy.job, comm))
+    return strategy
+
+
+def phase_of(
+    strategy: MeshStrategy, config: TrainConfig, ended: Sequence[Phase], steps: int, skipped_before: int
+) -> Phase:
+    """Return the phase of a layout that ends after `steps` steps of this run. ended: the phases before it.
+
+    config: with which the run began. skipped_before: the steps that had been skipped when this run began.
+    """
+    job = strategy.job
+    skipped = job.scaler.skipped - skipped_before if job.scaler else 0
+    return Phase(
+        {name: value for name, value in job.config if value != getattr(config, name)},
+        strategy.sizes(),
+        steps - sum(phase.steps for phase in ended),
+        skipped - sum(phase.skipped for phase in ended),
+    )
 
 
 def place_of(config: TrainConfig, step: int, saved: int) -> str:

@@ -10,7 +10,7 @@ loss on the last one. The clock is the world's: it advances while a rank compute
 A rank that is slower than others cannot be told from layers that are more expensive by seconds alone, so the FLOPs of
 the layers are counted, too: seconds per FLOP are the pace of a rank.
 
-Proved by: tests/pipeline/test_layer_profile.py, tests/train/test_repartition.py
+Proved by: tests/pipeline/test_layer_profile.py, tests/techniques/test_repartition.py
 """
 
 from collections.abc import Mapping, Sequence

@@ -103,7 +103,7 @@ class Pruning(Extension):
 
     # --- results and bytes --------------------------------------------------------------------------------------------
 
-    def record(self, done: int) -> dict[str, Any]:
+    def record(self, job: Any, done: int) -> dict[str, Any]:
         pruned = self._pruned(done)
         return {"sparsity": pruned["pruned"] / pruned["of"]}
 

@@ -132,7 +132,7 @@ RULES = (
     ),
     Rule(
         "sparsity-with-offload",
-        lambda j: prunes(j) and j.offload == "optimizer",
+        lambda j: prunes(j) and j.optional("offload") == "optimizer",
         "--offload {offload} steps copies of the weights on the host, which {pruning_flag} does not set to zero",
         "use --offload activations, --zero 3 with --offload parameters, or leave it out",
         FLAG,

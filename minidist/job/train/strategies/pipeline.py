@@ -29,7 +29,7 @@ from minidist.nn import Module
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import LayerProfile, Pipeline, PipelineStage
+from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.pipeline.runtime.norm import gather_blocks
 
 
@@ -61,10 +61,8 @@ def release_other_stages(modules: Sequence[Module], own: Collection[int]) -> Non
 class PipelineParallel(MeshStrategy):
     """This rank's stages in a pipeline of `config.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
-    def __init__(
-        self, job: Job, axes: Axes, apply_data_parallel: ApplyDataParallel, profile: LayerProfile | None = None
-    ) -> None:
-        config = job.config
+    def __init__(self, job: Job, axes: Axes, apply_data_parallel: ApplyDataParallel) -> None:
+        config, profile = job.config, job.profile
         plan = make_plan(config, job.batches.accumulation)
         modules, tied = cut_stages(config, job.model, plan.stages)
         release_other_stages(modules, plan.stages_of(axes.pp.rank))
@@ -144,6 +142,10 @@ class PipelineParallel(MeshStrategy):
 
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
         return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
+
+    def stage_sizes(self) -> list[int]:
+        """Return the layers of each stage of the pipeline."""
+        return cut_sizes(self.job.config, self.job.model, len(self.holders))
 
     def buffers(self) -> list[Buffer]:
         data, result = self.axes.data, []

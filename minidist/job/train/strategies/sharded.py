@@ -10,7 +10,7 @@ A unit of ZeRO 3 is a set of parameters that are gathered and released together,
     a stage   | wte | wpe  h.0  h.1  h.2 |    each block is a unit; the rest of the stage is one, gathered throughout
               | tied| rest |   |    |    |    a weight that another stage has too is one: both are cut the same way
 
-Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/train/test_offload.py
+Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/techniques/test_offload.py
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -28,7 +28,7 @@ from minidist.job.train.job import Job, make_optimizer, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Group, Replicas, Tensors
 from minidist.nn import Module
 from minidist.optim import Optimizer
-from minidist.parallel import CPUOffloadPolicy, HostOptimizer, Shard, ZeroOptimizer, fully_shard, gather_tensors
+from minidist.parallel import Shard, ZeroOptimizer, fully_shard, gather_tensors
 from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fsdp_state import param_groups_of
@@ -145,7 +145,7 @@ class FullySharded(Sharded):
 
         # Bottom up: the blocks first, then the module for what they leave. It may leave nothing. The data axis of the
         # experts comes second, and finds them sharded with the units that they are in.
-        policy = CPUOffloadPolicy(job.pool) if job.pool is not None and config.offload == "parameters" else None
+        policy = next((found for extension in job.extensions if (found := extension.offload_policy())), None)
         for part in unit_modules(group.module, group.tied) if not group.experts else ():
             if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
                 fully_shard(
@@ -160,15 +160,11 @@ class FullySharded(Sharded):
                     expert_mesh=expert_mesh,
                 )
 
-        # With offloaded parameters the optimizer state is on the host, beside them.
         mine = set(group.parameters)
         units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
         shards = [unit.shard for unit in units]
-        with nullcontext() if policy is None else policy.pool.on_host():
-            exchange = group.exchange(config, _shard_comm(mesh))
-            optimizer: Any = make_optimizer(job, [piece for shard in shards for piece in shard.slices()], exchange)
-        if policy is not None:
-            optimizer = HostOptimizer(optimizer, policy.pool)
+        exchange = group.exchange(config, _shard_comm(mesh))
+        optimizer = make_optimizer(job, [piece for shard in shards for piece in shard.slices()], exchange)
 
         # Units of small parameters stay gathered between steps, so they are counted apart.
         self.units, self.algorithm = units, group.reduction

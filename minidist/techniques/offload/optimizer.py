@@ -1,20 +1,17 @@
-"""Offload to host memory: optimizer state, activations or shards live there and move to the device when needed.
+"""An optimizer on the host: its state lives there, and gradients and parameters cross the link in every step.
 
     device   [1] gradients  ──2 B per element in half precision, 4 in float32──▶ host   [2] the step, slice by slice
     device   [3] parameters ◀──as many────────────────────────────────────────── host
 
 The link carries both directions at once, each in a stream of its own, so a transfer is hidden behind whatever computes
-in the meantime: the optimizer steps one slice while the next gradient comes and the values before go back; a block's
-input leaves while the next block computes, and comes back one block early (`host_pool.HostCopy`). The arithmetic is
-the same, and so are the bits.
+in the meantime: the optimizer steps one slice while the next gradient comes and the values before go back. The
+arithmetic is the same, and so are the bits.
 
-Sources: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes per step, section 4; overlap, section 4.2); for
-activations, Rajbhandari et al., ZeRO, SC 2020, section 6.1 (P_a+cpu).
-Proved by: tests/train/test_offload.py
+Source: Ren et al., "ZeRO-Offload", USENIX ATC 2021 (2 M + 2 M bytes per step, section 4; overlap, section 4.2).
+Proved by: tests/techniques/test_offload.py
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from minidist.base import arrays as xp
@@ -150,14 +147,3 @@ class OffloadedOptimizer(HostOptimizer):
         """Copy the parameters to the host again, after they were changed (loaded) on the device."""
         for near, far in zip(self.device, self.host, strict=True):
             self.pool.start_store(near.data.reshape(-1), "parameter", far.data).wait()
-
-
-@dataclass(frozen=True)
-class CPUOffloadPolicy:
-    """For `fully_shard(offload_policy=)`: shards of parameters and gradients live in `pool`.
-
-    A shard moves to the device before its unit is gathered, the reduced gradient moves back after its reduction. The
-    optimizer works on host arrays; step it inside `pool.on_host()`, so that its state is counted there.
-    """
-
-    pool: HostPool

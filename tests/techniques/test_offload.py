@@ -14,7 +14,9 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.optim import Adam, ParameterSlice
-from minidist.parallel import HostCopy, HostPool, OffloadedOptimizer, SavedOnHost
+from minidist.parallel import HostPool
+from minidist.techniques.offload.activations import HostCopy, SavedOnHost
+from minidist.techniques.offload.optimizer import OffloadedOptimizer
 
 GPT = {
     "model": "gpt",
@@ -54,13 +56,13 @@ def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
     """4 + 4 bytes a parameter in float32, 1/n of them on each rank when the optimizer is sharded."""
     results, _ = run(ranks, zero=zero, offload="optimizer")
     plain, _ = run(ranks, zero=zero)
-    owned = [r.host["to_host"] // GPT["steps"] for r in results]
+    owned = [r.measured["host"]["to_host"] // GPT["steps"] for r in results]
     assert sum(owned) == 4 * parameters() * (ranks if zero == 0 else 1)
     for result, nbytes, without in zip(results, owned, plain, strict=True):
-        assert result.host["to_device"] == result.host["to_host"]
+        assert result.measured["host"]["to_device"] == result.measured["host"]["to_host"]
         largest = 4 * 16 * 64  # the slice that the optimizer's block has to hold: c_fc
         # values, gradient and two moments, and a block to compute in (two while it grows)
-        assert 4 * nbytes < result.host["peak"] <= 4 * nbytes + 2 * largest
+        assert 4 * nbytes < result.measured["host"]["peak"] <= 4 * nbytes + 2 * largest
         assert result.peak_by_purpose.get("optimizer", 0) == 0
         assert result.peak_bytes < without.peak_bytes
 
@@ -75,7 +77,7 @@ def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, preci
     verdict = SimWorld(2).run(compare_rank, config, expected_snapshots(config, 2))[0]
     assert verdict.equal, verdict.first_difference
     results = SimWorld(2).run(train, config)
-    crossed = [sum(r.host[way] for r in results) // config.steps for way in ("to_host", "to_device")]
+    crossed = [sum(r.measured["host"][way] for r in results) // config.steps for way in ("to_host", "to_device")]
     if offload == "optimizer":
         assert crossed == [2 * parameters() * (2 if zero == 0 else 1)] * 2
     else:
@@ -96,7 +98,7 @@ def test_the_blocks_inputs_wait_on_the_host():
     (result,), _ = run(1, **ACTIVATIONS)
     an_input = 1 * GPT["context"] * GPT["width"] * 4
     crossings = GPT["layers"] * GPT["accumulation"] * GPT["steps"]
-    assert result.host == {
+    assert result.measured["host"] == {
         "peak": GPT["layers"] * an_input,
         "to_host": crossings * an_input,
         "to_device": crossings * an_input,
@@ -180,14 +182,14 @@ def test_what_is_saved_for_backward_crosses_once_each_way():
     (with_it,), _ = run(1, **SAVED, **sizes, dropout=0.0)
     (without,), _ = run(1, **sizes, dropout=0.0)
     nbytes = 4 * ((17 * 2 + 2) * 4 * 8 * GPT["width"] + 2 * 4 * GPT["heads"] * 8 * 8)
-    assert with_it.host == {"peak": nbytes, "to_host": 3 * nbytes, "to_device": 3 * nbytes}
+    assert with_it.measured["host"] == {"peak": nbytes, "to_host": 3 * nbytes, "to_device": 3 * nbytes}
     # The device keeps what no node saves: the residual stream, and the logits with their gradient.
     activations = [result.peak_by_purpose["activation"] for result in (with_it, without)]
     assert activations[0] < activations[1] - nbytes / 2
     assert with_it.digest == without.digest
 
     (masked,), _ = run(1, **SAVED, **sizes, dropout=0.5)
-    assert masked.host["peak"] == nbytes + (2 * 2 + 1) * 4 * 8 * GPT["width"]  # one byte per element
+    assert masked.measured["host"]["peak"] == nbytes + (2 * 2 + 1) * 4 * 8 * GPT["width"]  # one byte per element
 
 
 def test_without_a_backward_nothing_leaves():

@@ -16,10 +16,11 @@ from minidist.job.checkpoint.resume import read_job_state
 from minidist.job.equality.compare import Judge, compare_rank, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import MetricsFile, read_metrics
-from minidist.job.train.repartition import exchange_volume
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime import GivenProfile, LayerProfile
-from minidist.planning.volumes import repartitioned_bytes
+from minidist.planning.volumes import phases_bytes
+from minidist.techniques.repartition.cut import exchange_volume
+from minidist.techniques.repartition.extension import profiled_by
 from tests.train.test_shares import config_of
 
 JOB = {"pp": 2, "layers": 4, "microbatches": 2, "global_batch": 8, "steps": 4, "repartition_every": 2}
@@ -36,26 +37,33 @@ def run(values, seconds, paces=None, observers=lambda comm: (), world=None):
     config, batches, ranks = config_of(**{**JOB, **values})
     world = world or SimWorld(ranks)
     profile = LayerProfile if seconds is None else partial(GivenProfile, seconds, paces)
-    results = world.run(lambda comm: train(comm, config, observers(comm), layer_profile=profile))
+
+    def main(comm):
+        with profiled_by(profile):
+            return train(comm, config, observers(comm))
+
+    results = world.run(main)
     return results, world, config, batches
 
 
 def cuts(results):
-    return [(run.partition, run.steps) for run in results[0].cuts]
+    return results[0].measured["partitions"]
 
 
 CASES = [
     ({"dp": 2, "clip": 0.1, "dropout": 0.1, "evaluate_every": 1}, ONE),
     ({"dp": 2, "zero": 1, "clip": 0.1, "noise_scale": True, "global_batch": 11, "weights": "3,1"}, ONE),
     ({"dp": 2, "zero": 3, "persistence_threshold": 50, "evaluate_every": 2, "precision": "bf16"}, ONE),
-    # Two steps overflow, so the moved layers have masks and no optimizer state yet.
-    ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
     ({"dp": 2, "zero": 3, **SPARSE}, ONE),
-    ({**IMAGES, "dp": 2, "steps": 3, "evaluate_every": 3}, ONE),
     ({**EIGHT, "schedule": "dualpipe", "dp": 2, "zero": 1}, EIGHTH),
     ({**EIGHT, "schedule": "zb-v"}, EIGHTH),
     ({"pp": 3, "layers": 6, "steps": 6, "model": "llama"}, {2: [1, 1, 1, 1, 1, 9], 4: [9, 1, 1, 1, 1, 1]}),
 ]
+BESIDE = {  # what a layer has beside its weights
+    # Two steps overflow, so the moved layers have masks and no optimizer state yet.
+    "masks": ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
+    "running statistics": ({**IMAGES, "dp": 2, "steps": 3, "evaluate_every": 3}, ONE),
+}
 MORE = [
     ({"dp": 2, "zero": 1, **FP16, "loss_scale": 2.0**18, "offload": "optimizer"}, ONE),
     ({"dp": 2, "zero": 2, "check_replicas": True}, ONE),
@@ -74,11 +82,7 @@ MORE = [
 ]
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(
-    ("values", "seconds"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
-)
-def test_it_equals_one_device_and_sends_the_closed_form(values, seconds):
+def equals_one_device_and_sends_the_closed_form(values, seconds):
     config, batches, ranks = config_of(**{**JOB, **values})
     expected, judges = expected_snapshots(config, ranks), []
 
@@ -92,12 +96,25 @@ def test_it_equals_one_device_and_sends_the_closed_form(values, seconds):
 
     # Without observers, which gather tensors.
     results, world, *_ = run(values, seconds)
-    assert len(results[0].cuts) == 1 + len(seconds)
+    assert len(results[0].phases) == 1 + len(seconds)
     measured = Counter()
     for trace in world.traces:
         measured.update(trace.bytes_by_purpose())
-    assert +measured == +repartitioned_bytes(config, batches, [result.cuts for result in results])
+    assert +measured == +phases_bytes(config, batches, [result.phases for result in results])
     assert measured["repartition"] > 0
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    ("values", "seconds"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
+)
+def test_it_equals_one_device_and_sends_the_closed_form(values, seconds):
+    equals_one_device_and_sends_the_closed_form(values, seconds)
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_what_a_layer_has_beside_its_weights_moves_with_it(case):
+    equals_one_device_and_sends_the_closed_form(*BESIDE[case])
 
 
 def owners(results, number, per_stage):
@@ -107,7 +124,7 @@ def owners(results, number, per_stage):
     """
     found = {}
     for rank, result in enumerate(results):
-        (axis,) = result.cuts[number].sizes
+        (axis,) = result.phases[number].sizes
         (unit,) = axis.units
         at, share = 0, unit // per_stage
         for name, size in axis.parameters.items():
@@ -126,14 +143,15 @@ def test_each_moved_layer_is_sent_once_and_of_shards_what_is_not_there(zero):
     assert cuts(results) == [("2,2", 2), ("3,1", 2)]
 
     # h.2 moves from stage 1 to stage 0, weights to both replicas; its state, two arrays of AdamW, too.
-    (before, after) = (run.sizes[0].parameters for run in results[0].cuts)
+    (before, after) = (run.sizes[0].parameters for run in results[0].phases)
     moved = sum(size for name, size in after.items() if name not in before)
     assert {name.split(".")[2] for name in after if name not in before} == {"2"}
     state = 2 * 2 * moved
     if zero:
         old, new = owners(results, 0, 2), owners(results, 1, 2)
         state = 2 * sum(len(now - then) for name in new for now, then in zip(new[name], old[name], strict=True))
-    assert sum(run.lacking for result in results for run in result.cuts) == 8 * (2 * moved + state)
+    sent = [phase.sizes[0].more["repartition"] for result in results for phase in result.phases]
+    assert sum(one.lacking for one in sent) == 8 * (2 * moved + state)
 
     # One message between two ranks, and no other but the tables and one exchange of times.
     messages = [m for trace in world.traces for m in trace.sent("repartition")]
@@ -180,7 +198,7 @@ def test_a_resumed_job_begins_with_the_cut_of_its_checkpoint(zero, tmp_path):
 
     save = {"save": str(tmp_path / "b")}
     run({**values, **save, "steps": 3}, seconds)
-    assert read_job_state(Checkpoint(tmp_path / "b")).partition == [3, 1]
+    assert read_job_state(Checkpoint(tmp_path / "b")).model_extra["partition"] == [3, 1]
     rest, world, config, batches = run({**values, **save, "resume": True}, seconds)
     assert cuts(rest) == [("3,1", 1), ("1,3", 2)]
     assert (rest[0].losses, [r.digest for r in rest]) == (whole[0].losses, [r.digest for r in whole])
@@ -188,7 +206,7 @@ def test_a_resumed_job_begins_with_the_cut_of_its_checkpoint(zero, tmp_path):
     for trace in world.traces:
         measured.update(trace.bytes_by_purpose())
     del measured["checkpoint"]
-    assert +measured == +repartitioned_bytes(config, batches, [result.cuts for result in rest], 3)
+    assert +measured == +phases_bytes(config, batches, [result.phases for result in rest], 3)
 
     # Another model is refused as ever.
     with pytest.raises(UsageError, match="was made with --layers 4, this job has 5; resume with --layers 4"):

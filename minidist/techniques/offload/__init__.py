@@ -1,0 +1,1 @@
+"""--offload: optimizer state, activations or shards of parameters are kept in host memory."""

@@ -1,0 +1,88 @@
+"""`--offload optimizer`, `activations`, `parameters`: what is needed rarely waits in host memory (`HostPool`).
+
+    optimizer      the optimizer steps copies of the weights on the host, beside its state       `OffloadedOptimizer`
+    activations    what operations save for backward moves to the host and back                  `SavedOnHost`
+                   where blocks are recomputed, their inputs alone                               `HostCopy`
+    parameters     shards of ZeRO 3's parameters, gradients and optimizer state are on the host  `CPUOffloadPolicy`
+
+The arithmetic is the same, and so are the bits. No rank sends more; what crosses the link to the host is reported.
+
+Proved by: tests/techniques/test_offload.py
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+from minidist.comm import Comm
+from minidist.parallel import CPUOffloadPolicy, HostPool
+from minidist.techniques.extension import Extension
+from minidist.techniques.offload.activations import HostCopy, SavedOnHost
+from minidist.techniques.offload.optimizer import HostOptimizer, OffloadedOptimizer
+from minidist.techniques.offload.rules import RULES, OffloadSettings
+
+
+def on_parameters(job: Any) -> bool:
+    """Return whether shards of parameters are on the host; they are shards on one data-parallel rank, too."""
+    return bool(job.offload == "parameters")
+
+
+class Offload(Extension):
+    """Keeps optimizer state, activations or parameters of a rank in host memory. pool: None on one device."""
+
+    Settings = OffloadSettings
+    panel = "Precision and memory"
+    rules = RULES
+    matters_alone = (("zero", on_parameters), ("prefetch", on_parameters))
+    pool: HostPool | None = None
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        # The reference on one device has one memory.
+        self.pool = None if comm is None else HostPool(comm)
+
+    def attached(self, strategy: Any) -> AbstractContextManager[Any]:
+        # Where blocks are recomputed, their inputs are all that is offloaded: see `pack`.
+        kept = strategy.job.config.recompute in ("none", "selective")
+        if self.pool is None or self.settings.offload != "activations" or not kept:
+            return nullcontext()
+        return SavedOnHost(self.pool).saving()
+
+    def packs_inputs(self) -> bool:
+        return bool(self.settings.offload == "activations")
+
+    def pack(self, array: Any) -> Any:
+        assert self.pool is not None
+        return HostCopy(array, self.pool)
+
+    def optimizer(self, kind: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the optimizer that steps on the host, with its state in the pool's memory."""
+        if self.pool is None or self.settings.offload == "activations":
+            return kind
+        # Shards of parameters are on the host already; other weights are copied there.
+        if self.settings.offload == "parameters":
+            return partial(_beside_parameters, kind, self.pool)
+        return partial(OffloadedOptimizer, optimizer_class=kind, pool=self.pool)
+
+    def offload_policy(self) -> CPUOffloadPolicy | None:
+        return None if self.pool is None or self.settings.offload != "parameters" else CPUOffloadPolicy(self.pool)
+
+    def result(self) -> dict[str, Any]:
+        if self.pool is None:
+            return {}
+        crossed = {"to_host": self.pool.to_host, "to_device": self.pool.to_device}
+        return {"host": {"peak": self.pool.account.peak, **crossed}}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        return [
+            "on the host: peak {peak:,} B; crossed the link: {to_host:,} B down, {to_device:,} B up".format(
+                **result["host"]
+            )
+        ]
+
+
+def _beside_parameters(kind: Callable[..., Any], pool: HostPool, parameters: Any, **settings: Any) -> HostOptimizer:
+    """Return an optimizer of parameters that are on the host, with its state beside them."""
+    with pool.on_host():
+        optimizer = kind(parameters, **settings)
+    return HostOptimizer(optimizer, pool)

@@ -1,0 +1,117 @@
+"""The state of a job moves from one layout to another: weights, optimizer state, running statistics, techniques'.
+
+What a rank holds is a list of named ranges (`parallel/redistribute.py`), before and after; of ZeRO's optimizer state
+it is the elements of its shard. Gradients do not move: they are used up.
+
+A layout is known here only by its data axes, so it may be any strategy of `job/train/strategies`.
+
+Proved by: tests/techniques/test_repartition.py
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from minidist.base import arrays as xp
+from minidist.base.arrays import Array
+from minidist.base.half import is_half
+from minidist.comm import Comm
+from minidist.parallel.redistribute import Piece, lacking_bytes, redistribute
+
+Shards = dict[str, list[Any]]  # what a technique keeps beside the weights of a data axis, by kind
+
+
+def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> tuple[int, int]:
+    """Fill the layout `after` with the state of `before`, that of `done` steps. Every rank calls it.
+
+    stride: see `redistribute`. Returns how many ranges all ranks told each other, and how many bytes this rank needed
+    and did not have.
+    """
+    # [1] Room for what this rank will have, and what it has.
+    state = _OptimizerState(after, before.step_count)
+    extensions = after.job.extensions
+    beside = [[_empty(extension.shards_after(axis, done)) for extension in extensions] for axis in after.data_axes]
+    buffers = [(name, xp.empty(array.shape, array.dtype)) for name, array, _ in after.buffers()]
+    held = [[extension.shards(axis) for extension in extensions] for axis in before.data_axes]
+    have = _pieces(before, held, before.buffers())
+    have += _state_pieces(before)
+    need = [*_pieces(after, beside, buffers), *state.pieces()]
+
+    # [2] From the ranks that had it to those that have it now.
+    lacking = lacking_bytes(have, need)
+    ranges = redistribute(comm, have, need, stride)
+
+    # [3] As after a resume: optimizers take their state over, and everyone learns that the weights have changed.
+    for axis, found, own in zip(after.data_axes, state.by_axis, beside, strict=True):
+        for extension, shards in zip(extensions, own, strict=True):
+            extension.load_shards(axis, shards)
+        axis.optimizer.load_state_dict({"step": before.step_count, "state": found})
+        axis.updated()
+        if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer
+            axis.optimizer.refresh()
+    after.job.model.load_state_dict(dict(buffers), strict=False)
+    return ranges, lacking
+
+
+def _pieces(strategy: Any, beside: Sequence[Sequence[Shards]], buffers: Sequence[tuple[Any, ...]]) -> list[Piece]:
+    """Return weights, what techniques keep beside them, and running statistics of a rank.
+
+    beside: of each data axis, what each technique keeps.
+    """
+    result = []
+    for axis, own in zip(strategy.data_axes, beside, strict=True):
+        for kind, shards in (("weights", axis.weights()), *(pair for kinds in own for pair in kinds.items())):
+            result += [_piece(strategy, axis, kind, s.parameter.name, s.start, s.stop, s.values) for s in shards]
+    for name, array, *_ in buffers:
+        values = array.reshape(-1)
+        result.append(Piece(f"buffers/{name}", 0, values.size, values))
+    return result
+
+
+def _state_pieces(strategy: Any) -> list[Piece]:
+    """Return the optimizer state of a rank."""
+    return [
+        _piece(strategy, axis, f"optimizer/{key}", p.name, start, stop, array)
+        for axis in strategy.data_axes
+        for p, start, stop in axis.state_ranges()
+        for key, array in axis.optimizer.state.get(p.name, {}).items()
+    ]
+
+
+class _OptimizerState:
+    """New arrays for the optimizer state of a strategy. by_axis: {parameter: {key: array}} of each of its data axes."""
+
+    def __init__(self, strategy: Any, steps: int) -> None:
+        self.strategy = strategy
+        self.by_axis: list[dict[str, dict[str, Array]]] = []
+        for axis in strategy.data_axes:
+            own: dict[str, dict[str, Array]] = {}
+            for p, start, stop in axis.state_ranges() if steps else ():
+                dtype = xp.dtype(xp.float32) if is_half(p.dtype) else p.dtype
+                names = axis.optimizer.state_names(p.dtype, p.name)
+                if names:
+                    own[p.name] = {name: xp.empty(stop - start, dtype) for name in names}
+            self.by_axis.append(own)
+
+    def pieces(self) -> list[Piece]:
+        """Return them, to be filled."""
+        return [
+            _piece(self.strategy, axis, f"optimizer/{key}", p.name, start, stop, array)
+            for axis, own in zip(self.strategy.data_axes, self.by_axis, strict=True)
+            for p, start, stop in axis.state_ranges()
+            for key, array in own.get(p.name, {}).items()
+        ]
+
+
+def _piece(strategy: Any, axis: Any, kind: str, name: str, start: int, stop: int, values: Array) -> Piece:
+    """Return elements of a parameter, or of what belongs to it; ranks of the other axes hold other shards of it."""
+    place = f"tp {strategy.axes.tp.rank}" + (f" ep {strategy.axes.ep.rank}" if axis.experts else "")
+    return Piece(f"{kind}/{name} of {place}", start, stop, values)
+
+
+def _empty(expected: Mapping[str, tuple[str, Sequence[Any]]]) -> Shards:
+    """Return arrays for the shards that a technique expects (`Extension.shards_after`), to be filled."""
+    return {
+        kind: [replace(shard, values=xp.empty(shard.stop - shard.start, dtype)) for shard in shards]
+        for kind, (dtype, shards) in expected.items()
+    }
