@@ -38,9 +38,9 @@ from minidist.data import glyphs
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 from minidist.parallel.gradients import make_buckets
 from minidist.report import draw, show
+from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 
 # %% [markdown]
 # ## 2 Predict
@@ -147,7 +147,7 @@ for rank, (total, left) in enumerate(
 
 # %% [markdown]
 # In the library a *communication hook* replaces the all-reduce of a bucket by such a function:
-# [compression](../minidist/parallel/compression).
+# [compression](../minidist/techniques/compression).
 
 # %% [markdown]
 # ## 5 Check

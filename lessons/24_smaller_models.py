@@ -39,7 +39,7 @@ from minidist.job.train.trainer import train as train_job
 from minidist.nn import MLP
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import compress
+from minidist.parallel.compressor import compress
 from minidist.report import draw, show
 from minidist.techniques.distillation.loss import distillation_loss
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable

@@ -31,8 +31,8 @@ def test_a_plan_needs_nothing_but_the_ground_floor():
 # Of the others, one file per command, exercise, picture and schedule, the first line says how to find them.
 LISTED = """
     autograd autograd.ops base bench collectives comm comm.mpi comm.sim course course.museum data debug debug.dumps job
-    job.checkpoint job.config job.equality job.train job.train.strategies nn optim parallel parallel.compression
-    parallel.context parallel.tensor pipeline pipeline.runtime planning
+    job.checkpoint job.config job.equality job.train job.train.strategies nn optim parallel parallel.context
+    parallel.tensor pipeline pipeline.runtime planning techniques.compression
 """
 
 

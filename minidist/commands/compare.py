@@ -28,6 +28,7 @@ from minidist.commands.options import (
 )
 from minidist.commands.output import Result, json_or_table, say
 from minidist.job.config.train_config import TrainConfig, flag
+from minidist.techniques import sums_buckets
 
 CALL = "minidist compare FILE.py:RANK FILE.py:ALONE --ranks 4"
 
@@ -99,7 +100,7 @@ def compare(
 
     # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here, where
     # gradients are summed by an all-reduce.
-    if "reduction" not in given_settings() and config.strategy == "auto" and config.compression == "none":
+    if "reduction" not in given_settings() and config.strategy == "auto" and not sums_buckets(config):
         config = config.model_copy(update={"reduction": "ordered"})
     if config.micro_batch == "auto":
         from minidist.commands.memory_budget import choose_micro_batch

@@ -16,7 +16,7 @@ tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
 parameter_server/       the parameter server
-compression/            gradient compression
+compressor.py           a hook that reduces buckets with fewer bytes
 host_pool.py            host memory beside a device
 overflow.py             agreement on whether a gradient overflowed
 axes_check.py           over which ranks gradients may be summed

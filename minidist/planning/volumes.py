@@ -183,14 +183,13 @@ def _data_axes(
                 total["batch_norm"] += groups * steps * k * sum(sync_batch_norm_bytes(channels, n))
             for channels in axis.norms if stages_replayed else axis.norms_again:
                 total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
-        # A compressor states the bytes of its own messages.
+        # An algorithm that is neither the ring nor ordered states its own.
         elements = sent["gradient_reduce"] if axis.reduced is None or n == 1 else axis.reduced
-        reduced = elements * itemsize if axis.compressed is None else axis.compressed
-        total["gradient_reduce"] += reductions * groups * reduced
+        total["gradient_reduce"] += reductions * groups * elements * itemsize
 
         # What techniques add to an axis, or save.
         for extension in extensions:
-            total.update(extension.bytes_of_axis(run, AxisRun(axis, n, groups, per_step)))
+            total.update(extension.bytes_of_axis(run, AxisRun(axis, n, groups, per_step, elements * itemsize)))
         total["parameter_gather"] += gathers * groups * itemsize
     return total
 

@@ -1,6 +1,7 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
+compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
@@ -42,6 +43,7 @@ __all__ = [
     "of_users",
     "packs_inputs",
     "ranks_beside",
+    "sums_buckets",
     "trains_alone",
 ]
 
@@ -88,6 +90,11 @@ def trains_alone(config: Any) -> bool:
 def packs_inputs(config: Any) -> bool:
     """Return whether the inputs of recomputed blocks wait elsewhere, so that blocks of a pipeline recompute, too."""
     return any(extension.packs_inputs() for extension in of_job(config))
+
+
+def sums_buckets(config: Any) -> bool:
+    """Return whether a technique of a job sums the buckets of gradients in place of the job's --reduction."""
+    return any(extension.sums_buckets for extension in of_job(config))
 
 
 def ranks_beside(config: Any, ranks: int | None = None) -> int:

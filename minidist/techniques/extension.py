@@ -8,6 +8,7 @@ the job at the same places. In the order of a job:
     before_resume(config, stages, then, state)    a job is resumed, and nothing is made yet
     build(job, comm)             the model and the data are made, nothing is parallel yet
     meeting(replica)             replicas train alone (`trains_alone`); replay(...) is the same on one device
+    sum_of_replicas(bucket)      on one device, a bucket of gradients is added (`sums_buckets`)
     loss(loss, comm)             the model has its loss function; again when its vocabulary is split over `comm`
     axis_made(axis)              a data axis of the layout is made
     forget()                     layers were run to measure them, which is no part of the training
@@ -16,6 +17,7 @@ the job at the same places. In the order of a job:
     optimizer(kind)              an optimizer is made
     check_resume(checkpoint), differs(state)    a checkpoint is about to be read
     load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
+    load_of_rank(axis, arrays), load_of_axis(axis, arrays)
     begin(comm, strategy, done)  the layout is made, and a checkpoint was read
     attached(strategy)           a context that lasts until the job ends, or has another layout
     for each step
@@ -28,7 +30,7 @@ the job at the same places. In the order of a job:
         evaluate(done, loss)     the loss on held-out data was computed
         record(job, done)        a line of `--metrics` is written
         next_layout(strategy, done, rebuild)    the step has ended, and its gradients are used up
-    state(), scalars(), shards(axis)    a checkpoint is written
+    state(), scalars(), shards(axis), of_rank(axis), of_axis(axis)    a checkpoint is written
     result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
@@ -47,6 +49,7 @@ from pydantic import BaseModel, ConfigDict
 
 from minidist.comm import Comm
 from minidist.data import Shares
+from minidist.techniques.bucket import ReplicaBucket
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.rule import Rule
 
@@ -96,13 +99,14 @@ class AxisRun:
     """One data axis in the part of a job whose bytes are counted: one stage's parameters on the ranks that share them.
 
     sizes: its `AxisSizes`. ranks: those over which gradients are summed. groups: how many such groups a stage has.
-    reductions: of its gradients, in a step.
+    reductions: of its gradients, in a step. reduced: bytes that its ranks together send in one of them.
     """
 
     sizes: Any
     ranks: int
     groups: int
     reductions: int
+    reduced: int
 
 
 class Settings(BaseModel):
@@ -124,7 +128,10 @@ class Extension:
     `differs` compares where the checkpoint has a `state`, because they name a place. evaluations: how many losses
     `evaluate` computes. periods: flags of what happens every so many steps, and how many steps must follow for it to
     have an effect. jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone:
-    whether each data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`). trainers: what
+    whether each data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`). sums_buckets:
+    whether the technique sums whole buckets of gradients in an order of its own, in place of --reduction (`bucket.py`);
+    both stages with a tied weight then have a bucket for it. own_state: of each kind of state that `of_rank` returns,
+    what a checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what
     traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
     such ranks.
     """
@@ -143,6 +150,8 @@ class Extension:
     periods: ClassVar[Mapping[str, int]] = {}
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
+    sums_buckets: ClassVar[bool] = False
+    own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"
 
     def __init_subclass__(cls) -> None:
@@ -214,6 +223,19 @@ class Extension:
 
     def replay(self, devices: Sequence[Any], mean: Mean) -> Replay:
         """Return what lets replicas meet on one device. devices: has one for each, with its `job` and its `flat`."""
+        raise NotImplementedError
+
+    def check_comparison(self, config: Any, dims: Any, cut: str) -> None:
+        """Raise UsageError for a layout in which the job cannot be compared with one device.
+
+        cut: why a sum inside a micro-batch has another order than on one device; empty where it has not.
+        """
+
+    def sum_of_replicas(self, bucket: ReplicaBucket) -> Any:
+        """Return the sum of a bucket of gradients over the replicas, on one device, in a technique that `sums_buckets`.
+
+        It sends nothing, and is to be written independently of what the ranks do.
+        """
         raise NotImplementedError
 
     def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
@@ -368,6 +390,23 @@ class Extension:
 
     def load_shards(self, axis: Any, shards: Mapping[str, Sequence[Any]]) -> None:
         """Continue with the shards of a checkpoint, or of other ranks, which `shards_after` has named."""
+
+    def of_rank(self, axis: Any) -> dict[str, Any]:
+        """Return arrays that this rank alone holds for a data axis, by kind, for a checkpoint; see `own_state`.
+
+        Ranks of a resumed job get their own, and other numbers of ranks arrays with the same sum.
+        """
+        return {}
+
+    def load_of_rank(self, axis: Any, arrays: Mapping[str, Any]) -> None:
+        """Continue with the arrays of `of_rank`."""
+
+    def of_axis(self, axis: Any) -> dict[str, Any]:
+        """Return further arrays for a checkpoint by name, which are equal on all ranks of a data axis."""
+        return {}
+
+    def load_of_axis(self, axis: Any, arrays: Mapping[str, Any]) -> None:
+        """Continue with the arrays of `of_axis`."""
 
     def result(self) -> dict[str, Any]:
         """Return the entries that a job's JSON gets: of rank 0, after the last step."""

@@ -18,7 +18,7 @@ from minidist.data import glyphs
 from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import compress, make_compressor
+from minidist.techniques.compression import compress, make_compressor
 
 STEPS, ROWS = 60, 480
 

@@ -17,7 +17,7 @@ from minidist.data import glyphs
 from minidist.nn import MLP
 from minidist.optim import Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import compress
+from minidist.parallel.compressor import compress
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule

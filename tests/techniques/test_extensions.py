@@ -105,6 +105,49 @@ def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
     assert "'other/step-00000003' does not describe a job (12 samples, and no count)" in error
 
 
+ARRAYS = """
+import numpy as np
+from minidist.techniques import Extension
+
+class Counts(Extension):
+    own_counts, common = 0, 0
+    def begin(self, comm, strategy, done):
+        self.rank = comm.rank
+    def after_update(self, moment):
+        self.own_counts += 1 + self.rank
+        self.common += 1
+    def of_rank(self, axis):
+        return {"counts": np.array([self.own_counts])}
+    def load_of_rank(self, axis, arrays):
+        self.own_counts = int(arrays["counts"][0])
+    def of_axis(self, axis):
+        return {"common": np.array([self.common])}
+    def load_of_axis(self, axis, arrays):
+        self.common = int(arrays["common"][0])
+    def result(self):
+        return {"own": self.own_counts, "common": self.common}
+    def of_all_ranks(self, results):
+        return {"own": [result["own"] for result in results]}
+"""
+
+
+def test_what_ranks_hold_of_an_axis_goes_through_a_checkpoint_and_is_not_lost(here, capsys):
+    Path("arrays.py").write_text(ARRAYS)
+    flags, job = ["--extension", "arrays.py:Counts"], ["--save", "run", "--global-batch", "4", "--micro-batch", "2"]
+    assert trained(capsys, *flags, *job, "--dp", "2")["own"] == [3, 6]
+    resumed = ["--resume", "--from-step", "3", "--steps", "4"]
+    # On as many ranks each has its own again; one rank has the sum of both.
+    more = trained(capsys, *flags, *job, "--dp", "2", *resumed)
+    assert (more["own"], more["common"]) == ([3 + 1, 6 + 2], 4)
+    more = trained(capsys, *flags, *job, "--dp", "1", "--accumulation", "2", *resumed)
+    assert (more["own"], more["common"]) == ([9 + 1], 4)
+    # A job without the technique has no place for them.
+    with pytest.raises(SystemExit):
+        cli.main([*JOB, *job, "--dp", "2", *resumed])
+    error = capsys.readouterr().err
+    assert "holds arrays of a technique (local/counts/stage 0 tile 0), and this job has no place for them" in error
+
+
 DERIVED = (
     STATE
     + """

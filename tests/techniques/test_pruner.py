@@ -11,7 +11,7 @@ from minidist.comm import SimWorld
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import compress
+from minidist.parallel.compressor import compress
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes

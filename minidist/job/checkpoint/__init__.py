@@ -3,7 +3,7 @@
 directory.py          saving and loading a directory of global tensors
 parameter_shards.py   which parts of the global tensors a rank's arrays are
 rank_state.py         state that belongs to a rank
-error_feedback.py     the residuals of compressed gradients
+axis_state.py         what techniques keep of a data axis
 buffers.py            running statistics
 resume.py             a training job in a checkpoint and back
 saved_model.py        the model of a checkpoint

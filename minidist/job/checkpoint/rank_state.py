@@ -1,8 +1,8 @@
 """State that belongs to a rank and to no global tensor, and what happens to it when the number of ranks changes.
 
-Weights and optimizer state are global tensors, so any layout can read them. The residual of error feedback is not: rank
-3's residual is what rank 3 has not sent yet. What training needs is that nothing of it is lost, which is a statement
-about the *sum* over ranks. So every kind of local state names its rule:
+Weights and optimizer state are global tensors, so any layout can read them. A residual of gradients is not: that of
+rank 3 is what rank 3 has not sent yet. What training needs is that nothing of it is lost, which is a statement about
+the *sum* over ranks. So every kind of local state names its rule:
 
     sum      each rank's array is stored. On as many ranks each gets its own back, bit for bit; on n others rank r gets
              the sum of the arrays of the old ranks r, r + n, r + 2n, ... and zeros when there are none: the total is
@@ -10,7 +10,7 @@ about the *sum* over ranks. So every kind of local state names its rule:
     drained  must be empty when a checkpoint is made: activations of micro-batches in flight, stashed weights. The save
              is refused until the pipeline has been drained, on every rank alike.
 
-Proved by: tests/checkpoint/test_killed.py, tests/train/test_compression.py
+Proved by: tests/checkpoint/test_killed.py, tests/techniques/test_compression.py
 """
 
 from collections.abc import Iterable

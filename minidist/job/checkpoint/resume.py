@@ -29,6 +29,7 @@ from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.meta import NoDevice
 from minidist.comm import Comm
 from minidist.comm.sim.folded import others_of, seen_from
+from minidist.job.checkpoint.axis_state import NamedAxis, axis_state_shards, load_axis_state
 from minidist.job.checkpoint.buffers import Buffer, buffer_shards, load_buffers
 from minidist.job.checkpoint.directory import (
     Checkpoint,
@@ -41,7 +42,6 @@ from minidist.job.checkpoint.directory import (
     tensors_of,
 )
 from minidist.job.checkpoint.dry_storage import DryStorage, file_bytes
-from minidist.job.checkpoint.error_feedback import CompressedAxis, error_feedback_shards, load_error_feedback
 from minidist.job.checkpoint.parameter_shards import LocalShard, checkpoint_shards
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.models import llama_inner
@@ -110,7 +110,7 @@ class SavedJob(Protocol):
     def data_digest(self) -> str: ...
 
 
-class SavedAxis(CompressedAxis, Protocol):
+class SavedAxis(NamedAxis, Protocol):
     """What a checkpoint asks of a data axis; see `train.strategies.data_axis.DataAxis`."""
 
     optimizer: Any
@@ -278,7 +278,7 @@ def _describing_a_job(checkpoint: Checkpoint, *place: str) -> Iterator[None]:
 
 def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
     """Return all that this rank holds of a checkpoint."""
-    return [*_shards(strategy), *error_feedback_shards(strategy), *buffer_shards(strategy.buffers())]
+    return [*_shards(strategy), *axis_state_shards(strategy), *buffer_shards(strategy.buffers())]
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
@@ -355,7 +355,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         axis.updated()
         if hasattr(axis.optimizer, "refresh"):  # it steps copies of the weights, perhaps inside another optimizer
             axis.optimizer.refresh()
-    load_error_feedback(checkpoint, strategy)
+    load_axis_state(checkpoint, strategy)
     load_buffers(checkpoint, job.model)
     return checkpoint.step, saved.losses
 

@@ -13,7 +13,6 @@ from minidist.job.config.models import make_model, parameter_count
 from minidist.job.config.pipeline_plan import load_job_plan, make_plan, replicas_of
 from minidist.job.config.train_config import Batches, TrainConfig, updates_of
 from minidist.nn.recompute import budget_of
-from minidist.parallel.compression import check_compression
 from minidist.parallel.context import part_order, sequence_positions
 from minidist.parallel.parameter_server import parse_consistency
 
@@ -104,11 +103,6 @@ class ResolvedJob:
     def recomputes_blocks(self) -> bool:
         """Whether whole blocks run again in backward."""
         return self.budget is not None or self.config.recompute in ("full", "sqrt")
-
-    @cached_property
-    def compressor(self) -> str:
-        """Name of the compressor; raises UsageError for an unknown one."""
-        return check_compression(self.config.compression)[0]
 
     @property
     def server(self) -> bool:

@@ -259,21 +259,8 @@ CHECKPOINTS = (
     ),
 )
 
-# A compressor is a communication hook: it replaces the all-reduce of a gradient bucket, or ZeRO's reduce-scatter.
-COMPRESSION = (
-    Rule(
-        "compression-with-zero",
-        lambda j: j.compressor != "none" and j.zero == 3,
-        "--compression {compression} gives every rank the whole sum and, for error feedback, a residual of the size of"
-        " the model; with --zero 3 a rank has memory for its share of the model alone",
-        "use --zero 0, 1 or 2",
-    ),
-    Rule(
-        "compression-with-reduction",
-        lambda j: j.compressor != "none" and changed(j, "reduction"),
-        "--compression {compression} replaces the all-reduce of a gradient, whose order --reduction {reduction} sets",
-        "leave out one of the two",
-    ),
+# Which algorithm sums gradients follows from the operation that the layout does.
+REDUCTIONS = (
     Rule(
         "reduction-is-no-all-reduce",
         lambda j: j.zero == 0 and j.reduction != "auto" and j.reduction not in ALGORITHMS["all_reduce"],
@@ -296,14 +283,6 @@ COMPRESSION = (
         "--reduction {reduction} is no algorithm of both operations that --dp-replicate {dp_replicate} needs: a"
         " reduce-scatter of gradients, and an all-reduce over the copies of a shard",
         "use --reduction ring, ordered, naive, two_level or auto",
-    ),
-    Rule(
-        "compression-with-loss-scaling",
-        # A cast passes an overflow on as it is.
-        lambda j: j.compressor not in ("none", "fp16", "bf16") and j.precision == "fp16",
-        "--compression {compression} computes with norms and with what earlier steps left, and with --precision"
-        " {precision} gradients overflow and change their scale between steps",
-        "use --precision bf16, fp32 or fp64, or --compression bf16",
     ),
 )
 
@@ -369,13 +348,6 @@ PARAMETER_SERVER = (
             ("bucket_cap_mb", "whose workers push one gradient per step, without buckets"),
             ("reduction", "whose servers add gradients in the order that --consistency sets"),
         )
-    ),
-    Rule(
-        "server-with-compression",
-        lambda j: j.server and j.compressor != "none",
-        "not built: --compression {compression} compresses a reduction between ranks, and the workers of --strategy ps"
-        " push whole gradients to servers",
-        "leave it out",
     ),
 )
 
@@ -717,15 +689,12 @@ PIPELINE = (
         "--clip {clip} needs the gradients of all stages at one time, which --schedule {schedule} never has",
         "leave it out",
     ),
-    *(
-        Rule(
-            f"asynchronous-with-{name}",
-            both("asynchronous", name, unless="none"),
-            f"--{name} {{{name}}} is of the gradients that data-parallel ranks reduce, and --schedule {{schedule}} has"
-            " no such ranks",
-            "use a synchronous schedule, such as 1f1b",
-        )
-        for name in ("zero", "compression")
+    Rule(
+        "asynchronous-with-zero",
+        both("asynchronous", "zero"),
+        "--zero {zero} is of the gradients that data-parallel ranks reduce, and --schedule {schedule} has no such"
+        " ranks",
+        "use a synchronous schedule, such as 1f1b",
     ),
     Rule(
         "asynchronous-with-bucket-cap-mb",
@@ -858,8 +827,6 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("reduction", lambda j: j.replicas is not None),
     ("weights", lambda j: False),
     ("batch_norm", lambda j: j.batch_norm != "sync"),
-    # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
-    ("compression", lambda j: bool(j.pp == 1)),
     ("synchronize_each", lambda j: False),
     ("orthogonalize", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
@@ -907,7 +874,7 @@ def _flag_and_value(job: ResolvedJob, name: str) -> str:
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "Model and data": MODEL_AND_DATA,
     "Checkpoints": CHECKPOINTS,
-    "Gradient compression": COMPRESSION,
+    "Reductions of gradients": REDUCTIONS,
     "Parameter server": PARAMETER_SERVER,
     "Uneven rows": UNEVEN_ROWS,
     "Replicas and evaluation": REPLICAS,

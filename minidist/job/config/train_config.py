@@ -211,12 +211,6 @@ class JobSettings(BaseModel):
         description="algorithm of the sum of gradients; ordered: the same bits for all bucket sizes and numbers of"
         " ranks; auto: the fastest for each bucket",
     )
-    compression: str = Field(
-        "none",
-        description=(
-            "how gradients are compressed: none, fp16, bf16, topk:K (a share below 1), sign, qsgd:LEVELS, powersgd:RANK"
-        ),
-    )
     bucket_cap_mb: float = Field(25.0, gt=0, le=1e9, description="largest gradient bucket, in 1e6 bytes")
     synchronize_each: bool = Field(
         False, description="reduce after every micro-batch instead of once per step (without no_sync)"

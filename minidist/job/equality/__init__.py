@@ -4,7 +4,7 @@ reference.py        training on one device, each gradient added in the order tha
 gradient_order.py   these orders                    one_device.py       the strategy of the reference
 replicas_alone.py   that of replicas that train alone
 delayed_replay.py   that of an asynchronous pipeline
-compression_replay.py  the gradients of replicas that each send theirs compressed
+bucket_sums.py      the gradients of replicas whose buckets a technique sums
 snapshot.py         all tensors of a step by name   expected.py         those that a run must equal
 compare.py          every tensor of every step of every rank beside the reference's
 rounding.py         the tolerance of lower precision, measured on one device

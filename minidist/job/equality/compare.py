@@ -30,7 +30,7 @@ from minidist.job.equality.snapshot import KINDS, Snapshot, snapshot
 from minidist.job.train.state import Observer, StepState
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
-from minidist.techniques import changes_batches, of_job
+from minidist.techniques import changes_batches, of_job, sums_buckets
 
 FLOAT_BOUND = 1e-12
 FLOAT_STEPS = 5
@@ -205,19 +205,10 @@ class Judge:
 
 def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     """Return the tier that applies to a job; raise UsageError when none does."""
-    # Compressed gradients are added in a declared order in any case, and what is sent jumps with the last bit of a sum.
-    if config.compression != "none":
-        if splits_sums(config, dims):
-            raise UsageError(
-                f"{_cut(config, dims)}, and --compression {config.compression} makes another choice where a gradient"
-                " differs in its last bit, so no bound holds; compare it with --dp and --pp, or without compression"
-            )
-        if config.zero == 2 and dims.pp > 1:
-            raise UsageError(
-                f"--compression {config.compression}, --zero 2 and --pp {dims.pp} compress every micro-batch of every"
-                " stage, and the reference replays one reduction of a stage per step; compare with --zero 1, or without"
-                " --pp"
-            )
+    for extension in of_job(config):
+        extension.check_comparison(config, dims, _cut(config, dims) if splits_sums(config, dims) else "")
+    # A technique that sums buckets itself adds them in a declared order in any case.
+    if sums_buckets(config):
         return "ordered"
 
     if config.batch_norm == "sync" and changes_batches(config):
@@ -280,7 +271,7 @@ def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collecti
     """
     if (
         config.strategy != "auto"
-        or config.compression != "none"
+        or sums_buckets(config)
         or (config.reduction == "ordered" and not splits_sums(config, dims))
     ):
         return {}, ""

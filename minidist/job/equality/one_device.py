@@ -13,7 +13,7 @@ import numpy as np
 from minidist.autograd import Parameter, contribution_recorder
 from minidist.base.arrays import Array
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
-from minidist.job.equality.compression_replay import CompressionReplay
+from minidist.job.equality.bucket_sums import BucketSums
 from minidist.job.equality.gradient_order import Add
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.loss import ordered_sum
@@ -30,8 +30,8 @@ Contributions = dict[Parameter, list[Array]]
 class OneDevice(Strategy):
     """The whole model; each step runs the micro-batches `numbers` (None: all of them) one after the other.
 
-    add: sums a parameter's contributions. factor: what the sum is multiplied by. A job with --compression adds what
-    its replicas would send in place of them.
+    add: sums a parameter's contributions. factor: what the sum is multiplied by. Where a technique sums the
+    replicas' buckets, it does so here, too.
     """
 
     def __init__(self, job: Job, add: Add, numbers: Iterable[int] | None = None, factor: float = 1) -> None:
@@ -39,9 +39,10 @@ class OneDevice(Strategy):
         super().__init__(job, [DataAxis([self.flat], make_optimizer(job, self.flat), model=job.model)])
         self.add, self.factor = add, factor
         self.some = None if numbers is None else list(numbers)
-        # A pipeline without other replicas has no reduction that could be compressed.
+        # A pipeline without other replicas has no reduction that a technique could do.
         reduces = job.config.pp == 1 or job.batches.dp > 1 or job.config.zero
-        self.replay = CompressionReplay(job) if job.config.compression != "none" and reduces else None
+        self.technique = next((each for each in job.extensions if each.sums_buckets), None)
+        self.sums = BucketSums(job, self.technique) if self.technique is not None and reduces else None
 
     def _numbers(self, job: Job) -> Iterable[int]:
         shares = job.batch.shares
@@ -54,7 +55,7 @@ class OneDevice(Strategy):
         # Now add them, parameter by parameter.
         self.zero_grad()
         sites = {p.name: [contributions.get(p, []) for _, contributions in caught] for p in self.flat.parameters}
-        totals = None if self.replay is None else self.replay.add(sites)
+        totals = None if self.sums is None else self.sums.add(sites)
         for parameter in self.flat.parameters:
             name = parameter.name
             total = self.add(name, sites[name]) if totals is None else totals.get(name)
@@ -84,7 +85,7 @@ class OneDevice(Strategy):
             parts = [list(module.parameters())]
             if config.zero == 3:
                 parts = unit_parameters(module, config.persistence_threshold, tied)
-            elif config.zero == 2 or config.compression != "none":
+            elif config.zero == 2 or self.technique is not None:
                 parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
             # A tied weight counts on the first stage.
             units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]

@@ -27,6 +27,7 @@ from minidist.job.equality.difference_patterns import distance
 from minidist.job.equality.snapshot import Snapshot
 from minidist.optim.optimizer import MASTER
 from minidist.parallel.dims import ParallelDims
+from minidist.techniques import sums_buckets
 
 MARGIN = 8.0  # times the distance between two of our own runs
 UNIT = {"fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}  # the largest relative error of one rounding
@@ -35,7 +36,7 @@ TOLERANCES = "tolerances"  # beside the kinds of a snapshot: "kind/name" -> the 
 
 def is_rounded(config: TrainConfig, dims: ParallelDims) -> bool:
     """Return whether a job is compared within measured rounding."""
-    return config.precision != "fp64" and dims.splits_sums and config.compression == "none"
+    return config.precision != "fp64" and dims.splits_sums and not sums_buckets(config)
 
 
 def group_of(kind: str, name: str) -> str:

@@ -141,8 +141,8 @@ def apply_data_parallel(
     for parameter in module.parameters():
         if parameter.layout is not None and "ep" in parameter.layout.axes:
             groups["experts"].append(parameter)
-        # A compressor chooses by the whole bucket, so both stages must have a tied weight in equal ones.
-        elif parameter.name in tied and (config.zero == 2 or config.compression != "none"):
+        # Where a sum depends on the whole bucket, both stages must have a tied weight in equal ones.
+        elif parameter.name in tied and (config.zero == 2 or any(each.sums_buckets for each in job.extensions)):
             groups["tied"].append(parameter)
         else:
             groups["shared"].append(parameter)

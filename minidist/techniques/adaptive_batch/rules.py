@@ -124,7 +124,7 @@ RULES = (
             measuring(j)
             and (
                 j.synchronize_each
-                or j.compressor != "none"
+                or j.optional("compression") not in (None, "none")
                 or j.half
                 or j.optional("sparsity")
                 or j.optional("sparsity_pattern") is not None

@@ -128,7 +128,7 @@ RULES = (
     ),
     Rule(
         "local-steps-with-compression",
-        lambda j: j.local_steps and j.compressor != "none",
+        lambda j: j.local_steps and j.optional("compression") not in (None, "none"),
         "--compression {compression} does not combine with --local-steps {local_steps}, which sends no gradients",
         "leave it out",
     ),

@@ -16,7 +16,7 @@ from typing import Any
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.comm import Comm
-from minidist.parallel.compression import compress
+from minidist.parallel.compressor import compress
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner
 

@@ -29,7 +29,7 @@ from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm, PointToPoint
 from minidist.nn.linear import Conv1D, Linear
 from minidist.nn.module import Module
-from minidist.parallel.compression import Compressor
+from minidist.parallel.compressor import Compressor
 from minidist.parallel.gradients import Bucket
 from minidist.techniques.pruning.schedule import SparsitySchedule, pattern_mask
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys

@@ -124,7 +124,7 @@ RULES = (
     ),
     Rule(
         "sparsity-with-compression",
-        lambda j: prunes(j) and j.compressor != "none",
+        lambda j: prunes(j) and j.optional("compression") not in (None, "none"),
         "--compression {compression} takes the place of an all-reduce of gradients, and so does {pruning_flag}, which"
         " sends those of the kept weights",
         "leave one of them out",

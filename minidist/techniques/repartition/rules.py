@@ -36,13 +36,6 @@ RULES = (
         "use a synchronous schedule, such as 1f1b",
     ),
     Rule(
-        "repartition-with-compression",
-        lambda j: j.repartition_every and j.compression not in ("none", "fp16", "bf16"),
-        "--compression {compression} depends on which gradients share a bucket, and --repartition-every"
-        " {repartition_every} puts them into others by measured times",
-        "use fp16 or bf16, or leave one of them out",
-    ),
-    Rule(
         "repartition-with-one-cut",
         lambda j: j.pp > 1 and j.repartition_every and j.blocks == j.plan.stages,
         "--repartition-every {repartition_every} has only one way to cut {blocks} layers into {stages} stages, which is"

@@ -29,7 +29,6 @@ from minidist.nn.segments import recomputed_modules
 from minidist.optim import Muon, block_square_sums, clip_by_norm_
 from minidist.optim.named import optimizer_named
 from minidist.parallel import GradientReducer, LayerSums, WholeMatrices
-from minidist.parallel.compression import Compressor
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.running_statistics import batch_norms
 
@@ -41,12 +40,12 @@ class AxisSizes:
     """Element counts of one data axis of a rank, from which the bytes it sends follow.
 
     units: elements of each flat unit, with padding. buckets: of each gradient message. parameters: of each
-    trainable parameter (this rank's shard of it). held: number of parameter shards on this rank. compressed: bytes
-    of one reduction of compressed gradients, all ranks. reduced: elements that all ranks of the axis together send
-    per reduction of gradients, where the algorithm is neither ring nor ordered. resident: elements of units that
-    stay whole (small parameters under ZeRO 3). more: what the job's techniques add (`Extension.sizes`). norms:
-    channels of each batch norm whose statistics are combined over the axis. norms_again: of those whose forward
-    runs again in backward. orthogonalized: elements that all ranks of the axis together send in a step of Muon.
+    trainable parameter (this rank's shard of it). held: number of parameter shards on this rank. reduced: elements
+    that all ranks of the axis together send per reduction of gradients, where the algorithm is neither ring nor
+    ordered. resident: elements of units that stay whole (small parameters under ZeRO 3). more: what the job's
+    techniques add (`Extension.sizes`). norms: channels of each batch norm whose statistics are combined over the axis.
+    norms_again: of those whose forward runs again in backward. orthogonalized: elements that all ranks of the axis
+    together send in a step of Muon.
     """
 
     stage: int
@@ -55,7 +54,6 @@ class AxisSizes:
     buckets: list[int]
     parameters: dict[str, int]
     held: int = 0
-    compressed: int | None = None
     reduced: int | None = None
     resident: int = 0
     norms: tuple[int, ...] = ()
@@ -123,13 +121,11 @@ class DataAxis:
         reducers: Iterable[GradientReducer] = (),
         shards: Iterable[Shard] = (),
         replicas: Replicas = Replicas(),  # noqa: B008  it cannot change
-        compressor: Compressor | None = None,
     ) -> None:
         self.flats, self.optimizer, self.model = flats, optimizer, model
         self.stage, self.experts = stage, experts
         self.reducers, self.shards = list(reducers), list(shards)
         self.replica, self.state_replica, self.state_prefix = replicas
-        self.compressor = compressor
         self.techniques: dict[str, Any] = {}
 
     @property
@@ -219,13 +215,8 @@ class DataAxis:
 
     def sizes(self) -> AxisSizes:
         """Return the element counts from which the closed forms of its volumes follow."""
-        compressor, compressed, reduced = self.compressor, None, None
-        if compressor is not None:
-            # What a rank sends of a bucket may depend on its number.
-            buckets = [bucket for reducer in self.reducers for bucket in reducer.buckets]
-            ranks = range(compressor.comm.size)
-            compressed = sum(compressor.sent_bytes(bucket, rank) for bucket in buckets for rank in ranks)
-        elif any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
+        reduced = None
+        if any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
             reduced = sum(reducer.elements_sent() for reducer in self.reducers)
         whole = getattr(self.optimizer, "whole_matrices", None)
         return AxisSizes(
@@ -236,7 +227,6 @@ class DataAxis:
             buckets=[bucket.slice.stop - bucket.slice.start for reducer in self.reducers for bucket in reducer.buckets],
             parameters={p.name: p.size for p in self.parameters if p.requires_grad},
             held=len(self.weights()),
-            compressed=compressed,
             reduced=reduced,
             norms=tuple(layer.weight.size for layer in batch_norms(self.model)),
             norms_again=tuple(n.weight.size for block in recomputed_modules(self.model) for n in batch_norms(block)),

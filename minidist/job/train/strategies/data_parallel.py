@@ -4,7 +4,7 @@
     Replicated        everywhere    everywhere    everywhere      data parallelism
     ReplicaAlone      its own       its own       its own         replicas that meet when a technique lets them
 
-Proved by: tests/equality/test_equality.py, tests/train/test_compression.py, tests/techniques/test_local_steps.py,
+Proved by: tests/equality/test_equality.py, tests/techniques/test_compression.py, tests/techniques/test_local_steps.py,
 tests/techniques/test_streaming_diloco.py
 """
 
@@ -18,7 +18,6 @@ from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.strategies.data_axis import DataAxis, Group, Replicas, Tensors
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import compress, make_compressor
 from minidist.techniques.meeting import Replica
 
 
@@ -40,12 +39,6 @@ class Replicated(DataAxis):
         if group.manual_sync:
             self.parallel.reducer.synchronize_manually()
 
-        compressor = None
-        # The compressor takes the place of each bucket's all-reduce.
-        if config.compression != "none":
-            compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
-            self.parallel.register_comm_hook(compressor, compress)
-
         super().__init__(
             [flat],
             optimizer,
@@ -54,7 +47,6 @@ class Replicated(DataAxis):
             experts=group.experts,
             reducers=[self.parallel.reducer],
             replicas=self.replicas_on(group.comm),
-            compressor=compressor,
         )
 
     def no_sync(self) -> AbstractContextManager[None]:

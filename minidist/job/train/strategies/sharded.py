@@ -29,7 +29,6 @@ from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Group, 
 from minidist.nn import Module
 from minidist.optim import Optimizer
 from minidist.parallel import Shard, ZeroOptimizer, fully_shard, gather_tensors
-from minidist.parallel.compression import compress, make_compressor
 from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fsdp_state import param_groups_of
 
@@ -107,11 +106,6 @@ class ShardedOptimizer(Sharded):
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
         if group.manual_sync and config.zero == 1:
             self.zero.reducer.synchronize_manually()
-        # The compressor takes the place of each bucket's reduce-scatter.
-        compressor = None
-        if config.compression != "none":
-            compressor = make_compressor(config.compression, group.comm, "sum", config.seed)
-            self.zero.register_comm_hook(compressor, compress)
         super().__init__(
             [self.zero.flat],
             self.zero.optimizer,
@@ -121,7 +115,6 @@ class ShardedOptimizer(Sharded):
             reducers=[self.zero.reducer],
             shards=[self.zero.shard],
             replicas=self.replicas_on(group.comm),
-            compressor=compressor,
         )
 
     def replicas_on(self, comm: Comm) -> Replicas:

@@ -1,17 +1,17 @@
 """A compressor by its name on the command line: fp16, bf16, topk:K, sign, qsgd:LEVELS, powersgd:RANK.
 
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_COUNT, MIN_VALUE
 from minidist.comm import Comm
-from minidist.parallel.compression.cast import Cast
-from minidist.parallel.compression.compressor import Compressor
-from minidist.parallel.compression.power_sgd import PowerSGD
-from minidist.parallel.compression.qsgd import MAX_LEVELS, QSGD
-from minidist.parallel.compression.sign import Sign
-from minidist.parallel.compression.top_k import TopK
+from minidist.techniques.compression.cast import Cast
+from minidist.techniques.compression.error_feedback import GradientCompressor
+from minidist.techniques.compression.power_sgd import PowerSGD
+from minidist.techniques.compression.qsgd import MAX_LEVELS, QSGD
+from minidist.techniques.compression.sign import Sign
+from minidist.techniques.compression.top_k import TopK
 
 NAMES = ("none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd")
 NUMBERS = {
@@ -50,7 +50,7 @@ def check_compression(text: str) -> tuple[str, float | None]:
     return name, number
 
 
-def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> Compressor:
+def make_compressor(text: str, comm: Comm, op: str = "mean", seed: int = 0) -> GradientCompressor:
     """Return the compressor of that name for this rank. seed: of QSGD's draws and PowerSGD's first queries."""
     name, number = check_compression(text)
     match name:

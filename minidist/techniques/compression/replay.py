@@ -6,14 +6,14 @@ equals such a job by keeping a residual for each replica, and by compressing eac
     replica 0    gradient + residual 0  ──▶  sent 0  ──┐
     replica 1    gradient + residual 1  ──▶  sent 1  ──┴─▶  added in rank order  ──▶  one update
 
-It is written from the formulas of `parallel.compression`, over arrays, without its classes and without a message. A
+It is written from the formulas of the compressors, over arrays, without their classes and without a message. A
 cast and PowerSGD add on the way around a ring, so `ring_sum` adds each chunk in the ring's order. Gradients of 16 bits
 are compressed in float32.
 
-Proved by: tests/train/test_compression.py
+Proved by: tests/techniques/test_compression.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, prod
 
@@ -25,69 +25,52 @@ from minidist.base import arrays as xp
 from minidist.base.half import is_half
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.random import Key, normal, uniform
-from minidist.job.config.pipeline_plan import cut_stages, make_plan
-from minidist.job.equality.gradient_order import Sites, fold, parts_of
-from minidist.job.train.job import Job
-from minidist.parallel.compression import check_compression, dequantize, orthonormal, quantize
+from minidist.techniques.bucket import ReplicaBucket
+from minidist.techniques.compression.by_name import check_compression
+from minidist.techniques.compression.power_sgd import orthonormal
+from minidist.techniques.compression.qsgd import dequantize, quantize
 
 Arrays = list[np.ndarray]
 
 
 class CompressionReplay:
-    """Adds the gradients of a job's replicas as if each had sent its own compressed. It keeps all their residuals."""
+    """Adds the gradients of a job's replicas as if each had sent its own compressed. It keeps all their residuals.
 
-    def __init__(self, job: Job) -> None:
-        self.method, self.number = check_compression(job.config.compression)
-        self.seed, self.dtype = job.config.seed, job.dtype
-        self.parts, self.groups = parts_of(job), bucket_groups(job)
-        self.residuals: dict[str, Arrays] = {}  # bucket -> what each replica has not sent yet
+    dtype: of the gradients.
+    """
+
+    def __init__(self, compression: str, seed: int, dtype: np.dtype) -> None:
+        self.method, self.number = check_compression(compression)
+        self.seed, self.dtype = seed, dtype
+        self.residuals: dict[tuple[int, int], Arrays] = {}  # bucket -> what each replica has not sent yet
         self.queries: dict[str, np.ndarray] = {}  # of PowerSGD, by parameter
-        self.reductions = 0
 
-    def add(self, contributions: Mapping[str, Sites]) -> dict[str, np.ndarray]:
-        """Return the sum of each parameter: that of every reduction of the step, of each bucket, over the replicas."""
-        # [parameter][reduction][replica]; there are several reductions with --synchronize-each.
-        parts = {name: self.parts(name, sites) for name, sites in contributions.items()}
-        totals: dict[str, Arrays] = {name: [] for name in parts}
-        for reduction in range(len(next(iter(parts.values())))):
-            for group, buckets in enumerate(self.groups):
-                for index, bucket in enumerate(buckets):
-                    # Each replica's gradients of the bucket, one after the other.
-                    flats = [
-                        xp.concatenate([flat_or_zeros(part, p, self.dtype) for p, part in zip(bucket, replica)])  # noqa: B905
-                        for replica in zip(*(parts[p.name][reduction] for p in bucket), strict=True)
-                    ]
-                    total = self.reduce(f"group {group}", index, bucket, flats)
-                    for p, (start, stop) in zip(bucket, places(bucket), strict=True):
-                        totals[p.name].append(total[start:stop].reshape(p.shape))
-            self.reductions += 1
-        return {name: added for name, sums in totals.items() if (added := fold(sums)) is not None}
-
-    def reduce(self, group: str, index: int, bucket: Sequence[Parameter], gradients: Arrays) -> np.ndarray:
+    def sum(self, bucket: ReplicaBucket) -> np.ndarray:
         """Return the sum of the compressed gradients of all replicas; keep each replica's residual."""
+        gradients = bucket.gradients
         wide = np.dtype(np.float32) if is_half(self.dtype) else self.dtype
         if self.method in ("fp16", "bf16"):
             narrow = np.dtype(ml_dtypes.bfloat16 if self.method == "bf16" else np.float16)
             return ring_sum([gradient.astype(narrow) for gradient in gradients]).astype(self.dtype)
         if self.method == "qsgd":
-            sent = [self.rounded(gradient.astype(wide), index, rank) for rank, gradient in enumerate(gradients)]
+            sent = [self.rounded(gradient.astype(wide), bucket, rank) for rank, gradient in enumerate(gradients)]
             return added(sent).astype(self.dtype)
 
         # With error feedback: what is left over joins the next gradient.
-        place = f"{group} bucket {index}"
+        place = bucket.group, bucket.index
         residuals = self.residuals.get(place, [xp.zeros(1, wide, gradient) for gradient in gradients])
         corrected = [gradient.astype(wide) + residual for gradient, residual in zip(gradients, residuals, strict=True)]
         if self.method == "powersgd":
-            total, self.residuals[place] = self.factored(bucket, corrected)
+            total, self.residuals[place] = self.factored(bucket.parameters, corrected)
             return total.astype(self.dtype)
         sent = [self.largest(x) if self.method == "topk" else signs(x) for x in corrected]
         self.residuals[place] = [x - what for x, what in zip(corrected, sent, strict=True)]
         return added(sent).astype(self.dtype)
 
-    def rounded(self, x: np.ndarray, index: int, rank: int) -> np.ndarray:
+    def rounded(self, x: np.ndarray, bucket: ReplicaBucket, rank: int) -> np.ndarray:
         """Return what QSGD sends: x at random levels, with numbers of this replica's own."""
         levels = int(self.number or 0)
-        draws = uniform(Key(self.seed, "qsgd", self.reductions, f"bucket {index}", rank), 0, x.size)
+        draws = uniform(Key(self.seed, "qsgd", bucket.reduction, f"bucket {bucket.index}", rank), 0, x.size)
         level, norm = quantize(x, levels, xp.to_device(draws))
         return dequantize(level, norm[0], levels)
 
@@ -135,42 +118,9 @@ class CompressionReplay:
         return total, residuals
 
 
-def bucket_groups(job: Job) -> list[list[list[Parameter]]]:
-    """Return the buckets of each part of the model that has reductions of its own: a stage, or the tied weights."""
-    config = job.config
-    groups = [list(job.model.parameters())]
-    if config.pp > 1:
-        stages, tied = cut_stages(config, job.model, make_plan(config, job.batches.accumulation).stages)
-        # Both stages that have a tied weight reduce the same sum of their gradients, so it is replayed once.
-        groups = [[p for p in stage.parameters() if p.name not in tied] for stage in stages]
-        groups.append([p for p in job.model.parameters() if p.name in tied])
-    cap = config.reduce_bucket_size if config.zero else config.bucket_cap_mb * 1e6 / job.dtype.itemsize
-    return [buckets_of(group, cap) for group in groups]
-
-
-def buckets_of(parameters: Sequence[Parameter], cap: float) -> list[list[Parameter]]:
-    """Return runs of trainable parameters of at most `cap` elements, or of one larger one, filled from the end."""
-    buckets: list[list[Parameter]] = []
-    open_bucket = False
-    for parameter in reversed(parameters):
-        if not parameter.requires_grad:
-            open_bucket = False
-            continue
-        if not open_bucket or sum(p.size for p in buckets[-1]) + parameter.size > cap:
-            buckets.append([])
-        buckets[-1].insert(0, parameter)
-        open_bucket = True
-    return buckets
-
-
 def places(bucket: Sequence[Parameter]) -> list[tuple[int, int]]:
     """Return (start, stop) of each parameter in the bucket."""
     return list(pairwise(offsets([p.size for p in bucket])))
-
-
-def flat_or_zeros(part: np.ndarray | None, parameter: Parameter, dtype: np.dtype) -> np.ndarray:
-    """Return a replica's gradient of a parameter, 1-D; zeros where it has none."""
-    return xp.zeros(parameter.size, dtype, parameter.data) if part is None else part.reshape(-1)
 
 
 def signs(x: np.ndarray) -> np.ndarray:

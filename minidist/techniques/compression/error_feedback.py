@@ -1,10 +1,10 @@
-"""What all compressors share: the hook, error feedback, and the state that a checkpoint keeps.
+"""What all compressors of gradients share: error feedback, and the state that a checkpoint keeps.
 
 A compressor's state is of two kinds. The residual belongs to a rank: it is what *this* rank has not sent yet. The rest
 (PowerSGD's queries, QSGD's count of calls) is equal on all ranks. Both can be saved independent of the buckets, so that
 a job may resume with others.
 
-Proved by: tests/parallel/test_compression.py, tests/train/test_compression.py
+Proved by: tests/techniques/test_compressors.py, tests/techniques/test_compression.py
 """
 
 from collections.abc import Sequence
@@ -13,41 +13,23 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError
 from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.collectives import volume
-from minidist.comm import Comm, PointToPoint, Work
+from minidist.comm import Comm
+from minidist.parallel.compressor import Compressor
 from minidist.parallel.gradients import Bucket
 
 
-def compress(state: "Compressor", bucket: Bucket) -> Work:
-    """Reduce the bucket compressed, in a stream of its own; the hook of `ddp.register_comm_hook(state, compress)`."""
-    # A call of its own, so that all ranks match it, and a stream of its own, so that backward goes on meanwhile.
-    settings = "".join(f", {name} {getattr(state, name)}" for name in state.settings)
-    call = state.comm.collective(f"compress/{type(state).__name__}", bucket.equal + settings)
-    return call.run_async(lambda: state.reduce(call, bucket))
-
-
-class Compressor:
-    """The base of all compressors. op: "mean" (PyTorch's) or "sum", as in `DistributedDataParallel(reduction=)`."""
+class GradientCompressor(Compressor):
+    """The base of all compressors of this technique: a `Compressor` with state."""
 
     error_feedback = False  # does it keep a residual?
-    settings: tuple[str, ...] = ("op",)  # attributes that every rank must have alike, compared with each message
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
-        if op not in ("mean", "sum"):
-            raise UsageError(f"rank {comm.rank}: compression with op {quoted(op)}; it must be 'mean' or 'sum'")
-        self.comm, self.op = comm, op
+        super().__init__(comm, op)
         self.residuals: dict[int, np.ndarray] = {}  # bucket index -> what this rank has not sent yet
-
-    def reduce(self, comm: PointToPoint, bucket: Bucket) -> None:
-        """Replace the bucket's gradient by the sum (or mean) over all ranks of the compressed ones."""
-        raise NotImplementedError
-
-    def sent_bytes(self, bucket: Bucket, rank: int) -> int:
-        """Return the bytes that rank `rank` sends for this bucket, in closed form."""
-        raise NotImplementedError
 
     def corrected(self, bucket: Bucket) -> np.ndarray:
         """Return the gradient plus the residual of earlier steps, as a new array; float32 for 16-bit gradients."""
@@ -58,10 +40,6 @@ class Compressor:
     def keep(self, bucket: Bucket, residual: np.ndarray) -> None:
         """Keep what was not sent for the next step; it counts as memory for communication."""
         self.residuals[bucket.index] = track(residual, "communication")
-
-    def finish(self, bucket: Bucket, total: np.ndarray) -> None:
-        """Put the sum, or the mean, into the bucket."""
-        bucket.buffer[...] = total / total.dtype.type(self.comm.size) if self.op == "mean" else total
 
     # --- in a checkpoint ---
 

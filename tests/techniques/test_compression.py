@@ -8,7 +8,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.job.checkpoint import Checkpoint
-from minidist.job.checkpoint.error_feedback import load_error_feedback
+from minidist.job.checkpoint.axis_state import load_axis_state
 from minidist.job.checkpoint.rank_state import read_rank_state
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
@@ -17,9 +17,9 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.recipe import parallelize
 from minidist.job.train.trainer import train
-from minidist.parallel.compression.qsgd import QSGD
-from minidist.parallel.compression.sign import Sign
 from minidist.planning.volumes import closed_form_bytes
+from minidist.techniques.compression.qsgd import QSGD
+from minidist.techniques.compression.sign import Sign
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
 ZERO_1 = {"zero": 1, "reduce_bucket_size": 1000, "bucket_cap_mb": 25.0}
@@ -128,9 +128,9 @@ def test_a_residual_moves_between_zero_1_and_data_parallelism(tmp_path):
 def residuals_after_loading(comm, path, made):
     batches = resolve_batches(made, comm.size)
     strategy = parallelize(build(made, batches, comm), comm)
-    load_error_feedback(Checkpoint(path), strategy)
+    load_axis_state(Checkpoint(path), strategy)
     axis = strategy.data_axes[0]
-    return axis.compressor.residual(axis.parallel.reducer.buckets)
+    return axis.techniques["compression"].residual(axis.parallel.reducer.buckets)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])

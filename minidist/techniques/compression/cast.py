@@ -1,6 +1,6 @@
 """Casting: gradients are sent, and added, as float16 or bfloat16, with half the bytes and fewer digits.
 
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 import numpy as np
@@ -8,11 +8,11 @@ import numpy as np
 from minidist.base.errors import UsageError, quoted
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, PointToPoint
-from minidist.parallel.compression.compressor import Compressor, ring_bytes
 from minidist.parallel.gradients import Bucket
+from minidist.techniques.compression.error_feedback import GradientCompressor, ring_bytes
 
 
-class Cast(Compressor):
+class Cast(GradientCompressor):
     """Sends and adds gradients in 2 bytes per element: half of float32's volume. dtype: "float16" or "bfloat16".
 
     The mean is taken before the sum, so that float16 overflows no earlier than the gradients themselves.

@@ -15,7 +15,8 @@ from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.nn.flat import FlatParameters
 from minidist.parallel import DistributedDataParallel
-from minidist.parallel.compression import (
+from minidist.parallel.gradients import make_buckets
+from minidist.techniques.compression import (
     NAMES,
     QSGD,
     Cast,
@@ -29,7 +30,6 @@ from minidist.parallel.compression import (
     orthonormal,
     quantize,
 )
-from minidist.parallel.gradients import make_buckets
 from tests.parallel.replicas import Nested, batch
 
 SHAPES = [(5, 4), (3,), (4, 2, 3), (1, 6)]

@@ -1,7 +1,7 @@
 """QSGD: random rounding to a few levels. Each element is inexact but unbiased, so no residual is needed.
 
 Source: Alistarh et al., QSGD, NeurIPS 2017.
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 from typing import Any
@@ -14,13 +14,13 @@ from minidist.base.limits import check_whole
 from minidist.base.random import Key, uniform
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint
-from minidist.parallel.compression.compressor import Compressor, gather_bytes, wide
 from minidist.parallel.gradients import Bucket
+from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes, wide
 
 MAX_LEVELS = 127  # a signed byte
 
 
-class QSGD(Compressor):
+class QSGD(GradientCompressor):
     """Rounds each element at random to one of the levels -s ... s of the bucket's norm; unbiased.
 
     levels: s, 1 to 127 (one byte per element). E|Q(x) - x|^2 <= min(d/s^2, sqrt(d)/s) |x|^2. The draws depend on the

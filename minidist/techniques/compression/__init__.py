@@ -1,4 +1,4 @@
-"""Gradient compression: send less of the gradient, and remember what was not sent.
+"""--compression: send less of the gradient, and remember what was not sent.
 
 Each class below is the state of a communication hook of `DistributedDataParallel`; one hook serves them all:
 
@@ -21,29 +21,33 @@ and "a value" are float32; top-k sends 2 B per element. `sent_bytes` of each cla
 
 Sources: Lin et al., Deep gradient compression, ICLR 2018; Karimireddy et al., Error feedback fixes SignSGD, ICML 2019;
 Alistarh et al., QSGD, NeurIPS 2017; Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
-compressor.py   what all compressors share
-cast.py         float16 and bfloat16
-top_k.py        the largest elements
-sign.py         signs and one magnitude
-qsgd.py         random rounding to a few levels
-power_sgd.py    two thin factors of a matrix
-by_name.py      a compressor by its name on the command line
+error_feedback.py  what all compressors share
+cast.py            float16 and bfloat16
+top_k.py           the largest elements
+sign.py            signs and one magnitude
+qsgd.py            random rounding to a few levels
+power_sgd.py       two thin factors of a matrix
+by_name.py         a compressor by its name on the command line
+extension.py       --compression in a job: a hook on each data axis, and its state in checkpoints
+rules.py           with what it does not combine
+replay.py          the same on one device
 
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
-from minidist.parallel.compression.by_name import NAMES, check_compression, make_compressor
-from minidist.parallel.compression.cast import Cast
-from minidist.parallel.compression.compressor import Compressor, compress
-from minidist.parallel.compression.power_sgd import PowerSGD, orthonormal
-from minidist.parallel.compression.qsgd import QSGD, dequantize, quantize
-from minidist.parallel.compression.sign import Sign
-from minidist.parallel.compression.top_k import TopK
+from minidist.parallel.compressor import compress
+from minidist.techniques.compression.by_name import NAMES, check_compression, make_compressor
+from minidist.techniques.compression.cast import Cast
+from minidist.techniques.compression.error_feedback import GradientCompressor
+from minidist.techniques.compression.power_sgd import PowerSGD, orthonormal
+from minidist.techniques.compression.qsgd import QSGD, dequantize, quantize
+from minidist.techniques.compression.sign import Sign
+from minidist.techniques.compression.top_k import TopK
 
 __all__ = [
     "NAMES",
     "Cast",
-    "Compressor",
+    "GradientCompressor",
     "PowerSGD",
     "QSGD",
     "Sign",

@@ -1,7 +1,7 @@
 """SignSGD: one bit per element, its sign, and one magnitude for the whole bucket.
 
 Source: Karimireddy et al., Error feedback fixes SignSGD, ICML 2019.
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 import numpy as np
@@ -9,11 +9,11 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.collectives import all_gather
 from minidist.comm import PointToPoint
-from minidist.parallel.compression.compressor import Compressor, gather_bytes, wide
 from minidist.parallel.gradients import Bucket
+from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes, wide
 
 
-class Sign(Compressor):
+class Sign(GradientCompressor):
     """Sends one bit per element and one number per bucket, the mean magnitude. Zero counts as positive."""
 
     error_feedback = True

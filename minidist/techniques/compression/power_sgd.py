@@ -5,7 +5,7 @@
     [3] the sum of the M is about P Q^T; residual = M - P (M^T P)^T, of this rank's own M
 
 Source: Vogels et al., PowerSGD, NeurIPS 2019, algorithms 1 and 2.
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 from itertools import accumulate
@@ -18,11 +18,11 @@ from minidist.base.limits import check_whole
 from minidist.base.random import Key, normal
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, PointToPoint
-from minidist.parallel.compression.compressor import Compressor, ring_bytes, wide
 from minidist.parallel.gradients import Bucket
+from minidist.techniques.compression.error_feedback import GradientCompressor, ring_bytes, wide
 
 
-class PowerSGD(Compressor):
+class PowerSGD(GradientCompressor):
     """Sends every matrix of the bucket as P Q^T with `rank` columns; vectors and scalars travel whole.
 
     A parameter of more dims is the matrix (first dim, all others); one whose factors would be no smaller than itself

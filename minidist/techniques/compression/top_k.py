@@ -1,7 +1,7 @@
 """Top-k: few elements carry most of a gradient, so those are sent now, and the rest when it has grown.
 
 Source: Lin et al., Deep gradient compression, ICLR 2018.
-Proved by: tests/parallel/test_compression.py
+Proved by: tests/techniques/test_compressors.py
 """
 
 from math import ceil
@@ -13,11 +13,11 @@ from minidist.base.errors import UsageError
 from minidist.base.limits import check_number
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint
-from minidist.parallel.compression.compressor import Compressor, gather_bytes
 from minidist.parallel.gradients import Bucket
+from minidist.techniques.compression.error_feedback import GradientCompressor, gather_bytes
 
 
-class TopK(Compressor):
+class TopK(GradientCompressor):
     """Sends only the elements of largest magnitude of each bucket; of equal ones, the first.
 
     NaN counts as infinite, so that all ranks see it.

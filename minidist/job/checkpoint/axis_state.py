@@ -1,0 +1,111 @@
+"""What techniques keep of a data axis and no global tensor holds: of each rank, and of all ranks of the axis alike.
+
+State of a rank (`Extension.of_rank`) is stored under the number of that rank, and on another number of ranks the sum of
+all is kept (`rank_state.py`, rule "sum"). State that is equal on all ranks of the axis (`Extension.of_axis`) is stored
+once. Sends nothing.
+
+Proved by: tests/techniques/test_compression.py
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Protocol
+
+from minidist.base.errors import UsageError, quoted_path
+from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard, ReplicaId
+from minidist.job.checkpoint.rank_state import RankState, rank_state_shards, read_rank_state
+from minidist.parallel.dims import Axes
+from minidist.techniques import Extension, installed
+
+# What a checkpoint says of state whose technique is not installed.
+UNKNOWN = "arrays of a technique", "resume with this technique"
+
+
+class NamedAxis(Protocol):
+    """What the name of a data axis in a checkpoint follows from."""
+
+    stage: int
+    experts: bool
+    replica: ReplicaId
+
+
+class StatefulJob(Protocol):
+    """What the state of a data axis needs to know of a job."""
+
+    @property
+    def extensions(self) -> Sequence[Extension]: ...
+
+
+class StatefulStrategy(Protocol):
+    """What the state of its data axes needs to know of a strategy."""
+
+    axes: Axes
+
+    @property
+    def job(self) -> StatefulJob: ...
+    @property
+    def data_axes(self) -> Sequence[NamedAxis]: ...
+
+
+def axis_state_shards(strategy: StatefulStrategy) -> list[CheckpointShard]:
+    """Return what the job's techniques keep of this rank's data axes, for `save`."""
+    shards: list[CheckpointShard] = []
+    for name, axis in _named(strategy):
+        for extension in strategy.job.extensions:
+            states = [RankState(f"{kind}/{name}", array) for kind, array in extension.of_rank(axis).items()]
+            shards += rank_state_shards(axis.replica.number, states)
+            for key, array in extension.of_axis(axis).items():
+                path = f"{extension.key}/{name}/{key}"
+                shards.append(CheckpointShard(path, array.shape, array, replica=axis.replica))
+    return shards
+
+
+def load_axis_state(checkpoint: Checkpoint, strategy: StatefulStrategy) -> None:
+    """Give every technique its state in the checkpoint. Raises UsageError where state of a rank would be lost."""
+    # Which kinds of state each technique has on each axis.
+    places = [
+        (name, axis, extension, list(extension.of_rank(axis)))
+        for name, axis in _named(strategy)
+        for extension in strategy.job.extensions
+    ]
+    _check_nothing_is_lost(checkpoint, {f"local/{kind}/{name}" for name, _, _, kinds in places for kind in kinds})
+
+    # State of a rank is this rank's own; the rest is the same on all ranks of the axis.
+    for name, axis, extension, kinds in places:
+        found = {kind: read_rank_state(checkpoint, f"{kind}/{name}", *axis.replica) for kind in kinds}
+        there = {kind: array for kind, array in found.items() if array is not None}
+        if there:
+            extension.load_of_rank(axis, there)
+        prefix = f"{extension.key}/{name}/"
+        shared = {key[len(prefix) :]: checkpoint.tensor(key) for key in checkpoint.tensors if key.startswith(prefix)}
+        if shared:
+            extension.load_of_axis(axis, shared)
+
+
+def _check_nothing_is_lost(checkpoint: Checkpoint, wanted: Collection[str]) -> None:
+    """Raise UsageError unless all state of ranks in the checkpoint finds a technique that goes on with it.
+
+    wanted: the places at which this job has such state, "local/KIND/AXIS".
+    """
+    stored = {name.rpartition("/")[0] for name in checkpoint.tensors if name.startswith("local/")}
+    # The technique may be one that this job does not use.
+    words = {kind: text for each in installed() for kind, text in each.own_state.items()}
+    for kind in sorted({place.split("/")[1] for place in stored}):
+        there, here = ({name for name in names if name.split("/")[1] == kind} for names in (stored, wanted))
+        if not (here and here <= there):
+            what, remedy = words.get(kind, UNKNOWN)
+            raise UsageError(
+                f"the checkpoint {quoted_path(checkpoint.path)} holds {what} ({min(there)}), and this job has no place"
+                f" for them; {remedy}"
+            )
+
+
+def _named(strategy: StatefulStrategy) -> Iterator[tuple[str, Any]]:
+    """Yield (name in the checkpoint, data axis) of each data axis."""
+    stages: set[int] = set()
+    for axis in strategy.data_axes:
+        group = f" experts {strategy.axes.ep.rank}" if axis.experts else ""
+        # The second axis of a stage that is not that of its experts has the weights tied to another stage.
+        if not axis.experts and axis.stage in stages:
+            group = " tied"
+        stages.add(axis.stage)
+        yield f"stage {axis.stage} tile {strategy.axes.tp.rank}{group}", axis

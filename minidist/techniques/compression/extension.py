@@ -1,0 +1,108 @@
+"""`--compression`: gradients are sent with fewer bytes, and what a rank has not sent is added to its next gradient.
+
+Each data axis has a compressor (`by_name.py`) that takes the place of the reduction of its buckets. What it has not
+sent yet is in checkpoints, by rank; the rest of its state is equal on all ranks of the axis. One device replays what
+every replica sends (`replay.py`).
+
+Proved by: tests/techniques/test_compression.py
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from minidist.base.arrays import Array
+from minidist.base.errors import UsageError
+from minidist.comm import Comm
+from minidist.parallel.compressor import compress
+from minidist.techniques.bucket import ReplicaBucket
+from minidist.techniques.compression.by_name import make_compressor
+from minidist.techniques.compression.error_feedback import GradientCompressor
+from minidist.techniques.compression.replay import CompressionReplay
+from minidist.techniques.compression.rules import RULES, CompressionSettings
+from minidist.techniques.extension import AxisRun, Extension, Run
+
+RESIDUAL = "residual"  # its name in a checkpoint
+
+
+class Compression(Extension):
+    """Compresses the gradients that data-parallel ranks send each other; see `GradientCompressor`."""
+
+    Settings = CompressionSettings
+    panel = "Data parallelism"
+    key = "compression"
+    rules = RULES
+    # Without a pipeline a bucket is compressed, and used as it comes out, also where no other rank gets it.
+    alone = (("compression", lambda j: bool(j.pp == 1)),)
+    sums_buckets = True
+    own_state: ClassVar[Mapping[str, tuple[str, str]]] = {
+        RESIDUAL: (
+            "gradients that were not sent yet",
+            "resume with a --compression with error feedback, and with the --tp, --pp and --ep of the checkpoint",
+        )
+    }
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        self.seed: int = job.config.seed
+        self.replay_of_ranks = CompressionReplay(self.settings.compression, self.seed, job.dtype)
+
+    def axis_made(self, axis: Any) -> None:
+        """Let the compressor take the place of each bucket's all-reduce, or with ZeRO 1 and 2 of its reduce-scatter."""
+        wrapper = getattr(axis, "parallel", None) or getattr(axis, "zero", None)
+        # The reference on one device has nothing to reduce.
+        if wrapper is not None:
+            compressor = make_compressor(self.settings.compression, wrapper.comm, "sum", self.seed)
+            wrapper.register_comm_hook(compressor, compress)
+            axis.techniques[self.key] = compressor
+
+    def _of(self, axis: Any) -> GradientCompressor:
+        compressor: GradientCompressor = axis.techniques[self.key]
+        return compressor
+
+    # --- one device ---------------------------------------------------------------------------------------------------
+
+    def check_comparison(self, config: Any, dims: Any, cut: str) -> None:
+        if cut:
+            raise UsageError(
+                f"{cut}, and --compression {self.settings.compression} makes another choice where a gradient"
+                " differs in its last bit, so no bound holds; compare it with --dp and --pp, or without compression"
+            )
+        if config.zero == 2 and dims.pp > 1:
+            raise UsageError(
+                f"--compression {self.settings.compression}, --zero 2 and --pp {dims.pp} compress every micro-batch of"
+                " every stage, and the reference replays one reduction of a stage per step; compare with --zero 1, or"
+                " without --pp"
+            )
+
+    def sum_of_replicas(self, bucket: ReplicaBucket) -> Array:
+        return self.replay_of_ranks.sum(bucket)
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def of_rank(self, axis: Any) -> dict[str, Array]:
+        """Return what this rank has not sent yet. No two ranks hold the same residual."""
+        compressor, (reducer,) = self._of(axis), axis.reducers
+        return {RESIDUAL: compressor.residual(reducer.buckets)} if compressor.error_feedback else {}
+
+    def load_of_rank(self, axis: Any, arrays: Mapping[str, Array]) -> None:
+        (reducer,) = axis.reducers
+        self._of(axis).load_residual(reducer.buckets, arrays[RESIDUAL])
+
+    def of_axis(self, axis: Any) -> dict[str, Array]:
+        return self._of(axis).shared_state()
+
+    def load_of_axis(self, axis: Any, arrays: Mapping[str, Array]) -> None:
+        self._of(axis).load_shared_state(dict(arrays))
+
+    # --- bytes --------------------------------------------------------------------------------------------------------
+
+    def sizes(self, axis: Any) -> dict[str, Any]:
+        """Return the bytes of one reduction of the axis, of all its ranks: those of the compressor's messages."""
+        # What a rank sends of a bucket may depend on its number.
+        compressor, ranks = self._of(axis), range(self._of(axis).comm.size)
+        buckets = [bucket for reducer in axis.reducers for bucket in reducer.buckets]
+        return {"compressed": sum(compressor.sent_bytes(bucket, rank) for bucket in buckets for rank in ranks)}
+
+    def bytes_of_axis(self, run: Run, axis: AxisRun) -> dict[str, int]:
+        """Return what one reduction sends less than without compression, times all of them."""
+        more = axis.sizes.more["compressed"] - axis.reduced
+        return {"gradient_reduce": run.steps * axis.reductions * axis.groups * more}
