@@ -74,7 +74,7 @@ def memory(
 
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.
     if model is not None and split:
-        stages = layout_peak(model, dp, tp, pp, cp, ep, batch, seq, recompute)
+        stages = layout_peak(model, {"dp": dp, **degrees}, batch, seq, recompute)
     elif model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:

@@ -117,89 +117,120 @@ def repartitioned_bytes(
     return +total
 
 
+def _data_axes(
+    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, first_step: int
+) -> Counter[str]:
+    """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
+    total: Counter[str] = Counter()
+    plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
+    for rank, stages in enumerate(pipeline):
+        for sizes in stages:
+            axis = _DataAxis(config, batches, plan, rank, sizes)
+            total["startup"] += axis.startup()
+            total["gradient_reduce"] += axis.gradient_reduce(first_step)
+            total["parameter_gather"] += axis.groups * axis.itemsize * axis.gathered(skipped)
+            total["metrics"] += axis.groups * axis.statistics()
+            total["batch_norm"] += axis.groups * axis.sync_batch_norm()
+            total["pruning"] += axis.groups * axis.masks(first_step)
+    return total
+
+
+class _DataAxis:
+    """One rank of a stage, which stands for all: its data axis has n ranks, and the stage has `groups` such axes."""
+
+    def __init__(self, config: TrainConfig, batches: Batches, plan: Plan | None, rank: int, sizes: AxisSizes) -> None:
+        self.config, self.batches, self.plan, self.rank, self.sizes = config, batches, plan, rank, sizes
+        self.n, self.groups = group_of(batches, sizes)
+        self.copies, self.itemsize, self.steps = config.dp_replicate, ITEMSIZE[config.precision], config.steps
+        k = self.microbatches = _microbatches(plan, batches, sizes, rank)
+        # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
+        self.reductions = self.steps * (k if config.synchronize_each or config.zero >= 2 else 1)
+        self.replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
+
+    def startup(self) -> int:
+        """Return the bytes of rank 0's weights to the replicas' shard groups, and from there to the other copies."""
+        units, copies = self.sizes.units, self.copies
+        to_groups = self.groups * copies * startup_bytes(units, self.itemsize, self.n // copies)
+        return to_groups + self.groups * self.n // copies * (copies - 1) * sum(units) * self.itemsize
+
+    def reduced(self, elements: int) -> int:
+        """Return what the strategy sends when so many elements of gradients are reduced, as its own module says."""
+        if self.config.zero == 3:
+            return fsdp_volume(elements, self.n, copies=self.copies)["gradient_reduce"]
+        sent = zero_volume(elements, 0, self.n) if self.config.zero else ddp_volume(elements, self.n)
+        return sent["gradient_reduce"]
+
+    def gradient_reduce(self, first_step: int) -> int:
+        """Return the bytes of gradients on all groups; what is pruned is not reduced."""
+        # A compressor states the bytes of its own messages.
+        axis, whole = self.sizes, self.reduced(sum(self.sizes.buckets))
+        elements = whole if axis.reduced is None or self.n == 1 else axis.reduced
+        sent = self.reductions * (elements * self.itemsize if axis.compressed is None else axis.compressed)
+        if self.config.prunes:
+            done = range(first_step, first_step + self.steps)
+            zeros = self.reductions // self.steps * sum(_zeros(self.config, axis, step) for step in done)
+            sent -= self.reduced(zeros) * self.itemsize
+        return self.groups * sent
+
+    def gathered(self, skipped: int) -> int:
+        """Return the elements of parameters that ZeRO gathers."""
+        config, axis, updates = self.config, self.sizes, self.steps - skipped
+        if config.zero != 3:
+            return updates * zero_volume(0, sum(axis.units), self.n)["parameter_gather"] if config.zero else 0
+        shared = sum(axis.units) - axis.resident  # elements that FSDP gathers for each use
+        volume = fsdp_volume(shared, self.n, copies=self.copies, reshard=config.reshard, replayed=self.replayed)
+        gathers = self.steps * self.microbatches * volume["parameter_gather"]
+        gathers += updates * fsdp_gather_volume(axis.resident, self.n, self.copies)
+        # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
+        if self.plan is not None and axis.stage + 1 < self.plan.stages:
+            paths = [path for path, _ in input_shapes(self.plan, self.batches)]
+            through = sum(path[axis.stage] == self.rank for path in paths) // self.batches.dp
+            gathers += through * fsdp_gather_volume(shared, self.n, self.copies)
+        return gathers
+
+    def statistics(self) -> int:
+        """Return the bytes of running statistics. Replicas that train alone send what their technique says."""
+        config, norms, nbytes = self.config, self.sizes.norms, 0
+        if config.batch_norm != "sync" and not trains_alone(config):
+            nbytes += self.reductions * statistics_bytes(norms, self.n, self.copies)
+        if self.plan is not None and norms:
+            # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
+            holders = len(self.plan.holders()[self.sizes.stage])
+            nbytes += self.steps * self.n * statistics_bytes(norms, holders) // holders
+            if config.batch_norm != "sync":
+                nbytes += self.steps * statistics_bytes(norms, self.n) * (config.zero >= 2)
+        return nbytes
+
+    def sync_batch_norm(self) -> int:
+        """Return the bytes of synchronized batch norms: once per norm and pass, and again where forward runs again."""
+        if self.config.batch_norm != "sync":
+            return 0
+        again = self.sizes.norms if self.replayed else self.sizes.norms_again
+        once = sum(sum(sync_batch_norm_bytes(channels, self.n)) for channels in self.sizes.norms)
+        once += sum(sync_batch_norm_bytes(channels, self.n)[0] for channels in again)
+        return self.steps * self.microbatches * once
+
+    def masks(self, first_step: int) -> int:
+        """Return what shards of weights send to compare their magnitudes when masks change, and to exchange masks."""
+        if not self.config.prunes or self.config.zero != 3:
+            return 0
+        axis, shards = self.sizes, self.n // self.copies
+        schedule, compared = pruning_of(self.config)[0], len(axis.prunable)
+        if self.config.sparsity_scope == "global":
+            compared = 1
+        done = range(first_step, first_step + self.steps)
+        times = sum(schedule.is_due(step + 1) for step in done) if axis.prunable else 0
+        once = selection_bytes(len(axis.prunable), compared, self.itemsize, shards)
+        masks = fsdp_gather_volume(axis.masked // 8, shards)  # eight elements per byte
+        # A resumed job exchanges the masks of its checkpoint, too.
+        return self.copies * (times * (once + masks) + (masks if first_step else 0))
+
+
 def _microbatches(plan: Plan | None, batches: Batches, axis: AxisSizes, rank: int) -> int:
     """Return the micro-batches that pipeline rank `rank` runs of an axis's stage, which several ranks may share."""
     if plan is None:
         return batches.accumulation
     return len(plan.additions()[axis.stage][plan.holders()[axis.stage].index(rank)])
-
-
-def _data_axes(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, first_step: int
-) -> Counter[str]:
-    """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
-    itemsize, steps = ITEMSIZE[config.precision], config.steps
-    total: Counter[str] = Counter()
-    plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
-    stages_replayed = plan is not None and config.recompute == "full" and config.offload != "activations"
-    # One rank of each stage stands for all: its axis has n ranks, and the stage has `groups` such axes.
-    for rank, axis in ((rank, axis) for rank, stages in enumerate(pipeline) for axis in stages):
-        n, groups = group_of(batches, axis)
-        k = _microbatches(plan, batches, axis, rank)
-        # ZeRO 2 and 3 reduce after every micro-batch, the others once per step.
-        reductions = steps * (k if config.synchronize_each or config.zero >= 2 else 1)
-        copies, units, gradient = config.dp_replicate, sum(axis.units), sum(axis.buckets)
-        shared = units - axis.resident  # elements that FSDP gathers for each use
-
-        # The replicas' shard groups receive rank 0's weights, and then the other copies of each shard do.
-        total["startup"] += groups * copies * startup_bytes(axis.units, itemsize, n // copies)
-        total["startup"] += groups * n // copies * (copies - 1) * units * itemsize
-
-        # What the strategy sends, each as its own module says: per reduction and per gather.
-        if config.zero == 3:
-            sent = fsdp_volume(shared, n, copies=copies, reshard=config.reshard, replayed=stages_replayed)
-            sent["gradient_reduce"] = fsdp_volume(gradient, n, copies=copies)["gradient_reduce"]
-            gathers = steps * k * sent["parameter_gather"]
-            gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
-            # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
-            if plan is not None and axis.stage + 1 < plan.stages:
-                through = sum(path[axis.stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
-                gathers += through * fsdp_gather_volume(shared, n, copies)
-        elif config.zero:
-            sent = zero_volume(gradient, units, n)
-            gathers = (steps - skipped) * sent["parameter_gather"]
-        else:
-            sent = ddp_volume(gradient, n)
-            gathers = 0
-
-        # Replicas that train alone send what their technique says.
-        if config.batch_norm != "sync" and not trains_alone(config):
-            total["metrics"] += reductions * groups * statistics_bytes(axis.norms, n, copies)
-        if plan is not None and axis.norms:
-            # The pipeline's own at the end of a step: ranks of one stage first; with ZeRO 2 and 3 after the units'.
-            holders = len(plan.holders()[axis.stage])
-            total["metrics"] += steps * n * groups * statistics_bytes(axis.norms, holders) // holders
-            if config.batch_norm != "sync":
-                total["metrics"] += steps * groups * statistics_bytes(axis.norms, n) * (config.zero >= 2)
-        if config.batch_norm == "sync":
-            # Once per norm and pass, and again where forward runs again.
-            for channels in axis.norms:
-                total["batch_norm"] += groups * steps * k * sum(sync_batch_norm_bytes(channels, n))
-            for channels in axis.norms if stages_replayed else axis.norms_again:
-                total["batch_norm"] += groups * steps * k * sync_batch_norm_bytes(channels, n)[0]
-        # A compressor states the bytes of its own messages.
-        elements = sent["gradient_reduce"] if axis.reduced is None or n == 1 else axis.reduced
-        reduced = elements * itemsize if axis.compressed is None else axis.compressed
-        total["gradient_reduce"] += reductions * groups * reduced
-
-        # What is pruned is not reduced.
-        if config.prunes:
-            zeros = reductions // steps * sum(_zeros(config, axis, first_step + step) for step in range(steps))
-            if config.zero == 3:
-                less = fsdp_volume(zeros, n, copies=copies)
-            else:
-                less = zero_volume(zeros, 0, n) if config.zero else ddp_volume(zeros, n)
-            total["gradient_reduce"] -= groups * less["gradient_reduce"] * itemsize
-        # Shards of weights compare their magnitudes when masks change, and exchange masks, eight elements per byte.
-        if config.prunes and config.zero == 3:
-            schedule, compared = pruning_of(config)[0], 1 if config.sparsity_scope == "global" else len(axis.prunable)
-            times = sum(schedule.is_due(first_step + step + 1) for step in range(steps)) if axis.prunable else 0
-            once = selection_bytes(len(axis.prunable), compared, itemsize, n // copies)
-            masks = fsdp_gather_volume(axis.masked // 8, n // copies)
-            # A resumed job exchanges the masks of its checkpoint, too.
-            total["pruning"] += groups * copies * (times * (once + masks) + (masks if first_step else 0))
-        total["parameter_gather"] += gathers * groups * itemsize
-    return total
 
 
 def _zeros(config: TrainConfig, axis: AxisSizes, done: int) -> int:
