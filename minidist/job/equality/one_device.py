@@ -13,6 +13,7 @@ import numpy as np
 from minidist.autograd import Parameter, contribution_recorder
 from minidist.base.arrays import Array
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
+from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compression_replay import CompressionReplay
 from minidist.job.equality.gradient_order import Add
 from minidist.job.train.job import Job, make_optimizer
@@ -21,6 +22,7 @@ from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_
 from minidist.job.train.strategies.sharded import unit_parameters
 from minidist.job.train.strategies.strategy import Strategy
 from minidist.job.train.trainer import evaluations
+from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums
 
@@ -88,11 +90,7 @@ class OneDevice(Strategy):
 
         units = []
         for number, module in enumerate(stages):
-            parts = [list(module.parameters())]
-            if config.zero == 3:
-                parts = unit_parameters(module, config.persistence_threshold, tied)
-            elif config.zero == 2 or config.compression != "none":
-                parts = [[p for p in parts[0] if p.name not in tied], [p for p in parts[0] if p.name in tied]]
+            parts = _units(config, module, tied)
             # A tied weight counts on the first stage.
             units += [[p for p in part if number == 0 or p.name not in tied] for part in parts]
         return [unit for unit in units if unit]
@@ -100,6 +98,16 @@ class OneDevice(Strategy):
     def tensors(self) -> Tensors:
         (axis,) = self.data_axes
         return axis.tensors()
+
+
+def _units(config: TrainConfig, module: Module, tied: Sequence[str]) -> list[list[Parameter]]:
+    """Return the parameters of a stage whose gradients lie one after the other, with those of tied weights apart."""
+    if config.zero == 3:
+        return unit_parameters(module, config.persistence_threshold, tied)
+    parameters = list(module.parameters())
+    if config.zero == 2 or config.compression != "none":
+        return [[p for p in parameters if p.name not in tied], [p for p in parameters if p.name in tied]]
+    return [parameters]
 
 
 def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributions]:
