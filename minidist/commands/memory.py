@@ -47,7 +47,7 @@ def memory(
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
     from minidist.planning.layout_memory import layout_peak
-    from minidist.planning.memory_estimator import model_peak
+    from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
@@ -66,7 +66,10 @@ def memory(
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
         _refuse_activations({**degrees, "batch": batch, "seq": seq, "recompute": recompute, "prefetch": prefetch})
-        stages = _states(params or "", dp, accounting)
+        number = whole_number(params or "")
+        stages = dict(model_states(number, dp, accounting))
+        if accounting == "deepspeed":
+            stages["offload"] = deepspeed_offload(number, dp)
 
     # A file is written with --json, too.
     draw = partial(_draw, stages, title.format(" parameters"), output)
@@ -109,17 +112,6 @@ def _refuse_activations(flags: dict[str, Any]) -> None:
             raise UsageError(
                 f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME"
             )
-
-
-def _states(params: str, dp: int, accounting: str) -> dict[str, Any]:
-    """Return the model states of so many parameters at each ZeRO stage."""
-    from minidist.planning.memory_estimator import deepspeed_offload, model_states, whole_number
-
-    number = whole_number(params)
-    stages: dict[str, Any] = dict(model_states(number, dp, accounting))
-    if accounting == "deepspeed":
-        stages["offload"] = deepspeed_offload(number, dp)
-    return stages
 
 
 def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:

@@ -26,6 +26,7 @@ from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 
+Sizes = Sequence[Sequence[AxisSizes]]  # of each rank, the sizes of its stages
 NUMBER = 8  # bytes of a loss, or of the sum of a block's squares: one float64
 
 
@@ -44,9 +45,7 @@ def group_of(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
     return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
 
 
-def pipeline_bytes(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], first_step: int = 0
-) -> Counter[str]:
+def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes, first_step: int = 0) -> Counter[str]:
     """Return the bytes that all pipelines send between their stages, in `config.steps` steps after `first_step` others.
 
     pipeline: sizes of one rank of each stage.
@@ -84,11 +83,7 @@ def _startup(config: TrainConfig, batches: Batches, plan: Plan, sites: int) -> i
 
 
 def _synchronous_gradients(
-    config: TrainConfig,
-    batches: Batches,
-    plan: Plan,
-    pipeline: Sequence[Sequence[AxisSizes]],
-    sites: Mapping[str, Sequence[Site]],
+    config: TrainConfig, batches: Batches, plan: Plan, pipeline: Sizes, sites: Mapping[str, Sequence[Site]]
 ) -> Counter[str]:
     """Return the elements of gradients that ranks of one pipeline sum per step, of all pipelines."""
     dims, sent = batches.dims, Counter[str]()
@@ -109,7 +104,7 @@ def _synchronous_gradients(
 
 
 def _asynchronous_gradients(
-    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], sites: Mapping[str, Sequence[Site]], lengths: Sequence[int]
+    plan: Plan, pipeline: Sizes, sites: Mapping[str, Sequence[Site]], lengths: Sequence[int]
 ) -> Counter[str]:
     """Return the elements of gradients of all updates, each of a round of mini-batches, in streams of such lengths.
 
@@ -189,9 +184,7 @@ def _boundary(config: TrainConfig, batches: Batches, rows: int, shape: Sequence[
     return boundary
 
 
-def _copied_units(
-    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes], shards: int
-) -> int:
+def _copied_units(plan: Plan, pipeline: Sizes, batches: Batches, axes: Sequence[AxisSizes], shards: int) -> int:
     """Return the elements of gradients in `shards` that one rank's stages send to other ranks of the same stages."""
     holders, total = plan.holders(), 0
     stages_of = {

@@ -43,14 +43,14 @@ from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.zero import zero_volume
 from minidist.pipeline.plan import Plan
 from minidist.planning.layer_volumes import forward_elements, layer_elements
-from minidist.planning.pipeline_volumes import NUMBER, crossing_elements, group_of, input_shapes, pipeline_bytes
+from minidist.planning.pipeline_volumes import NUMBER, Sizes, crossing_elements, group_of, input_shapes, pipeline_bytes
 from minidist.techniques import Run, of_job, trains_alone
 
 
 def closed_form_bytes(
     config: TrainConfig,
     batches: Batches,
-    sizes: Sequence[Sequence[AxisSizes]],
+    sizes: Sizes,
     skipped: int = 0,
     first_step: int = 0,
     runs: Sequence[tuple[Shares, int]] | None = None,
@@ -117,9 +117,7 @@ def repartitioned_bytes(
     return +total
 
 
-def _data_axes(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int, first_step: int
-) -> Counter[str]:
+def _data_axes(config: TrainConfig, batches: Batches, pipeline: Sizes, skipped: int, first_step: int) -> Counter[str]:
     """Return the bytes of the weights at the start, of gradients, and of what ZeRO gathers."""
     total: Counter[str] = Counter()
     plan = make_plan(config, batches.accumulation) if batches.dims.pp > 1 else None
@@ -241,9 +239,7 @@ def _zeros(config: TrainConfig, axis: AxisSizes, done: int) -> int:
     return sum(schedule.pruned(size, done) for size in sizes)
 
 
-def _norms(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
-) -> Counter[str]:
+def _norms(config: TrainConfig, batches: Batches, pipeline: Sizes, skipped: int) -> Counter[str]:
     """Return the bytes of block sums: gathered over shards, summed over tensor-parallel ranks, joined over stages."""
     if config.clip is None:
         return Counter()
@@ -265,9 +261,7 @@ def _norms(
     return Counter(clip_norm=(config.steps - skipped) * nbytes * NUMBER)
 
 
-def _trust_ratios(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
-) -> Counter[str]:
+def _trust_ratios(config: TrainConfig, batches: Batches, pipeline: Sizes, skipped: int) -> Counter[str]:
     """Return the bytes of the norms of whole layers: summed over shards, and over tensor- and expert-parallel ranks."""
     if not issubclass(optimizer_named(config.optimizer), LayerwiseOptimizer):
         return Counter()
@@ -283,9 +277,7 @@ def _trust_ratios(
     return Counter(trust_ratio=(config.steps - skipped) * numbers * NUMBER)
 
 
-def _orthogonalized(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], skipped: int
-) -> Counter[str]:
+def _orthogonalized(config: TrainConfig, batches: Batches, pipeline: Sizes, skipped: int) -> Counter[str]:
     """Return the bytes of Muon's whole matrices, in the dtype of the update, of every group of a hybrid mesh."""
     copies = config.dp_replicate if config.zero else 1
     elements = sum(group_of(batches, axis)[1] * axis.orthogonalized for stages in pipeline for axis in stages)
@@ -310,7 +302,7 @@ def losses_bytes(batches: Batches) -> int:
     return (to_stages + to_rows) * NUMBER
 
 
-def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]]) -> tuple[int, int]:
+def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sizes) -> tuple[int, int]:
     """Return the elements that ZeRO 3 gathers in one forward pass of all micro-batches, and once after each update."""
     dims, passes, once = batches.dims, 0, 0
     if config.zero != 3:
@@ -325,9 +317,7 @@ def gathered_elements(config: TrainConfig, batches: Batches, sizes: Sequence[Seq
     return passes, once
 
 
-def evaluation_bytes(
-    config: TrainConfig, batches: Batches, sizes: Sequence[Sequence[AxisSizes]], first_step: int
-) -> Counter[str]:
+def evaluation_bytes(config: TrainConfig, batches: Batches, sizes: Sizes, first_step: int) -> Counter[str]:
     """Return what evaluations add to `closed_form_bytes`, in a job that began at `first_step`.
 
     Small parameters that stay gathered (ZeRO 3) are gathered once after each update, when they are needed first; in
@@ -359,7 +349,7 @@ def evaluation_bytes(
 
 
 def _teacher(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], runs: Sequence[tuple[Shares, int]]
+    config: TrainConfig, batches: Batches, pipeline: Sizes, runs: Sequence[tuple[Shares, int]]
 ) -> Counter[str]:
     """Return the bytes of a teacher that is sharded, or of the logits that ranks of its own send."""
     if config.distill_from is None:

@@ -43,7 +43,8 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
             if stop > begin:
                 bars.add(rank, max(start, begin), min(stop, end), "blocked", "blocked")
         bars.add_computing(rank, spans)
-    bars.add_collections()
+    for (rank, kind, gid, chunk), intervals in bars.many.items():
+        axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
     bars.used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
@@ -110,12 +111,6 @@ class _Bars:
                 colour = ink(shade(PALETTE[kind_of(span.name)], chunk))
                 middle = ((span.start + span.end) / 2 - self.begin) * self.factor
                 self.axes.text(middle, rank, label, color=colour, **style)
-
-    def add_collections(self) -> None:
-        """Draw the bars that were kept."""
-        for (rank, kind, gid, chunk), intervals in self.many.items():
-            colour = shade(PALETTE[kind], chunk)
-            self.axes.broken_barh(intervals, (rank - 0.43, 0.86), color=colour, linewidth=0, gid=gid)
 
 
 def _stage(name: str) -> str:
