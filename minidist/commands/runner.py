@@ -404,13 +404,9 @@ def run_comparison(
     # The trace keeps both losses and the differences, for the picture that lays one over the other.
     if trace is not None:
         mesh = {} if config.teacher_ranks else mesh_of(resolve_dims(config, size))
-        header = {
-            "losses": verdict.losses,
-            "reference_losses": verdict.reference_losses,
-            "command": command,
-            "mesh": mesh,
-        }
-        write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
+        losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
+        header = {"max_difference": verdict.weight_differences, **losses, "command": command, "mesh": mesh}
+        write_traces(trace, outcome.traces, world=outcome.world, **header)
     return verdict
 
 
