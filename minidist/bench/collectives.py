@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,15 @@ def rows(times: Times, size: int, ranks: int, rounds: int, chosen: str = "auto")
     return result
 
 
+def _line(group: dict[str, dict[str, Any]], others: list[str]) -> str:
+    """Format one size and side, with the ratios to all opponents. group: its rows, by the opponent."""
+    row = next(iter(group.values()))
+    ratios = "".join(f"{group[name]['ratio']:17.2f}" if name in group else f"{'-':>17s}" for name in others)
+    names = {BEST: f"* {row['algorithm']}", "auto": f"  auto {row['algorithm']}"}
+    name, times = names.get(row["side"], f"  {row['side']}"), f"{1e6 * row['median_s']:10.1f}"
+    return f"{row['bytes']:10,d}  {name:25s}{times}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}"
+
+
 def table(result: dict[str, Any]) -> str:
     """Format the rows as nccl-tests does: time, algorithm and bus bandwidth, and the ratio to each opponent."""
     measured = [row for row in result["rows"] if "side" in row]
@@ -148,16 +158,9 @@ def table(result: dict[str, Any]) -> str:
         f"{'bytes':>10s}  {'all-reduce':25s}{'time us':>10s}{'algbw GB/s':>12s}{'busbw GB/s':>12s}"
         + "".join(f"{'/ ' + name:>17s}" for name in others)
     ]
-    # One line per size and side, with the ratios to all opponents.
-    for size in dict.fromkeys(row["bytes"] for row in measured):
-        for side in dict.fromkeys(row["side"] for row in measured):
-            group = {row["other"]: row for row in measured if (row["bytes"], row["side"]) == (size, side)}
-            row = next(iter(group.values()))
-            ratios = "".join(f"{group[name]['ratio']:17.2f}" if name in group else f"{'-':>17s}" for name in others)
-            name = {BEST: f"* {row['algorithm']}", "auto": f"  auto {row['algorithm']}"}.get(side, f"  {side}")
-            lines.append(
-                f"{size:10,d}  {name:25s}{1e6 * row['median_s']:10.1f}{row['algbw']:12.2f}{row['busbw']:12.2f}{ratios}"
-            )
+    for size, side in product(*(dict.fromkeys(row[key] for row in measured) for key in ("bytes", "side"))):
+        group = {row["other"]: row for row in measured if (row["bytes"], row["side"]) == (size, side)}
+        lines.append(_line(group, others))
     # What a wrong choice costs.
     auto = [row for row in measured if row["side"] == "auto"]
     if auto:

@@ -177,6 +177,20 @@ def stop(sentence: str, code: int) -> NoReturn:
     refuse(sentence, code)
 
 
+def stop_at_file(error: OSError) -> None:
+    """Print which file cannot be opened, or that standard output cannot be written, and exit; return for a bug."""
+    if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        leave_standard_output()
+        stop(f"minidist: standard output cannot be written: {error.strerror}; make room where it goes", 2)
+    # Without a file name it is not a wrong path, but a bug.
+    if error.filename is not None:
+        stop(
+            f"minidist: cannot open {quoted_path(error.filename)} ({error.strerror}); give the path of a file, in a"
+            " folder that exists",
+            2,
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `minidist` with these arguments (default: those of the process)."""
     if arguments is not None:
@@ -205,17 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         leave_standard_output()
         sys.exit(128 + signal.SIGPIPE if hasattr(signal, "SIGPIPE") else 1)
     except OSError as error:
-        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
-            leave_standard_output()
-            stop(f"minidist: standard output cannot be written: {error.strerror}; make room where it goes", 2)
-        # Without a file name it is not a wrong path, but a bug.
-        if error.filename is None:
-            raise
-        stop(
-            f"minidist: cannot open {quoted_path(error.filename)} ({error.strerror}); give the path of a file, in a"
-            " folder that exists",
-            2,
-        )
+        stop_at_file(error)
+        raise
     except MinidistError as error:
         # Notes were attached where the error passed, by parts that know more than the part that raised it.
         if "--traceback" in sys.argv:  # of a script that `run` runs

@@ -132,14 +132,12 @@ def bench_step(
     from minidist.bench.step import bench_step as measure
     from minidist.bench.tensor_parallel import bench_tensor_parallel
 
-    if zero is not None and not all(part.strip().isdigit() for part in zero.split(",")):
-        raise UsageError(f"--zero {quoted(zero)}; write the stages with commas, such as 1,2,3")
+    stages = _zero_stages(zero)
     if against not in ("torch", "none", None):
         raise UsageError(
             f"bench step --against {quoted(against)}{nearest(against, ['torch', 'none'])}; it can be torch or none"
         )
     _say_without_torch(against != "none")
-    stages = [int(part) for part in zero.split(",")] if zero else []
     other = None if against == "none" else against
 
     if device != "cpu" and (tp > 1 or ranks > 1 or stages):
@@ -220,3 +218,13 @@ def _show(result: dict[str, Any]) -> None:
             if key not in ("name", "ratio", "median_s", "rounds") and isinstance(value, int | float)
         )
         print(f"{row['name']:56} ratio {ratio}  median {row['median_s']:.6f} s  rounds {row['rounds']}{extra}")
+
+
+def _zero_stages(text: str | None) -> list[int]:
+    """Return the stages of --zero."""
+    if text is None:
+        return []
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise UsageError(f"--zero {quoted(text)}; write the stages with commas, such as 1,2,3")
+    return [int(part) for part in parts]

@@ -4,6 +4,7 @@ Proved by: tests/commands/test_cli.py, tests/equality/test_layout_sweep.py
 """
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -89,13 +90,10 @@ def compare(
             "--tolerance is of functions of your own, FILE.py:RANK FILE.py:ALONE, and of --against; leave it out"
         )
     if matrix:
-        for name in ("trace", "timeout", "eager_bytes", "deepspeed", "device"):
-            if name in given_flags():
-                raise UsageError(f"{flag(name)} is of one job, and --matrix runs many; leave one of the two out")
+        of_one_job = ("trace", "timeout", "eager_bytes", "deepspeed", "device")
+        _refuse(of_one_job, "is of one job, and --matrix runs many; leave one of the two out")
         return _sweep(config, 8 if ranks is None else ranks, sample, processes)
-    for name in ("sample", "processes"):
-        if name in given_flags():
-            raise UsageError(f"--{name} is a number of layouts or processes of --matrix; add --matrix, or leave it out")
+    _refuse(("sample", "processes"), "is a number of layouts or processes of --matrix; add --matrix, or leave it out")
     config = with_deepspeed(config, deepspeed)
 
     # Bits equal one device's only when gradients are summed in a fixed order, so that is the default here, where
@@ -111,6 +109,13 @@ def compare(
     if verdict is None:
         return None
     return Result(verdict.as_dict(), lambda: print(verdict.sentence()), 0 if verdict.equal else 1)
+
+
+def _refuse(names: Sequence[str], why: str) -> None:
+    """Raise UsageError for the first of these flags that is given."""
+    for name in names:
+        if name in given_flags():
+            raise UsageError(f"{flag(name)} {why}")
 
 
 def _own_functions(

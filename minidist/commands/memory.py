@@ -48,47 +48,24 @@ def memory(
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
     from minidist.planning.layout_memory import layout_peak
     from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
-    from minidist.report.frame import SUFFIXES
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
-    if form not in (None, "text", "svg"):
-        raise UsageError(f"--format {quoted(form)}; it must be text or svg")
-    if output is not None and form == "text":
-        raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
-    form = format_of(output, None, {"svg": SUFFIXES}, form or "text")
+    form = _format(form, output)
     degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
     split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
-    if split and accounting not in (None, "fp32-accumulation"):
-        raise UsageError(
-            f"--accounting {quoted(accounting)} with {split[0]}: layouts are counted with float32 sums of gradients;"
-            " leave out --accounting"
-        )
-    # Only ZeRO 3 on data-parallel ranks is counted with units that are gathered ahead.
-    if model is not None and prefetch != 1 and (split or accounting == "deepspeed"):
-        other = split[0] if split else "--accounting deepspeed"
-        raise UsageError(f"--prefetch {quoted(prefetch)} has no effect with {other}; leave one of them out")
+    _check_accounting(accounting, split, 1 if model is None else prefetch)
     accounting = accounting or ("fp32-accumulation" if split else "zero")
     ranks = dp * tp * pp * cp
     title = f"{model or params}{{}} on {ranks} rank{'s' * (ranks != 1)}, {accounting} accounting"
 
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.
     if model is not None and split:
-        stages = layout_peak(model, dp, tp, pp, cp, ep, batch, seq, recompute)
+        stages = layout_peak(model, {"dp": dp, **degrees}, batch, seq, recompute)
     elif model is not None:
         stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
     else:
-        for name, value, default in (
-            *((axis, degree, 1) for axis, degree in degrees.items()),
-            ("batch", batch, 1),
-            ("seq", seq, None),
-            ("recompute", recompute, "none"),
-            ("prefetch", prefetch, 1),
-        ):
-            if value != default:
-                raise UsageError(
-                    f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME"
-                )
+        _refuse_activations({**degrees, "batch": batch, "seq": seq, "recompute": recompute, "prefetch": prefetch})
         number = whole_number(params or "")
         stages = dict(model_states(number, dp, accounting))
         if accounting == "deepspeed":
@@ -102,6 +79,39 @@ def memory(
     if form == "svg":
         return Result(stages, draw)
     return Result(stages, partial(_print, stages, title.format(""), accounting))
+
+
+def _format(form: str | None, output: Path | None) -> str:
+    """Return the format of the output: text or svg."""
+    from minidist.report.frame import SUFFIXES
+
+    if form not in (None, "text", "svg"):
+        raise UsageError(f"--format {quoted(form)}; it must be text or svg")
+    if output is not None and form == "text":
+        raise UsageError(f"--format text contradicts --output {quoted_path(output)}; leave one of them out")
+    return format_of(output, None, {"svg": SUFFIXES}, form or "text")
+
+
+def _check_accounting(accounting: str | None, split: list[str], prefetch: int) -> None:
+    """Raise UsageError for what is not counted in some layouts. split: the flags of axes that divide the model."""
+    if split and accounting not in (None, "fp32-accumulation"):
+        raise UsageError(
+            f"--accounting {quoted(accounting)} with {split[0]}: layouts are counted with float32 sums of gradients;"
+            " leave out --accounting"
+        )
+    # Only ZeRO 3 on data-parallel ranks is counted with units that are gathered ahead.
+    if prefetch != 1 and (split or accounting == "deepspeed"):
+        other = split[0] if split else "--accounting deepspeed"
+        raise UsageError(f"--prefetch {quoted(prefetch)} has no effect with {other}; leave one of them out")
+
+
+def _refuse_activations(flags: dict[str, Any]) -> None:
+    """Raise UsageError for the first flag that a bare number of parameters has no use for."""
+    for name, value in flags.items():
+        if value != {"seq": None, "recompute": "none"}.get(name, 1):
+            raise UsageError(
+                f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME"
+            )
 
 
 def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:

@@ -4,7 +4,9 @@ Proved by: tests/commands/test_plan.py
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,28 @@ if TYPE_CHECKING:
 
 MODEL, CLUSTER, LAYOUT, OUTPUT = "Model", "Cluster and batch", "Layout: what is given is fixed", "Output"
 MAX_REFUSED = 100  # in the JSON object
+DEGREES = ("dp", "tp", "pp", "cp")
+
+
+@dataclass(frozen=True)
+class ModelFlags:
+    """The flags of a model's sizes; one that is not given has its default."""
+
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    kv_heads: int | None = None
+    ffn: int | None = None
+    vocab: int | None = None
+    seq: int | None = None
+    gated: bool = False
+    tied: bool | None = None
+    experts: int = 0
+    top_k: int | None = None
+
+    def given(self) -> list[str]:
+        """Return the flags that are given, as they are written."""
+        return ["--" + one.name.replace("_", "-") for one in fields(self) if getattr(self, one.name) != one.default]
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
@@ -90,31 +114,23 @@ def plan(
     from minidist.planning.cluster.gpus import machine_of
     from minidist.planning.cluster.layout import Job
     from minidist.planning.cluster.search import search
-    from minidist.planning.cluster.tables import explanation
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
-    sizes = (layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
+    sizes = ModelFlags(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
+    given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
+    given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
     written: dict[str, Any] = {}
     if config is not None and config.suffix == ".toml":
         job_file = _job_file(config, model, sizes)
         architecture, written = job_file.model, job_file.fixed
         global_batch = job_file.global_batch if global_batch is None else global_batch
         precision, dropout = precision or job_file.precision, dropout or job_file.dropout
-        dp, tp, pp, cp = (
-            written.get(axis) if flag is None else flag
-            for axis, flag in (("dp", dp), ("tp", tp), ("pp", pp), ("cp", cp))
-        )
+        given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
     else:
-        architecture = _architecture(config, model, *sizes)
+        architecture = _architecture(config, model, sizes)
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
-    given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
-    given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
     fixed = written | _checked_layout(given)
-    degrees = (dp, tp, pp, cp)
-    if ranks is None:
-        if None in degrees:
-            raise UsageError("the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp")
-        ranks = (dp or 1) * (tp or 1) * (pp or 1) * (cp or 1)
+    ranks = _gpus(fixed) if ranks is None else ranks
     if global_batch is None:
         raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
 
@@ -138,23 +154,41 @@ def plan(
     )
     found = search(job, machine, fixed)
 
-    # When all values are given there is one layout, which is printed even if it does not fit.
-    shown = found.plans or (found.too_large if len(found.refused) == 1 else [])
+    shown = _shown(found)
+    result = _as_dict(found, shown, best, gpu, explain)
+    result |= {"parameters": architecture.parameters, "parameters_active": architecture.active_parameters}
+    if output is not None:
+        _draw(found, job, output)
+    # A script sees by the exit code that nothing fits.
+    return Result(result, partial(_print, shown[:best], found, job, fixed, result), 0 if found.plans else 1)
+
+
+def _shown(found: "Search") -> "list[Plan]":
+    """Return the layouts that are printed: those that fit, or the only one when all values are given."""
+    return found.plans or (found.too_large if len(found.refused) == 1 else [])
+
+
+def _as_dict(found: "Search", shown: "list[Plan]", best: int, gpu: str, explain: bool) -> dict[str, Any]:
+    """Return what --json prints of a search."""
+    from minidist.planning.cluster.tables import explanation
+
     result = {
         "layouts": [one.as_dict() for one in shown[:best]],
         "layouts_total": len(found.plans),
         "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in _some_refused(found)],
         "refused_total": {"too_large": len(found.too_large), "impossible": len(found.impossible)},
-        "parameters": architecture.parameters,
-        "parameters_active": architecture.active_parameters,
         "commands": _commands(shown[0], gpu) if shown else {},
     }
     if explain:
         result["explanation"] = explanation(shown[0]) if shown else []
-    if output is not None:
-        _draw(found, job, output)
-    # A script sees by the exit code that nothing fits.
-    return Result(result, partial(_print, shown[:best], found, job, fixed, result), 0 if found.plans else 1)
+    return result
+
+
+def _gpus(fixed: Mapping[str, Any]) -> int:
+    """Return the product of all degrees."""
+    if not fixed.keys() >= {*DEGREES}:
+        raise UsageError("the number of GPUs is missing; give --ranks, or all of --dp, --tp, --pp and --cp")
+    return prod(fixed[axis] for axis in DEGREES)
 
 
 def _one_of(value: str, flag: str, choices: tuple[str, ...]) -> str:
@@ -218,16 +252,12 @@ def _imbalance(given: float | None, model: "Architecture") -> float:
     return given
 
 
-def _job_file(config: Path, model: str | None, sizes: tuple[Any, ...]) -> "PlannedJob":
+def _job_file(config: Path, model: str | None, sizes: ModelFlags) -> "PlannedJob":
     """Return the job of a file; UsageError when a flag describes another model."""
     from minidist.planning.job_config import read_job
 
-    layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k = sizes
-    flags = {"--model": model, "--layers": layers, "--hidden": hidden, "--heads": heads, "--kv-heads": kv_heads}
-    flags |= {"--ffn": ffn, "--vocab": vocab, "--seq": seq, "--gated": gated or None, "--tied": tied}
-    for flag, value in {**flags, "--experts": experts or None, "--top-k": top_k}.items():
-        if value is not None:
-            raise UsageError(f"{flag} describes a model, and {quoted_path(config)} is one; leave one out")
+    for flag in [*["--model"] * (model is not None), *sizes.given()]:
+        raise UsageError(f"{flag} describes a model, and {quoted_path(config)} is one; leave one out")
     return read_job(config)
 
 
@@ -246,66 +276,51 @@ def _commands(best: "Plan", gpu: str) -> dict[str, str]:
     }
 
 
-def _architecture(
-    config: Path | None,
-    model: str | None,
-    layers: int | None,
-    hidden: int | None,
-    heads: int | None,
-    kv_heads: int | None,
-    ffn: int | None,
-    vocab: int | None,
-    seq: int | None,
-    gated: bool,
-    tied: bool | None,
-    experts: int,
-    top_k: int | None,
-) -> "Architecture":
+def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
-    from minidist.planning.architecture import MAX_EXPERTS, Architecture, checked
     from minidist.planning.huggingface_config import read_architecture, read_model
 
+    if config is None and model is None:
+        return _described(sizes)
     if config is not None and model is not None:
         raise UsageError(
             f"the model is given twice, as {quoted_path(config)} and --model {quoted(model)}; leave one out"
         )
-    sizes = {"--layers": layers, "--hidden": hidden, "--heads": heads}
-    others = {
-        "--kv-heads": kv_heads,
-        "--ffn": ffn,
-        "--vocab": vocab,
-        "--gated": gated or None,
-        "--tied": tied,
-        "--experts": experts or None,
-        "--top-k": top_k,
-    }
-    if config is not None or model is not None:
-        extra = [flag for flag, value in {**sizes, **others}.items() if value is not None]
-        if extra:
-            raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
-        return read_architecture(config) if config is not None else read_model(str(model))
-    missing = [flag for flag, value in sizes.items() if value is None]
+    # The tokens per sequence may be fewer than the model has positions.
+    extra = [flag for flag in sizes.given() if flag != "--seq"]
+    if extra:
+        raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
+    return read_architecture(config) if config is not None else read_model(str(model))
+
+
+def _described(sizes: ModelFlags) -> "Architecture":
+    """Return the model of sizes given as flags."""
+    from minidist.planning.architecture import MAX_EXPERTS, Architecture, checked
+
+    required = {"--layers": sizes.layers, "--hidden": sizes.hidden, "--heads": sizes.heads}
+    missing = [flag for flag, value in required.items() if value is None]
     if missing:
         raise UsageError(
             f"{missing[0]} is missing; describe the model with --layers, --hidden and --heads, or give a config.json or"
             " --model NAME"
         )
-    check_count(experts, "--experts", 0, MAX_EXPERTS)
-    if top_k is not None and not experts:
-        raise UsageError(f"--top-k {top_k} needs a model with experts; add --experts, or leave --top-k out")
+    check_count(sizes.experts, "--experts", 0, MAX_EXPERTS)
+    if sizes.top_k is not None and not sizes.experts:
+        raise UsageError(f"--top-k {sizes.top_k} needs a model with experts; add --experts, or leave --top-k out")
+    hidden = sizes.hidden or 0
     return checked(
         Architecture(
-            layers or 0,
-            hidden or 0,
-            heads or 0,
-            51_200 if vocab is None else vocab,
-            2048 if seq is None else seq,
-            4 * (hidden or 0) if ffn is None else ffn,
-            gated=gated,
-            kv_heads=kv_heads,
-            tied=tied,
-            experts=experts,
-            top_k=min(2, experts) if top_k is None else top_k,
+            sizes.layers or 0,
+            hidden,
+            sizes.heads or 0,
+            51_200 if sizes.vocab is None else sizes.vocab,
+            2048 if sizes.seq is None else sizes.seq,
+            4 * hidden if sizes.ffn is None else sizes.ffn,
+            gated=sizes.gated,
+            kv_heads=sizes.kv_heads,
+            tied=sizes.tied,
+            experts=sizes.experts,
+            top_k=min(2, sizes.experts) if sizes.top_k is None else sizes.top_k,
         )
     )
 

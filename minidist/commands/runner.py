@@ -26,7 +26,7 @@ from minidist.job.checkpoint.initial_weights import initial_checkpoint
 from minidist.job.checkpoint.resume import check_saving, read_job_state
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.rules import check_rules, notices
-from minidist.job.config.train_config import TrainConfig, flag, resolve_batches, resolve_dims
+from minidist.job.config.train_config import Batches, TrainConfig, flag, resolve_batches, resolve_dims
 from minidist.job.equality.compare import Comparison, compare_rank, float_tier_settings, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.equality.served import compare_served, serve_and_keep
@@ -245,20 +245,7 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         measured.update(trace.bytes_by_purpose())
         messages.update(trace.messages_by_purpose())
 
-    # What they must have sent, from the sizes that each rank reports.
-    if config.strategy == "ps":
-        closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
-    else:
-        # Ranks beside the layout have no phase.
-        phases = [result.phases for result in results if result.phases]
-        closed = dict(phases_bytes(config, batches, phases, first.first_step, first.runs))
-    saving = outcome.size - ranks_beside(config)
-    if config.save is not None and saving > 1:
-        every = config.every or config.steps
-        saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
-        # The workers of a server have running statistics of their own, which are averaged.
-        numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
-        closed["checkpoint"] = saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)
+    closed = _closed_form(config, batches, results) | _checkpoint_bytes(config, outcome.size, first)
     # How often algorithms are measured for --reduction auto depends on time, so those bytes have no closed form.
     table = {
         name: {"measured": measured.get(name, 0), "closed_form": None if name == "tuning" else closed.get(name, 0)}
@@ -298,6 +285,28 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     )
 
 
+def _closed_form(config: TrainConfig, batches: Batches, results: list[TrainResult]) -> dict[str, int]:
+    """Return what the ranks must have sent without checkpoints, by purpose, from the sizes that each rank reports."""
+    first = results[0]
+    if config.strategy == "ps":
+        return parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
+    # Ranks beside the layout have no phase.
+    phases = [result.phases for result in results if result.phases]
+    return dict(phases_bytes(config, batches, phases, first.first_step, first.runs))
+
+
+def _checkpoint_bytes(config: TrainConfig, size: int, first: TrainResult) -> dict[str, int]:
+    """Return the bytes of saving checkpoints, of a job that saves and has several ranks."""
+    saving = size - ranks_beside(config)
+    if config.save is None or saving <= 1:
+        return {}
+    every = config.every or config.steps
+    saves = config.steps // every - first.first_step // every + (config.steps % every > 0)
+    # The workers of a server have running statistics of their own, which are averaged.
+    numbers = 2 * sum(first.sizes[0].norms) if config.strategy == "ps" else 0
+    return {"checkpoint": saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)}
+
+
 def _gradients(results: list[TrainResult]) -> dict[str, Any]:
     """Return, for the picture of exponents, the sizes of the last step's gradient entries, and the loss scale."""
     counts: Counter[str] = Counter()
@@ -330,16 +339,7 @@ def run_comparison(
     if config.strategy == "ps":
         return _served_comparison(config, size, timeout, eager_bytes, trace, command)
 
-    # Where bits cannot be equal, the float tier needs float64 and few steps, unless the user says otherwise.
-    dims = resolve_dims(config, size)
-    chosen, why = float_tier_settings(config, dims, TrainConfig.model_fields if given is None else given)
-    config = config.model_copy(update=chosen)
-    tier_of(config, dims)
-    if chosen:
-        number_of_ranks(config, ranks)  # the rules hold for other steps, too: a warm-up may be longer now
-        flags = " ".join(f"{flag(name)} {value}" for name, value in chosen.items())
-        if launched_rank() == 0:
-            print(f"minidist: compared with {flags}: {why}", file=sys.stderr, flush=True)
+    config = _with_a_tier(config, size, ranks, TrainConfig.model_fields if given is None else given)
     interactive = not under_mpiexec() and sys.stderr.isatty()
 
     # Simulated ranks share one reference; under mpiexec, and where ranks differ on purpose, each computes its own.
@@ -370,14 +370,25 @@ def run_comparison(
     # The trace keeps both losses and the differences, for the picture that lays one over the other.
     if trace is not None:
         mesh = {} if ranks_beside(config) else mesh_of(resolve_dims(config, size))
-        header = {
-            "losses": verdict.losses,
-            "reference_losses": verdict.reference_losses,
-            "command": command,
-            "mesh": mesh,
-        }
-        write_traces(trace, outcome.traces, world=outcome.world, max_difference=verdict.weight_differences, **header)
+        losses = {"losses": verdict.losses, "reference_losses": verdict.reference_losses}
+        header = {"max_difference": verdict.weight_differences, **losses, "command": command, "mesh": mesh}
+        write_traces(trace, outcome.traces, world=outcome.world, **header)
     return verdict
+
+
+def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Collection[str]) -> TrainConfig:
+    """Return the settings with which a tier applies; UsageError when none does."""
+    # Where bits cannot be equal, the float tier needs float64 and few steps, unless the user says otherwise.
+    dims = resolve_dims(config, size)
+    chosen, why = float_tier_settings(config, dims, given)
+    config = config.model_copy(update=chosen)
+    tier_of(config, dims)
+    if chosen:
+        number_of_ranks(config, ranks)  # the rules hold for other steps, too: a warm-up may be longer now
+        flags = " ".join(f"{flag(name)} {value}" for name, value in chosen.items())
+        if launched_rank() == 0:
+            print(f"minidist: compared with {flags}: {why}", file=sys.stderr, flush=True)
+    return config
 
 
 def _served_comparison(

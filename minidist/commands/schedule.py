@@ -7,7 +7,7 @@ import shutil
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,9 @@ from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
 from minidist.commands.flags import above_zero, command_line
 from minidist.commands.output import Json, say
+
+if TYPE_CHECKING:
+    from minidist.pipeline.plan import Plan
 
 
 def schedule(
@@ -78,19 +81,17 @@ def schedule(
     json_output: Json = False,
 ) -> None:
     """Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."""
-    from minidist.pipeline import passes
     from minidist.pipeline.plan import load_plan, schedules
     from minidist.pipeline.plan.load import is_name
-    from minidist.pipeline.validate import validate
     from minidist.report.schedules import ENDINGS, FORMATS, LARGE, evaluate, limit_sentence, stage_shares
 
     form, flag = ("json", "--json") if json_output else (form, "--format")
     if form is not None and form not in FORMATS:
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
     form = format_of(output, form, ENDINGS, "text", ("--output", flag))
-    if output is not None and not plans:
-        raise UsageError(f"--output {quoted_path(output)} without a schedule; name one, such as 1f1b")
     if output is not None:
+        if not plans:
+            raise UsageError(f"--output {quoted_path(output)} without a schedule; name one, such as 1f1b")
         refuse_others(output, form)
     if not plans:
         for name, entry in schedules().items():
@@ -101,12 +102,7 @@ def schedule(
     loaded, evaluated = [], []
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
-        # Recomputation adds forwards, so it comes before lowering, which adds the messages.
-        # Both assume a valid plan, and lowering one that is not may never end.
-        if (recompute or lowered) and not is_name(name):
-            validate(plan, allow_wrong_gradients=True)
-        plan = passes.recompute(plan) if recompute else plan
-        loaded.append(passes.lower(plan) if lowered and not plan.is_lowered else plan)
+        loaded.append(passed(plan, recompute, lowered, is_valid=is_name(name)))
     for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
         evaluated.append(
             evaluate(
@@ -127,6 +123,19 @@ def schedule(
     if too_much:
         say(f"minidist: {too_much}")
         raise typer.Exit(1)
+
+
+def passed(plan: "Plan", recompute: bool, lowered: bool, is_valid: bool) -> "Plan":
+    """Return a plan with the forwards of recomputation, and lowered, as the flags say."""
+    from minidist.pipeline import passes
+    from minidist.pipeline.validate import validate
+
+    # Recomputation adds forwards, so it comes before lowering, which adds the messages.
+    # Both assume a valid plan, and lowering one that is not may never end.
+    if (recompute or lowered) and not is_valid:
+        validate(plan, allow_wrong_gradients=True)
+    plan = passes.recompute(plan) if recompute else plan
+    return passes.lower(plan) if lowered and not plan.is_lowered else plan
 
 
 def refuse_others(output: Path, form: str) -> None:

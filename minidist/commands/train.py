@@ -63,36 +63,16 @@ def train(
     from minidist.commands.runner import run_training
 
     config = with_deepspeed(config, deepspeed)
-    # A long run keeps no events: its memory would grow with every message, and so do many ranks unless they are asked.
-    path = None if trace == Path("none") else trace or Path("runs/train.jsonl")
-    if trace is None and not fold and (ranks or resolve_dims(config).ranks) > MAX_TRACED_RANKS:
-        path = None
-        say(
-            f"more than {MAX_TRACED_RANKS} ranks: bytes, messages and peaks are counted, and no events are kept;"
-            " --trace FILE keeps them all"
-        )
-
+    path = _trace_path(trace, config, ranks, fold)
     if gpu is not None and not dry:
         raise UsageError(f"--gpu {quoted(gpu)} is the clock of a dry run; add --dry-run, or leave it out")
-    if fold and not dry:
-        raise UsageError("--fold requires --dry-run; add it, or leave out --fold")
-    if fold and trace not in (None, Path("none")):
-        raise UsageError("--fold keeps no events; leave out --trace, or --fold")
+    _check_fold(fold, dry, trace)
     if hf_shards is not None:
         if save_hf is None:
             raise UsageError("--hf-shards says how --save-hf writes its files; add --save-hf FOLDER, or leave it out")
         check_count(hf_shards, "--hf-shards", least=1, most=MAX_RANKS)
-    if save_hf is not None:
-        from minidist.job.checkpoint.huggingface import check_saving_huggingface, only_written
-
-        if dry:
-            raise UsageError("--save-hf needs values, and a dry run has none; leave it out")
-        # A rank that comes late would find the folder that rank 0 has finished.
-        trained = only_written(config)
-        if not trained or launched_rank() == 0:
-            check_saving_huggingface(config, save_hf)
-        if trained:
-            return _written(config, save_hf, hf_shards)
+    if save_hf is not None and _is_trained(config, save_hf, dry):
+        return _written(config, save_hf, hf_shards)
     if dry:
         from minidist.commands.dry_run import check_dry_run, dry_run
 
@@ -102,7 +82,7 @@ def train(
 
         config = choose_micro_batch(config, ranks, has_values=not dry)
     if dry:
-        return dry_run(config, ranks, timeout, None if fold else path, eager_bytes, command_line(), gpu, fold)
+        return dry_run(config, ranks, timeout, path, eager_bytes, command_line(), gpu, fold)
 
     # Under mpiexec only rank 0 has a summary to print.
     with on_device(device, config):
@@ -119,6 +99,39 @@ def train(
             say(f"trace: {path}   picture: minidist report {path} --picture space-time -o runs/space-time.svg")
 
     return Result(summary.as_dict(), show)
+
+
+def _trace_path(trace: Path | None, config: TrainConfig, ranks: int | None, fold: bool) -> Path | None:
+    """Return where the trace goes, or None for a run that keeps no events."""
+    # A long run keeps none: its memory would grow with every message, and so do many ranks unless they are asked.
+    if trace is None and not fold and (ranks or resolve_dims(config).ranks) > MAX_TRACED_RANKS:
+        say(
+            f"more than {MAX_TRACED_RANKS} ranks: bytes, messages and peaks are counted, and no events are kept;"
+            " --trace FILE keeps them all"
+        )
+        return None
+    return None if fold or trace == Path("none") else trace or Path("runs/train.jsonl")
+
+
+def _check_fold(fold: bool, dry: bool, trace: Path | None) -> None:
+    """Raise UsageError for --fold beside flags that it does not go with."""
+    if fold and not dry:
+        raise UsageError("--fold requires --dry-run; add it, or leave out --fold")
+    if fold and trace not in (None, Path("none")):
+        raise UsageError("--fold keeps no events; leave out --trace, or --fold")
+
+
+def _is_trained(config: TrainConfig, folder: Path, dry: bool) -> bool:
+    """Check --save-hf before anything is trained, and return whether nothing is left to train."""
+    from minidist.job.checkpoint.huggingface import check_saving_huggingface, only_written
+
+    if dry:
+        raise UsageError("--save-hf needs values, and a dry run has none; leave it out")
+    # A rank that comes late would find the folder that rank 0 has finished.
+    trained = only_written(config)
+    if not trained or launched_rank() == 0:
+        check_saving_huggingface(config, folder)
+    return trained
 
 
 def _written(config: TrainConfig, folder: Path, shards: int | None) -> Result | None:

@@ -6,7 +6,7 @@ has no formula for is refused with its name: a plan that leaves it out would be 
 Proved by: tests/planning/test_job_config.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -64,6 +64,22 @@ def read_job(path: str | Path) -> PlannedJob:
     if not given:
         raise UsageError(f"the job file {file} has no settings; write one with minidist train --print-config")
     config = _in_file(file, partial(TrainConfig.make, **given))
+    _check_planned(config, given, file)
+
+    # What is written in the file is fixed, but for --micro-batch auto. The default of a precision is the planner's.
+    fixed = {name: getattr(config, name) for name in AXES if given.get(name, "auto") != "auto"}
+    if "chunks" in given or "schedule" in given:
+        fixed["vp"] = (config.chunks or 2) if config.schedule == "interleaved" else 1
+    if "micro_batch" not in fixed and (config.accumulation or config.microbatches):
+        fixed["micro_batch"] = _micro_batch(config, file)
+    precision = config.precision if "precision" in given else None
+    return PlannedJob(
+        _in_file(file, partial(architecture, config)), fixed, config.global_batch, precision, config.dropout > 0
+    )
+
+
+def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> None:
+    """Raise UsageError for the first setting that the planner has no formula for."""
     if not config.is_language_model:
         raise UsageError(f"model {quoted(config.model)} in {file} is not planned; give model = 'gpt' or 'llama'")
     changed = {name for name in given if getattr(config, name) != TrainConfig.model_fields[name].default}
@@ -78,19 +94,8 @@ def read_job(path: str | Path) -> PlannedJob:
         raise UsageError(
             f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
         )
-
-    # What is written in the file is fixed, but for --micro-batch auto. The default of a precision is the planner's.
-    fixed = {name: getattr(config, name) for name in AXES if given.get(name, "auto") != "auto"}
     if config.recompute not in ("none", "selective", "full"):
         raise UsageError(f"recompute {quoted(config.recompute)} in {file} is not planned; give none, selective or full")
-    if "chunks" in given or "schedule" in given:
-        fixed["vp"] = (config.chunks or 2) if config.schedule == "interleaved" else 1
-    if "micro_batch" not in fixed and (config.accumulation or config.microbatches):
-        fixed["micro_batch"] = _micro_batch(config, file)
-    precision = config.precision if "precision" in given else None
-    return PlannedJob(
-        _in_file(file, partial(architecture, config)), fixed, config.global_batch, precision, config.dropout > 0
-    )
 
 
 def _in_file(file: str, read: Callable[[], Read]) -> Read:

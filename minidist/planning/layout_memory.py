@@ -3,6 +3,7 @@
 Proved by: tests/planning/test_cluster.py
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
@@ -12,21 +13,24 @@ from minidist.planning.cluster.memory import memory_by_rank
 from minidist.planning.huggingface_config import read_model
 from minidist.planning.memory_estimator import NOT_COUNTED
 
+AXES = ("dp", "tp", "pp", "cp", "ep")
+
 
 def layout_peak(
-    name: str, dp: int, tp: int, pp: int, cp: int, ep: int, batch: int, length: int | None, recompute: str
+    name: str, degrees: Mapping[str, int], batch: int, length: int | None, recompute: str
 ) -> dict[str, Any]:
     """Return {"model", "parameters", "stage0": {kind: bytes, "total"}, ...} of the fullest pipeline rank.
 
-    batch: sequences of a micro-batch; there are as many micro-batches as pipeline ranks, which fill a 1F1B pipeline.
-    Tensor parallelism divides the sequence too. Attention is fused. Errors: UsageError for degrees that do not divide
-    the model.
+    degrees: of the axes, 1 for one that is not given. batch: sequences of a micro-batch; there are as many
+    micro-batches as pipeline ranks, which fill a 1F1B pipeline. Tensor parallelism divides the sequence too. Attention
+    is fused. Errors: UsageError for degrees that do not divide the model.
     """
     model = read_model(name)
     if recompute not in RECOMPUTE:
         raise UsageError(f"--recompute {quoted(recompute)} with several axes; it must be {', '.join(RECOMPUTE)}")
-    for flag, degree in (("--dp", dp), ("--tp", tp), ("--pp", pp), ("--cp", cp), ("--ep", ep), ("--batch", batch)):
-        check_count(degree, flag, 1, 10**6)
+    dp, tp, pp, cp, ep = sizes = [degrees.get(axis, 1) for axis in AXES]
+    for flag, count in zip((*AXES, "batch"), (*sizes, batch), strict=True):
+        check_count(count, f"--{flag}", 1, 10**6)
     length = model.positions if length is None else length
     check_count(length, f"--seq for {quoted(name, marks=False)}", 1, model.positions)
     job = Job(model, length, dp * batch * pp, "bf16", dp * tp * pp * cp)

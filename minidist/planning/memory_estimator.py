@@ -146,6 +146,17 @@ def block_activations(model: Architecture, batch: int, length: int, recompute: s
     return linear + (scores if recompute == "none" else 0)
 
 
+def _model_activations(model: Architecture, batch: int, length: int, recompute: str) -> int:
+    """Return what every block (or segment) keeps, and what the one that is recomputed needs at a time."""
+    kinds = model.of_a_kind(range(model.layers))
+    whole = max(block_activations(model, batch, length, "none", layer) for layer, _ in kinds)
+    if recompute == "sqrt":
+        segments = sqrt_segments(model.layers)
+        return len(segments) * block_activations(model, batch, length, "full") + segments[0] * whole
+    kept = sum(n * block_activations(model, batch, length, recompute, layer) for layer, n in kinds)
+    return kept + (whole if recompute == "full" else 0)
+
+
 def model_peak(
     name: str,
     ranks: int,
@@ -172,18 +183,8 @@ def model_peak(
     check_count(length, f"--seq for {quoted(name, marks=False)}", 1, model.positions)
 
     # Layers with experts and without differ, so what exists of one block at a time is that of the largest.
-    kinds = model.of_a_kind(range(model.layers))
-    block = max(model.block_at(layer).total for layer, _ in kinds)
-    whole = max(block_activations(model, batch, length, "none", layer) for layer, _ in kinds)
-
-    # Activations: what every block (or segment) keeps, and what the one that is recomputed needs at a time.
-    if recompute == "sqrt":
-        segments = sqrt_segments(model.layers)
-        activations = len(segments) * block_activations(model, batch, length, "full")
-        activations += segments[0] * whole
-    else:
-        activations = sum(n * block_activations(model, batch, length, recompute, layer) for layer, n in kinds)
-        activations += whole if recompute == "full" else 0
+    block = max(model.block_at(layer).total for layer, _ in model.of_a_kind(range(model.layers)))
+    activations = _model_activations(model, batch, length, recompute)
 
     # Logits in float32; the inputs of the head and of the last norm in 2 bytes.
     logits = batch * length * (4 * model.vocabulary + 4 * model.width)

@@ -9,8 +9,8 @@ of their gradients per step.
 Proved by: tests/planning/test_volumes.py, tests/train/test_pipelines.py
 """
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import lcm, prod
@@ -26,6 +26,7 @@ from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shapes import WORDS
 from minidist.pipeline.runtime.shared import ROW
 
+Sizes = Sequence[Sequence[AxisSizes]]  # of each rank, the sizes of its stages
 NUMBER = 8  # bytes of a loss, or of the sum of a block's squares: one float64
 
 
@@ -35,7 +36,6 @@ class Site:
 
     stage: int
     rank: int
-    name: str
     size: int
 
 
@@ -45,71 +45,86 @@ def group_of(batches: Batches, axis: AxisSizes) -> tuple[int, int]:
     return (dims.edp * dims.cp, dims.ep * dims.tp) if axis.experts else (dims.dp * dims.cp, dims.tp)
 
 
-def pipeline_bytes(
-    config: TrainConfig, batches: Batches, pipeline: Sequence[Sequence[AxisSizes]], first_step: int = 0
-) -> Counter[str]:
+def pipeline_bytes(config: TrainConfig, batches: Batches, pipeline: Sizes, first_step: int = 0) -> Counter[str]:
     """Return the bytes that all pipelines send between their stages, in `config.steps` steps after `first_step` others.
 
     pipeline: sizes of one rank of each stage.
     """
-    dims, itemsize, plan = batches.dims, ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
-    pipelines, p = dims.dp * dims.cp * dims.tp, dims.pp
+    itemsize, plan = ITEMSIZE[config.precision], make_plan(config, batches.accumulation)
     # Every parameter on every rank that holds it, with the size of that rank's part.
-    sites = [
-        Site(axis.stage, rank, name, size)
-        for rank, axes in enumerate(pipeline)
-        for axis in axes
-        for name, size in axis.parameters.items()
-    ]
-    total: Counter[str] = Counter()
+    sites: dict[str, list[Site]] = defaultdict(list)
+    for rank, axes in enumerate(pipeline):
+        for axis in axes:
+            for name, size in axis.parameters.items():
+                sites[name].append(Site(axis.stage, rank, size))
 
-    # Start: fingerprints of the plan and seeds of all ranks, who holds which parameter, and the shapes at boundaries.
-    total["startup"] = pipelines * ((p - 1) * DIGEST_BYTES + p * (p - 1) * NUMBER + (p - 1) * len(sites) * ROW * 8)
+    # Gradients of parameters that several ranks have, then activations forward and their gradients backward.
+    if plan.updates == "flush":
+        elements = _synchronous_gradients(config, batches, plan, pipeline, sites)
+        crossing = config.steps * crossing_elements(config, batches)
+    else:
+        lengths = stream_lengths(config, batches, first_step)
+        elements = _asynchronous_gradients(plan, pipeline, sites, lengths)
+        crossing = sum(crossing_elements(config, batches, length) for length in lengths)
+    total = Counter({purpose: count * itemsize for purpose, count in elements.items()})
+    total["startup"] = _startup(config, batches, plan, sum(map(len, sites.values())))
+    total["pipeline_activation"] = total["pipeline_gradient"] = crossing * itemsize
+    return total
+
+
+def _startup(config: TrainConfig, batches: Batches, plan: Plan, sites: int) -> int:
+    """Return the bytes of fingerprints of the plan and seeds of all ranks, who holds what, and shapes at boundaries."""
+    dims, p = batches.dims, batches.dims.pp
+    sent = dims.dp * dims.cp * dims.tp * (p - 1) * (DIGEST_BYTES + p * NUMBER + sites * ROW * 8)
     crossed = sum(a != b for path, _ in input_shapes(plan, batches) for a, b in pairwise(path))
-    total["startup"] += crossed * dims.cp * dims.tp * WORDS * 8
-
+    sent += crossed * dims.cp * dims.tp * WORDS * 8
     # Replicated stages: every rank tells every other which stage it holds.
-    if max(replicas_of(config) or [1]) > 1:
-        total["startup"] += p * (p - 1) * 2 * NUMBER
+    return sent + (p * (p - 1) * 2 * NUMBER if max(replicas_of(config) or [1]) > 1 else 0)
 
-    # Gradients of parameters that several ranks of one pipeline have; with ZeRO 2 and 3 each rank sends its shard.
-    shards = dims.dp * dims.cp // config.dp_replicate if config.zero >= 2 else 1
-    reduced = {axis.stage: axis.reduced for axes in pipeline for axis in axes if axis.reduced is not None}
-    rounds_of: dict[int, int] = {}  # of the stages whose replicas reduce by an algorithm with a formula of its own
-    for name in {site.name for site in sites}:
-        shared = [site for site in sites if site.name == name]
-        ranks, stages = len({site.rank for site in shared}), len({site.stage for site in shared})
-        size = shared[0].size
-        if config.zero >= 2:
-            size = _shard(size, shards)
-        # Asynchronous updates, of a round of mini-batches: an all-reduce over a stage's replicas, or to and from the
-        # first rank that has a shared parameter.
-        if plan.updates != "flush":
-            turns = lcm(*Counter(site.stage for site in shared).values())
-            rounds = plan.batch if plan.updates == "2bw" else turns
-            updates = sum(-(-length // rounds) for length in stream_lengths(config, batches, first_step))
-            if stages == 1 and shared[0].stage in reduced:
-                rounds_of[shared[0].stage] = updates
-                continue
-            total["tied" if stages > 1 else "gradient_reduce"] += updates * 2 * (len(shared) - 1) * size * itemsize
-        elif stages > 1 or config.zero < 2:
-            purpose = "tied" if stages > 1 else "gradient_reduce"
-            total[purpose] += config.steps * pipelines * len(shared) * (ranks - 1) * size * itemsize
-    for stage, updates in rounds_of.items():
-        total["gradient_reduce"] += updates * (reduced[stage] or 0) * itemsize
+
+def _synchronous_gradients(
+    config: TrainConfig, batches: Batches, plan: Plan, pipeline: Sizes, sites: Mapping[str, Sequence[Site]]
+) -> Counter[str]:
+    """Return the elements of gradients that ranks of one pipeline sum per step, of all pipelines."""
+    dims, sent = batches.dims, Counter[str]()
+    # With ZeRO 2 and 3 each rank sends its shard.
+    shards = dims.dp * dims.cp // config.dp_replicate
+    for shared in sites.values():
+        size = _shard(shared[0].size, shards) if config.zero >= 2 else shared[0].size
+        elements = dims.dp * dims.cp * dims.tp * len(shared) * (len({site.rank for site in shared}) - 1) * size
+        if len({site.stage for site in shared}) > 1:
+            sent["tied"] += config.steps * elements
+        elif config.zero < 2:
+            sent["gradient_reduce"] += config.steps * elements
     # Sharded units of stages that several ranks of one pipeline hold (bidirectional schedules).
     if config.zero >= 2:
-        copied = sum(_copied_units(plan, pipeline, batches, axes, shards) for axes in pipeline) * config.dp_replicate
-        total["gradient_reduce"] += config.steps * copied * itemsize
+        copied = sum(_copied_units(plan, pipeline, batches, axes, shards) for axes in pipeline)
+        sent["gradient_reduce"] += config.steps * copied * config.dp_replicate
+    return sent
 
-    # Activations forward and their gradients backward.
-    if plan.updates == "flush":
-        sent = config.steps * crossing_elements(config, batches)
-    else:
-        sent = sum(crossing_elements(config, batches, n) for n in stream_lengths(config, batches, first_step))
-    for purpose in ("pipeline_activation", "pipeline_gradient"):
-        total[purpose] = sent * itemsize
-    return total
+
+def _asynchronous_gradients(
+    plan: Plan, pipeline: Sizes, sites: Mapping[str, Sequence[Site]], lengths: Sequence[int]
+) -> Counter[str]:
+    """Return the elements of gradients of all updates, each of a round of mini-batches, in streams of such lengths.
+
+    An all-reduce over a stage's replicas, or to and from the first rank that has a shared parameter.
+    """
+    sent: Counter[str] = Counter()
+    # Of the stages whose replicas reduce by an algorithm with a formula of its own: once for all their parameters.
+    reduced = {axis.stage: axis.reduced for axes in pipeline for axis in axes if axis.reduced is not None}
+    updates_of: dict[int, int] = {}
+    for shared in sites.values():
+        ranks_of = Counter(site.stage for site in shared)
+        rounds = plan.batch if plan.updates == "2bw" else lcm(*ranks_of.values())
+        updates = sum(-(-length // rounds) for length in lengths)
+        if len(ranks_of) == 1 and shared[0].stage in reduced:
+            updates_of[shared[0].stage] = updates
+        else:
+            purpose = "tied" if len(ranks_of) > 1 else "gradient_reduce"
+            sent[purpose] += updates * 2 * (len(shared) - 1) * shared[0].size
+    sent["gradient_reduce"] += sum(updates * reduced[stage] for stage, updates in updates_of.items())
+    return sent
 
 
 def stream_lengths(config: TrainConfig, batches: Batches, first_step: int) -> list[int]:
@@ -169,9 +184,7 @@ def _boundary(config: TrainConfig, batches: Batches, rows: int, shape: Sequence[
     return boundary
 
 
-def _copied_units(
-    plan: Plan, pipeline: Sequence[Sequence[AxisSizes]], batches: Batches, axes: Sequence[AxisSizes], shards: int
-) -> int:
+def _copied_units(plan: Plan, pipeline: Sizes, batches: Batches, axes: Sequence[AxisSizes], shards: int) -> int:
     """Return the elements of gradients in `shards` that one rank's stages send to other ranks of the same stages."""
     holders, total = plan.holders(), 0
     stages_of = {

@@ -16,7 +16,7 @@ from minidist.base.trace import Trace
 from minidist.base.trace_file import only_steps, steps_of
 from minidist.report.canvas_script import SCRIPT
 from minidist.report.palette import NAMES, PALETTE, kind_of
-from minidist.report.space_time import MAX_BESIDE, latest, operation_text
+from minidist.report.space_time import MAX_BESIDE, Rows, latest, operation_text, rows_of
 from minidist.report.timeline import Pair, arrived, bands, compute_of, pairs, row_label, unanswered, waits, without
 
 MAX_ITEMS, MAX_LINES = 24_000, 128  # bars and arrows, and the streams of the first ranks
@@ -102,16 +102,27 @@ def _too_many(traces: Sequence[Trace]) -> bool:
 
 def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) -> tuple[Drawing, int]:
     """Return what is drawn, and how many lines are left out. folded: collective calls are bands, not arrows."""
-    # A line for each stream that did anything, a rank's main stream first.
-    keys = [
-        (trace.rank, lane)
-        for trace in traces
-        for lane in dict.fromkeys(["main", *(m.lane for m in trace.messages), *(s.lane for s in trace.spans)])
-    ]
+    keys = list(rows_of(traces))
     rows = {key: number for number, key in enumerate(keys[:MAX_LINES])}
     drawing = Drawing([row_label(*key) for key in rows])
+    _add_streams(drawing, traces, messages, rows)
 
-    # What each stream computes, and where it waits beside no computing.
+    # Messages as arrows; where there are many, those of collective calls are bands, too, and where there are too many,
+    # bands only.
+    called = [pair for pair in messages if pair.send.operation != "message"]
+    beside = [pair for pair in called if pair.send.lane != "main"]
+    beside = beside if len(beside) > MAX_BESIDE else []
+    for band in bands(called if folded else beside):
+        if (band.rank, band.lane) in rows:
+            row = rows[band.rank, band.lane]
+            drawing.bars.append((row, "communication", band.name, band.start, band.end))
+    single = [pair for pair in messages if pair.send.operation == "message"] if folded else messages
+    _add_arrows(drawing, single, rows, {id(pair.send) for pair in beside})
+    return drawing, len(keys) - len(rows)
+
+
+def _add_streams(drawing: Drawing, traces: Sequence[Trace], messages: Sequence[Pair], rows: Rows) -> None:
+    """Add what each stream computes, and where it waits beside no computing."""
     # After a deadlock each line says what it waits for, to the right edge.
     stuck = {(event.rank, event.lane): event for trace in traces for event in unanswered(trace.messages)}
     right = latest(traces) * (1.3 if stuck else 1) or 1e-6
@@ -127,24 +138,16 @@ def _drawing(traces: Sequence[Trace], messages: Sequence[Pair], folded: bool) ->
             event = stuck[rank, lane]
             drawing.bars.append((row, "blocked", operation_text(event), event.start, right))
 
-    # Messages as arrows; where there are many, those of collective calls are bands, too, and where there are too many,
-    # bands only.
-    beside = [pair for pair in messages if pair.send.operation != "message" and pair.send.lane != "main"]
-    beside = beside if len(beside) > MAX_BESIDE else []
-    called = [pair for pair in messages if pair.send.operation != "message"] if folded else beside
-    apart = {id(pair.send) for pair in beside}
-    for band in bands(called):
-        if (band.rank, band.lane) in rows:
-            row = rows[band.rank, band.lane]
-            drawing.bars.append((row, "communication", band.name, band.start, band.end))
-    for send, receive in (pair for pair in messages if arrived(pair)):
+
+def _add_arrows(drawing: Drawing, messages: Sequence[Pair], rows: Rows, beside: set[int]) -> None:
+    """Add the messages that have arrived. beside: the ids of the sends whose arrows are kept apart."""
+    for send, receive in filter(arrived, messages):
         assert receive is not None
-        ends = rows.get((send.rank, send.lane)), rows.get((receive.rank, receive.lane))
-        if ends[0] is not None and ends[1] is not None and not (folded and send.operation != "message"):
+        tail, head = rows.get((send.rank, send.lane)), rows.get((receive.rank, receive.lane))
+        if tail is not None and head is not None:
             departure = send.start if send.start >= 0 else send.posted
-            arrows = drawing.beside if id(send) in apart else drawing.arrows
-            arrows.append((ends[0], ends[1], departure, receive.end, send.nbytes))
-    return drawing, len(keys) - len(rows)
+            arrows = drawing.beside if id(send) in beside else drawing.arrows
+            arrows.append((tail, head, departure, receive.end, send.nbytes))
 
 
 def _sliced(drawing: Drawing) -> Drawing:

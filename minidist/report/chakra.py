@@ -24,9 +24,11 @@ Proved by: tests/report/test_chakra.py
 
 import inspect
 import json
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +109,10 @@ def array_bytes(call: Call) -> int | None:
     if operation not in COLLECTIVES or algorithm not in ALGORITHMS[operation] or ranks < 2:
         return None
     formula = ALGORITHMS[operation][algorithm].sends
-    needs = inspect.signature(formula).parameters if formula is not None else {"rows": None}
-    if "rows" in needs:  # there is no formula, or it asks for more than the array
+    if formula is None or "rows" in inspect.signature(formula).parameters:  # it asks for more than the array
         return None
     sent = [[event.nbytes for event in call.messages[rank] if event.kind == "send"] for rank in sorted(call.messages)]
-    if operation == "all_to_all" and len({sum(of_rank) for of_rank in sent}) > 1:
+    if operation == "all_to_all" and len(set(map(sum, sent))) > 1:
         return None
 
     # About the size, by the formula of an array that every algorithm cuts evenly; then the size whose bytes are exact.
@@ -146,33 +147,28 @@ def computing(trace: Trace) -> Iterator[SpanEvent]:
                 yield SpanEvent(span.rank, span.lane, span.name, start, end)
 
 
-def connect(items: Sequence[Item], steps: Iterable[float]) -> None:
+def connect(items: Sequence[Item], steps: Sequence[float]) -> None:
     """Fill in what each item depends on. items: by the time at which they were posted. steps: their ends, rising."""
     open_items: dict[str, list[int]] = defaultdict(list)  # by lane: posted, and not known to have ended
     behind: dict[str, list[int]] = defaultdict(list)  # by lane: what its next item depends on
-    ends = iter(steps)
-    next_end = next(ends, None)
+    steps_ended = 0
     for place, item in enumerate(items):
         for lane in (item.lane, "main"):
             ended = [i for i in open_items[lane] if items[i].end <= item.posted]
             if ended:
-                open_items[lane] = [i for i in open_items[lane] if i not in ended]
+                open_items[lane] = sorted({*open_items[lane]} - {*ended})
                 behind[lane] = ended
-        item.depends = list(behind[item.lane])
-        if item.lane != "main" and not item.depends:
-            item.depends = list(behind["main"])
-        elif item.lane != "main":
-            item.depends += behind["main"][-1:]
+        depends = behind[item.lane]
+        if item.lane != "main":
+            depends = [*depends, *behind["main"][-1:]] if depends else behind["main"]
 
         # The main program has waited for a stream that ends at this moment, and for all streams between two steps.
-        step_ends = False
-        while next_end is not None and item.posted >= next_end:
-            step_ends, next_end = True, next(ends, None)
+        before, steps_ended = steps_ended, bisect_right(steps, item.posted)
+        step_ends = steps_ended > before
         if item.lane == "main":
-            for lane in [lane for lane in open_items if lane != "main"]:
-                waited = [i for i in open_items[lane] if items[i].end == item.posted or step_ends]
-                item.depends += waited
-        item.depends = sorted(set(item.depends))
+            others = chain.from_iterable(places for lane, places in open_items.items() if lane != "main")
+            depends = [*depends, *(i for i in others if step_ends or items[i].end == item.posted)]
+        item.depends = sorted(set(depends))
         open_items[item.lane].append(place)
 
 
@@ -315,36 +311,40 @@ def read_chakra(path: str | Path) -> list[Item]:
 def _item(message: bytes, number: int) -> Item:
     """Decode a Node. Its dependencies must be earlier nodes, so that the graph has no circle."""
     item = Item(0, "", "", 0.0, 0.0)
-    start = duration = 0
+    integers = {3: 0, 6: 0, 7: 0}  # its type, start and duration
     for key, value in protobuf.fields(message):
         if key == 1 and value != number:
             raise UsageError(f"node {value!r} stands at position {number}")
-        if key == 2 and isinstance(value, bytes):
+        if isinstance(value, int):
+            integers[key] = value
+        elif key == 2:
             item.name = value.decode()
-        elif key == 3 and isinstance(value, int):
-            item.kind = value
-        elif key == 5 and isinstance(value, bytes):
+        elif key == 5:
             item.depends = list(protobuf.varints(value))
-        elif key == 6 and isinstance(value, int):
-            start = value
-        elif key == 7 and isinstance(value, int):
-            duration = value
-        elif key == 10 and isinstance(value, bytes):
-            about = dict(protobuf.fields(value))
-            called, text = about.pop(1, b""), about.pop(29, None)
-            if not isinstance(called, bytes):
-                raise UsageError(f"node {number} has an attribute whose name is a number")
-            for content in (text, *about.values()):
-                if isinstance(content, bytes) and content is text:
-                    item.attributes[called.decode()] = content.decode()
-                elif isinstance(content, int):
-                    item.attributes[called.decode()] = content
+        elif key == 10:
+            item.attributes |= _attribute_of(value, number)
+    item.kind, start, duration = integers[3], integers[6], integers[7]
     if item.kind not in NODE_TYPES:
         raise UsageError(f"node {number} has type {item.kind}; known are {', '.join(map(str, NODE_TYPES))}")
     if any(other >= number for other in item.depends):
         raise UsageError(f"node {number} depends on {max(item.depends)}, which is not an earlier one")
     item.posted, item.end = 1e-6 * start, 1e-6 * (start + duration)
     return item
+
+
+def _attribute_of(message: bytes, number: int) -> dict[str, int | str]:
+    """Decode an AttributeProto of node `number`: {its name: its text or number}, and nothing for any other value."""
+    about = dict(protobuf.fields(message))
+    called, text = about.pop(1, b""), about.pop(29, None)
+    if not isinstance(called, bytes):
+        raise UsageError(f"node {number} has an attribute whose name is a number")
+    found: dict[str, int | str] = {}
+    if isinstance(text, bytes):
+        found[called.decode()] = text.decode()
+    for content in (text, *about.values()):
+        if isinstance(content, int):
+            found[called.decode()] = content
+    return found
 
 
 def summary(path: Path) -> str:

@@ -26,11 +26,10 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
 
     rows: `bytes`, `side` (an algorithm, "auto", an opponent), `algorithm` (the choice of "auto") and `median_s` each.
     """
-    # points[side][bytes]: seconds. taken[bytes]: what "auto" chose.
+    # points[side][bytes]: seconds.
     points: dict[str, dict[int, float]] = {}
     for row in rows:
         points.setdefault(row["side"], {})[row["bytes"]] = row["median_s"]
-    taken = {row["bytes"]: row["algorithm"] for row in rows if row["side"] == "auto"}
     points.pop("best of ours", None)
 
     figure = new_figure(9, 5.2)
@@ -46,18 +45,12 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
         axes.plot(sizes, [1e6 * points[name][n] for n in sizes], color=colour[name], linewidth=1.4, gid=name, **style)
         handles.append(line(colour[name], name, **style))
 
-    # The dotted line of "auto", and a vertical between two sizes at which its choice differs.
-    if taken and "auto" in points:
+    if "auto" in points:
+        style = {"linestyle": ":", "linewidth": 2.4}
         sizes = sorted(points["auto"])
-        axes.plot(
-            sizes, [1e6 * points["auto"][n] for n in sizes], color="black", linestyle=":", linewidth=2.4, gid="auto"
-        )
-        handles.append(line("black", "auto", linestyle=":", linewidth=2.4))
-        for i, (before, after) in enumerate(pairwise(sizes)):
-            if taken[before] != taken[after]:
-                axes.axvline((before * after) ** 0.5, color="#BBBBBB", linewidth=0.8, zorder=0)
-            if i == 0 or taken[sizes[i - 1]] != taken[before]:
-                axes.text(before, 0.985, taken[before], transform=axes.get_xaxis_transform(), fontsize=7, va="top")
+        axes.plot(sizes, [1e6 * points["auto"][n] for n in sizes], color="black", gid="auto", **style)
+        handles.append(line("black", "auto", **style))
+        _choices(axes, {row["bytes"]: row["algorithm"] for row in rows if row["side"] == "auto"})
 
     # On two logarithmic axes a time that is proportional to the bytes is a line of slope 1.
     axes.set_xscale("log", base=2)
@@ -69,3 +62,13 @@ def crossover(rows: Sequence[dict[str, Any]], *, title: str = "", command: str =
     tidy(axes)
     axes.set_title(title or "time of a collective over its size", fontsize=10, loc="left")
     return finish(figure, handles, command)
+
+
+def _choices(axes: Any, taken: dict[int, str]) -> None:
+    """Name what "auto" takes, and draw a vertical between two sizes at which its choice differs. taken: by bytes."""
+    sizes = sorted(taken)
+    for i, (before, after) in enumerate(pairwise(sizes)):
+        if taken[before] != taken[after]:
+            axes.axvline((before * after) ** 0.5, color="#BBBBBB", linewidth=0.8, zorder=0)
+        if i == 0 or taken[sizes[i - 1]] != taken[before]:
+            axes.text(before, 0.985, taken[before], transform=axes.get_xaxis_transform(), fontsize=7, va="top")

@@ -82,26 +82,29 @@ def text_gantt(
         scale = int(scale * shortest) / shortest
 
     # The first and the last ranks, when there are more rows than a terminal shows.
-    lines = [title_of(timing)[:width]]
-    shown = (
-        range(len(spans))
-        if len(spans) <= MAX_ROWS
-        else [*range(MAX_ROWS // 2), *range(len(spans) - MAX_ROWS // 2, len(spans))]
-    )
-    for at, rank in enumerate(shown):
-        if at and rank != shown[at - 1] + 1:
-            lines.append("...")
-        # A row begins idle (blanks); each action overwrites its characters with its label and dashes.
-        cells = [" "] * min(room, round(longest * scale))
-        for item, start, end in spans[rank]:
-            first, last = round(start * scale), min(len(cells), round(end * scale))
-            text = label(item, chunked)
-            if last - first < len(text):
-                # No room for the number: the kind alone, repeated.
-                text = text[0] * (last - first)
-            cells[first:last] = text.ljust(last - first, "-") if last > first else ""
-        lines.append((f"rank {rank} ".ljust(margin) + "".join(cells)).rstrip())
-    return "\n".join(lines + _figures(timing, width, versions)) + "\n"
+    hidden = range(MAX_ROWS // 2, len(spans) - MAX_ROWS // 2) if len(spans) > MAX_ROWS else ()
+    length = min(room, round(longest * scale))
+    lines = [
+        (f"rank {rank} ".ljust(margin) + _cells(row, length, scale, chunked)).rstrip()
+        for rank, row in enumerate(spans)
+        if rank not in hidden
+    ]
+    if hidden:
+        lines.insert(MAX_ROWS // 2, "...")
+    return "\n".join([title_of(timing)[:width], *lines, *_figures(timing, width, versions)]) + "\n"
+
+
+def _cells(row: Sequence[tuple[Item, float, float]], length: int, scale: float, chunked: bool) -> str:
+    """Return a row of a rank: it begins idle (blanks); each action overwrites its characters with label and dashes."""
+    cells = [" "] * length
+    for item, start, end in row:
+        first, last = round(start * scale), min(len(cells), round(end * scale))
+        text = label(item, chunked)
+        if last - first < len(text):
+            # No room for the number: the kind alone, repeated.
+            text = text[0] * (last - first)
+        cells[first:last] = text.ljust(last - first, "-") if last > first else ""
+    return "".join(cells)
 
 
 def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list[str]:
@@ -116,16 +119,7 @@ def _figures(timing: Timing, width: int, versions: Sequence[int] | None) -> list
 
 def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
     """Draw one panel per timing (made with spans=True), all on the same axis of time."""
-    # What cannot be drawn, or could not be read, is refused before matplotlib begins.
-    if not timings:
-        raise UsageError("there is no plan to draw; give at least one")
-    bars = sum(len(row) for timing in timings for row in timing.spans or [])
-    if any(timing.spans is None for timing in timings):
-        raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
-    if bars > MAX_BARS:
-        raise UsageError(
-            f"a picture of {bars:,} actions would not be readable; draw at most {MAX_BARS:,}, or take --format perfetto"
-        )
+    _check_readable(timings)
 
     # One axis of time for all panels. Heights in inches: for each timing its Gantt, then its strips.
     longest = max(timing.makespan for timing in timings)
@@ -154,6 +148,19 @@ def gantt(timings: Sequence[Timing], command: str = "") -> "Figure":
         if f"stage {chunk}" in used
     ]
     return finish(figure, [*handles, patch(PALETTE["other"], "activations alive")], command)
+
+
+def _check_readable(timings: Sequence[Timing]) -> None:
+    """Refuse what cannot be drawn, or could not be read, before matplotlib begins."""
+    if not timings:
+        raise UsageError("there is no plan to draw; give at least one")
+    if any(timing.spans is None for timing in timings):
+        raise UsageError("a Gantt needs the spans of a plan; call time_plan(plan, spans=True)")
+    bars = sum(len(row) for timing in timings for row in timing.spans or [])
+    if bars > MAX_BARS:
+        raise UsageError(
+            f"a picture of {bars:,} actions would not be readable; draw at most {MAX_BARS:,}, or take --format perfetto"
+        )
 
 
 def _panel(timing: Timing, axes: Any, longest: float, used: set[str]) -> None:

@@ -17,7 +17,7 @@ Proved by: tests/report/test_kineto.py
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,12 @@ def kineto(trace: Trace, world: str = "") -> dict[str, Any]:
     lanes = sorted({message.lane for message in trace.messages} - {"main"})
     streams = {"main": CALLS} | {lane: RECEIVES + 1 + place for place, lane in enumerate(lanes)}
 
-    def kernel(name: str, stream: int, start: float, end: float, **about: Any) -> None:
+    for span in trace.spans:
+        if span.category == "step":
+            name = f"ProfilerStep#{span.name.removeprefix('step ')}"
+            step = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "args": {}}
+            events.append({**step, "ts": 1e6 * span.start, "dur": 1e6 * (span.end - span.start)})
+    for name, stream, start, end, about in _kernels(trace, streams):
         # A kernel is launched by a call on the host with the same correlation number.
         number = len(events)
         launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
@@ -52,31 +57,29 @@ def kineto(trace: Trace, world: str = "") -> dict[str, Any]:
         details = {"stream": stream, "correlation": number, "device": 0, **about}
         place = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream}
         events.append({**place, "ts": 1e6 * start, "dur": 1e6 * (end - start), "args": details})
+    return {
+        "schemaVersion": 1,
+        "distributedInfo": {"backend": world or "minidist", "rank": trace.rank, "world_size": trace.size},
+        "traceEvents": events,
+    }
 
-    for span in trace.spans:
-        if span.category == "step":
-            name = f"ProfilerStep#{span.name.removeprefix('step ')}"
-            step = {"ph": "X", "cat": "user_annotation", "name": name, "pid": 1, "tid": 1, "args": {}}
-            events.append({**step, "ts": 1e6 * span.start, "dur": 1e6 * (span.end - span.start)})
+
+def _kernels(trace: Trace, streams: dict[str, int]) -> Iterator[tuple[str, int, float, float, dict[str, Any]]]:
+    """Yield (name, stream, start, end, details) of each computing span, collective call and other message."""
     for span in computing(trace):
-        kernel(span.name, COMPUTE, span.start, span.end)
+        yield span.name, COMPUTE, span.start, span.end, {}
     for call in calls_of([trace]):
         sides = [message for message in call.messages[trace.rank] if message.start >= 0]
         if sides and is_collective(call.operation):
             start, end = min(side.start for side in sides), max(side.end for side in sides)
             sent = sum(side.nbytes for side in sides if side.kind == "send")
             about = {"Collective name": call.operation, "bytes sent": sent, "purpose": sides[0].purpose}
-            kernel(kernel_name(call.operation), streams[sides[0].lane], start, max(start, end), **about)
+            yield kernel_name(call.operation), streams[sides[0].lane], start, max(start, end), about
     for message in trace.messages:
         if not is_collective(message.operation) and 0 <= message.start <= message.end:
             about = {"bytes": message.nbytes, "purpose": message.purpose, "peer": message.peer}
             stream = SENDS if message.kind == "send" else RECEIVES
-            kernel(kernel_name(message.operation), stream, message.start, message.end, **about)
-    return {
-        "schemaVersion": 1,
-        "distributedInfo": {"backend": world or "minidist", "rank": trace.rank, "world_size": trace.size},
-        "traceEvents": events,
-    }
+            yield kernel_name(message.operation), stream, message.start, message.end, about
 
 
 def is_collective(operation: str) -> bool:

@@ -5,7 +5,8 @@ The peak is what decides whether a job fits; the stack at the peak says which te
 Proved by: tests/report/test_pictures.py
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,47 +34,62 @@ def memory_over_time(traces: Sequence[Trace], *, title: str = "", command: str =
     panels = figure.subplots(len(shown), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
 
     # All panels share the purposes, the axis of time and the scale, so that ranks can be compared.
-    purposes = sorted({name for trace in shown for _, live in trace.memory for name in live}, key=_order)
-    own = [name for name in purposes if name not in MEMORY]  # of the user's program; they come last
-    colours = [MEMORY[name] for name in purposes if name in MEMORY]
-    colours += distinct([*MEMORY.values()], len(MEMORY) + len(own))[len(MEMORY) :]
-    ends = [time for trace in shown for time, _ in trace.memory]
-    steps = not ends or max(ends) == 0  # nothing moved the clock: draw one event after the other
-    factor, unit = (1.0, "event") if steps else time_unit(max(ends))
-    highest = max([1, *(sum(live.values()) for trace in shown for _, live in trace.memory)])
-    scale, size = next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= s), (1.0, "B"))
+    events = list(chain.from_iterable(trace.memory for trace in shown))
+    colours = _colours(set().union(*(live for _, live in events)))
+    last = max(time for time, _ in events)
+    factor, unit = time_unit(last) if last else (None, "")
+    highest = max([1, *(sum(live.values()) for _, live in events)])
+    scale, size = _byte_unit(highest)
     for panel, trace in zip(panels, shown, strict=False):
+        times, account = _samples(trace.memory, factor, min(MAX_POINTS, ALL_POINTS // len(shown)))
         # stacks: (purposes, events), in `scale` bytes; each column is what was alive from that event on.
-        account = [*trace.memory, trace.memory[-1]] if steps else trace.memory  # the last event has a width too
-        account = thinned(account, min(MAX_POINTS, ALL_POINTS // len(shown)))
-        times = np.arange(len(account)) if steps else np.array([time for time, _ in account]) * factor
-        stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in purposes])
-        _stack(panel, times, stacks, colours)
-
-        # The peak, with its label on the side where there is room.
-        totals = stacks.sum(axis=0)
-        peak = int(totals.argmax())
-        panel.plot(times[peak], totals[peak], "v", color=PALETTE["blocked"], gid="peak", clip_on=False, zorder=5)
-        text = f"peak {byte_text(round(totals[peak] * scale))}"
-        left = times[peak] > 0.7 * max(times[-1], 1e-30)
-        place: Style = {
-            "xytext": (-6 if left else 6, 4),
-            "textcoords": "offset points",
-            "ha": "right" if left else "left",
-        }
-        panel.annotate(text, (times[peak], totals[peak]), **place, fontsize=8, color=PALETTE["blocked"])
-
+        stacks = np.array([[live.get(name, 0) / scale for _, live in account] for name in colours])
+        _stack(panel, times, stacks, colours.values())
+        _mark_peak(panel, times, stacks.sum(axis=0), scale)
         panel.set_ylabel(f"rank {trace.rank}\n[{size}]")
         panel.set_ylim(0, 1.25 * highest / scale)
         panel.margins(x=0.01)
         tidy(panel)
-    panels[-1].set_xlabel("event" if steps else f"time [{unit}]")
+    panels[-1].set_xlabel(f"time [{unit}]" if last else "event")
     panels[0].set_title(title or "memory over time, by purpose", fontsize=10, loc="left")
-    handles = [patch(colour, name.replace("_", " ")) for colour, name in zip(colours, purposes, strict=True)]
-    return finish(figure, handles, command)
+    return finish(figure, [patch(colour, name.replace("_", " ")) for name, colour in colours.items()], command)
 
 
-def _stack(panel: Any, times: np.ndarray, stacks: np.ndarray, colours: Sequence[str]) -> None:
+def _samples(
+    memory: list[tuple[float, dict[str, int]]], factor: float | None, most: int
+) -> tuple[np.ndarray, Sequence[tuple[float, dict[str, int]]]]:
+    """Return at most `most` events with their places on the axis of time; without a factor it counts the events."""
+    if factor is None:
+        account = thinned([*memory, memory[-1]], most)  # the last event has a width too
+        return np.arange(len(account)), account
+    account = thinned(memory, most)
+    return np.array([time for time, _ in account]) * factor, account
+
+
+def _byte_unit(highest: int) -> tuple[float, str]:
+    """Return the largest unit of which `highest` bytes are at least one, and its name."""
+    return next(((s, n) for s, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if highest >= s), (1.0, "B"))
+
+
+def _colours(names: set[str]) -> dict[str, str]:
+    """Return a colour for each purpose, in the order in which they are drawn: the user program's own come last."""
+    purposes = sorted(names, key=_order)
+    known = [MEMORY[name] for name in purposes if name in MEMORY]
+    own = distinct([*MEMORY.values()], len(MEMORY) + len(purposes) - len(known))[len(MEMORY) :]
+    return dict(zip(purposes, [*known, *own], strict=True))
+
+
+def _mark_peak(panel: Any, times: np.ndarray, totals: np.ndarray, scale: float) -> None:
+    """Mark the peak, with its label on the side where there is room."""
+    peak = int(totals.argmax())
+    panel.plot(times[peak], totals[peak], "v", color=PALETTE["blocked"], gid="peak", clip_on=False, zorder=5)
+    text = f"peak {byte_text(round(totals[peak] * scale))}"
+    left = times[peak] > 0.7 * max(times[-1], 1e-30)
+    place: Style = {"xytext": (-6 if left else 6, 4), "textcoords": "offset points", "ha": "right" if left else "left"}
+    panel.annotate(text, (times[peak], totals[peak]), **place, fontsize=8, color=PALETTE["blocked"])
+
+
+def _stack(panel: Any, times: np.ndarray, stacks: np.ndarray, colours: Iterable[str]) -> None:
     """Draw one area per purpose on top of the one before, in as few corners as it has: most purposes rarely change."""
     below = np.zeros(len(times))
     for values, colour in zip(stacks, colours, strict=True):

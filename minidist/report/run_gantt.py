@@ -6,9 +6,10 @@ Proved by: tests/report/test_pictures.py
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from minidist.base.trace import Trace
+from minidist.base.trace import SpanEvent, Trace
 from minidist.report.frame import Style, finish, new_figure, patch, tidy, time_unit
 from minidist.report.palette import NAMES, PALETTE, ink, kind_of, shade
 from minidist.report.timeline import compute_of, merged, pairs, waits, without
@@ -21,66 +22,30 @@ MAX_RANKS, MAX_BARS = 32, 3000
 
 def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") -> "Figure":
     """Draw one row per rank (the first 32), rank 0 on top; a bar of a pipeline's action has its micro-batch number."""
-    # What is drawn, and the time from its first event to its last.
     shown = traces[:MAX_RANKS]
     rows = {trace.rank: compute_of(trace.spans, "main") for trace in shown}
-    everything = [(span.start, span.end) for spans in rows.values() for span in spans]
-    everything += [
-        (message.posted, message.end) for trace in traces for message in trace.messages if message.end >= message.posted
-    ]
-    begin, end = min((a for a, _ in everything), default=0.0), max((b for _, b in everything), default=0.0)
+    begin, end = _extent(traces, rows)
     longest = end - begin
     factor, unit = time_unit(longest)
-
-    # blocked[rank, stream]: when it waited for a partner that had not come.
-    blocked = waits(pairs(traces), end)
-
     figure = new_figure(11, 1.5 + 0.32 * len(shown))
     axes = figure.add_subplot()
-    used: dict[str, Any] = {}
-    text_fits = sum(len(spans) for spans in rows.values()) <= MAX_BARS
+    bars = _Bars(axes, begin, end, factor, sum(map(len, rows.values())) <= MAX_BARS)
 
-    # Many bars are one collection per rank and kind, because an artist for each would take minutes.
-    many: dict[tuple[int, str, str, int], list[tuple[float, float]]] = {}
-
-    def bar(rank: int, start: float, stop: float, kind: str, gid: str, chunk: int = 0) -> None:
-        used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
-        if not text_fits:
-            many.setdefault((rank, kind, gid, chunk), []).append(((start - begin) * factor, (stop - start) * factor))
-            return
-        style: Style = {
-            "height": 0.86,
-            "color": shade(PALETTE[kind], chunk),
-            "gid": gid,
-            "edgecolor": "white",
-            "linewidth": 0.3,
-        }
-        axes.barh(rank, (stop - start) * factor, left=(start - begin) * factor, **style)
-
-    # Per rank: grey is the whole run, red where it waited, and what it computed on top.
+    # Per rank: grey is the whole run, red where it waited for a partner that had not come, and what it computed on top.
+    waiting = waits(pairs(traces), end)
     busy = 0.0
     for rank, spans in rows.items():
         axes.barh(rank, longest * factor, height=0.86, color=PALETTE["idle"], zorder=0)
         computing = [(span.start, span.end) for span in spans]
         busy += sum(stop - start for start, stop in merged(computing))
         # Waiting beside computing costs nothing, so only the rest is red.
-        for start, stop in without(blocked.get((rank, "main"), ([], []))[0], computing):
+        for start, stop in without(waiting.get((rank, "main"), ([], []))[0], computing):
             if stop > begin:
-                bar(rank, max(start, begin), min(stop, end), "blocked", "blocked")
-        # A rank with several stages of a pipeline has a shade for each.
-        stages = sorted({_stage(span.name) for span in spans})
-        for span in spans:
-            chunk = stages.index(_stage(span.name))
-            bar(rank, span.start, span.end, kind_of(span.name), "compute", chunk)
-            # An action of a pipeline: its micro-batch's number, where the bar is wide enough.
-            label = span.name.lstrip("0123456789")[1:]
-            if text_fits and label.isdigit() and span.end - span.start > 0.006 * len(label) * longest:
-                style: Style = {"ha": "center", "va": "center", "fontsize": 6.5}
-                colour = ink(shade(PALETTE[kind_of(span.name)], chunk))
-                axes.text(((span.start + span.end) / 2 - begin) * factor, rank, label, color=colour, **style)
-    for (rank, kind, gid, chunk), intervals in many.items():
+                bars.add(rank, max(start, begin), min(stop, end), "blocked", "blocked")
+        bars.add_computing(rank, spans)
+    for (rank, kind, gid, chunk), intervals in bars.many.items():
         axes.broken_barh(intervals, (rank - 0.43, 0.86), color=shade(PALETTE[kind], chunk), linewidth=0, gid=gid)
-    used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
+    bars.used["idle"] = patch(PALETTE["idle"], "neither computes nor waits in this stream")
     axes.set_yticks([trace.rank for trace in shown], [f"rank {trace.rank}" for trace in shown], fontsize=7)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_xlim(0, longest * factor or 1)
@@ -95,7 +60,57 @@ def run_gantt(traces: Sequence[Trace], *, title: str = "", command: str = "") ->
         fontsize=10,
         loc="left",
     )
-    return finish(figure, used.values(), command)
+    return finish(figure, bars.used.values(), command)
+
+
+def _extent(traces: Sequence[Trace], rows: dict[int, list[SpanEvent]]) -> tuple[float, float]:
+    """Return when the first of the spans and messages begins, and when the last one ends."""
+    times = [(span.start, span.end) for spans in rows.values() for span in spans]
+    messages = [message for trace in traces for message in trace.messages]
+    times += [(message.posted, message.end) for message in messages if message.end >= message.posted]
+    return min((start for start, _ in times), default=0.0), max((end for _, end in times), default=0.0)
+
+
+@dataclass
+class _Bars:
+    """The bars of a picture from `begin` to `end`, `factor` units of its axis per second.
+
+    few: each bar is an artist. Many are one collection per rank and kind, because an artist for each would take
+    minutes.
+    """
+
+    axes: Any
+    begin: float
+    end: float
+    factor: float
+    few: bool
+    used: dict[str, Any] = field(default_factory=dict)
+    many: dict[tuple[int, str, str, int], list[tuple[float, float]]] = field(default_factory=dict)
+
+    def add(self, rank: int, start: float, stop: float, kind: str, gid: str, chunk: int = 0) -> None:
+        """Draw a bar, or keep it for its collection."""
+        self.used.setdefault(kind, patch(PALETTE[kind], NAMES[kind]))
+        left, width = (start - self.begin) * self.factor, (stop - start) * self.factor
+        if self.few:
+            style: Style = {"color": shade(PALETTE[kind], chunk), "gid": gid, "edgecolor": "white", "linewidth": 0.3}
+            self.axes.barh(rank, width, left=left, height=0.86, **style)
+        else:
+            self.many.setdefault((rank, kind, gid, chunk), []).append((left, width))
+
+    def add_computing(self, rank: int, spans: Sequence[SpanEvent]) -> None:
+        """Draw what a rank computed; a rank with several stages of a pipeline has a shade for each."""
+        stages = sorted({_stage(span.name) for span in spans})
+        for span in spans:
+            chunk = stages.index(_stage(span.name))
+            self.add(rank, span.start, span.end, kind_of(span.name), "compute", chunk)
+            # An action of a pipeline: its micro-batch's number, where the bar is wide enough.
+            label = span.name.lstrip("0123456789")[1:]
+            least = 0.006 * len(label) * (self.end - self.begin)
+            if self.few and label.isdigit() and span.end - span.start > least:
+                style: Style = {"ha": "center", "va": "center", "fontsize": 6.5}
+                colour = ink(shade(PALETTE[kind_of(span.name)], chunk))
+                middle = ((span.start + span.end) / 2 - self.begin) * self.factor
+                self.axes.text(middle, rank, label, color=colour, **style)
 
 
 def _stage(name: str) -> str:

@@ -97,14 +97,7 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
 
     # Piece by piece, because a plan may have millions of actions.
     if form == "json":
-        if len(evaluated) == 1:
-            yield from _json(evaluated[0])
-        else:
-            yield '{"schedules": ['
-            for number, one in enumerate(evaluated):
-                yield ", " if number else ""
-                yield from _json(one)
-            yield "]}"
+        yield from _json(evaluated[0]) if len(evaluated) == 1 else _list_json(evaluated)
         yield "\n"
     elif form == "csv":
         for number, one in enumerate(evaluated):
@@ -135,6 +128,14 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
 def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> "Figure":
     """Return the picture of the format "svg" or "versions"."""
     return (gantt if form == "svg" else version_gantt)([one.timing for one in evaluated], command)
+
+
+def _list_json(evaluated: Sequence[EvaluatedPlan]) -> Iterator[str]:
+    """Yield the JSON of several plans."""
+    for number, one in enumerate(evaluated):
+        yield ", " if number else '{"schedules": ['
+        yield from _json(one)
+    yield "]}"
 
 
 def _json(one: EvaluatedPlan) -> Iterator[str]:

@@ -48,11 +48,10 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     # [1] The lines, and the axis of time. After a deadlock there is room at the right edge for what each rank waits
     # for.
     messages = pairs(traces)
-    rows = _rows(traces)
+    rows = rows_of(traces)
     stuck = [event for trace in traces for event in unanswered(trace.messages)]
     longest = latest(traces)
-    edge = longest * 1.3 if longest > 0 else 1e-6
-    right = edge if stuck else longest or 1e-6
+    right = longest * (1.3 if stuck else 1) or 1e-6
     begin = _begin(traces)  # of one step of many: not at zero
     factor, unit = time_unit(right)
     figure = new_figure(9, 1.5 + 0.55 * len(rows))
@@ -69,16 +68,11 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     buckets, messages_of_their_own = _folded(messages, right - begin)
     width = (right - begin) * factor
     drawn = bands(buckets)
-    of_bands = {(band.rank, band.lane) for band in drawn}
     late: dict[tuple[int, str], list[Interval]] = {}
-    for key, (blocked, transfer) in waits(messages, right).items():
-        computing = [(span.start, span.end) for span in compute_of(traces[key[0]].spans, key[1])]
-        for interval in without(transfer, computing) if key not in of_bands else ():
+    for key, (late[key], transfers) in _waits_beside_computing(traces, messages, drawn, right, width / factor).items():
+        for interval in transfers:
             _bar(axes, interval, rows[key], factor, PALETTE["communication"] + "55", "transfer")
             used.setdefault("transfer", patch(PALETTE["communication"] + "55", "waits for bytes on their way"))
-        # A bucket has a wait for each of its messages; those shorter than HAIR would only make it look striped.
-        least = HAIR * width / factor if key in of_bands else 0.0
-        late[key] = [(start, end) for start, end in without(blocked, computing) if end - start >= least]
         for interval in late[key]:
             _bar(axes, interval, rows[key], factor, PALETTE["blocked"], "blocked")
             used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
@@ -86,12 +80,8 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
 
     # [3] After a deadlock: what each rank waits for, to the edge of the picture.
     for event in stuck:
-        y = rows[event.rank, event.lane]
-        if event.kind == "receive":  # a send without a partner is among the pairs
-            _bar(axes, (event.start, right), y, factor, PALETTE["blocked"], "blocked")
+        _stuck(axes, event, rows[event.rank, event.lane], right, factor)
         used.setdefault("blocked", patch(PALETTE["blocked"], NAMES["blocked"]))
-        style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
-        axes.text(right * factor, y - 0.24, operation_text(event), **style)
 
     # [4] The messages, and the circle of waits.
     _arrows(axes, messages_of_their_own, rows, factor, begin * factor, width, bool(drawn), used)
@@ -109,7 +99,7 @@ def space_time(traces: Sequence[Trace], *, title: str = "", command: str = "") -
     return finish(figure, used.values(), command)
 
 
-def _rows(traces: Sequence[Trace]) -> Rows:
+def rows_of(traces: Sequence[Trace]) -> Rows:
     """Return {(rank, stream): line}, each rank's main stream first."""
     # A stream has a line when it sent, received or computed anything.
     rows: Rows = {}
@@ -162,6 +152,33 @@ def _folded(messages: Sequence[Pair], width: float) -> tuple[list[Pair], list[Pa
     if len(beside) <= MAX_BESIDE and apart >= APART * width:
         return [], delivered
     return beside, [pair for pair in delivered if pair.send.lane == "main" or pair.send.operation == "message"]
+
+
+def _stuck(axes: Any, event: MessageEvent, y: int, right: float, factor: float) -> None:
+    """Draw a wait that never ends, and write what the stream waits for."""
+    if event.kind == "receive":  # a send without a partner is among the pairs
+        _bar(axes, (event.start, right), y, factor, PALETTE["blocked"], "blocked")
+    style: Style = {"ha": "right", "va": "bottom", "fontsize": 8, "color": PALETTE["blocked"]}
+    axes.text(right * factor, y - 0.24, operation_text(event), **style)
+
+
+def _waits_beside_computing(
+    traces: Sequence[Trace], messages: Sequence[Pair], drawn: Sequence[Band], right: float, width: float
+) -> dict[tuple[int, str], tuple[list[Interval], list[Interval]]]:
+    """Return each stream's waits for a partner and for bytes while it computed nothing, of which the picture has room.
+
+    drawn: the bands. width: of the picture, in seconds.
+    """
+    of_bands = {(band.rank, band.lane) for band in drawn}
+    result = {}
+    for (rank, lane), (blocked, transfer) in waits(messages, right).items():
+        computing = [(span.start, span.end) for span in compute_of(traces[rank].spans, lane)]
+        late = without(blocked, computing)
+        if (rank, lane) in of_bands:
+            # A bucket has a wait for each of its messages; those shorter than HAIR would only make it look striped.
+            late, transfer = [(start, end) for start, end in late if end - start >= HAIR * width], []
+        result[rank, lane] = late, without(transfer, computing)
+    return result
 
 
 def _bands(

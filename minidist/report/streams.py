@@ -33,8 +33,7 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     computing = [span for span in trace.spans if span.category == "compute"]
     crossing = [span for span in trace.spans if span.category == "offload"]
     bars = _bars(traces, rank)
-    rows = ["compute", *(("send", "receive") if bars or not crossing else ()), *(LINK if crossing else ())]
-
+    rows = _rows(bool(bars), bool(crossing))
     longest = max([0.0, *(s.end for s in (*computing, *crossing)), *(end for *_, end, _ in bars)])
     factor, unit = time_unit(longest)
     figure = new_figure(9, 1.4 + 0.5 * len(rows))
@@ -72,6 +71,13 @@ def streams(traces: Sequence[Trace], *, rank: int = 0, title: str = "", command:
     hidden = f"{bare * factor:.4g} {unit} of {longest * factor:.4g} {unit} are communication that no computing hides"
     axes.set_title(title or f"rank {rank}: {hidden}", fontsize=10, loc="left")
     return finish(figure, used.values(), command)
+
+
+def _rows(messages: bool, crossing: bool) -> list[str]:
+    """Return the names of the rows; send and receive are empty rows of a rank that communicates with nobody at all."""
+    if not crossing:
+        return ["compute", "send", "receive"]
+    return ["compute", *(("send", "receive") if messages else ()), *LINK]
 
 
 def exposed(traces: Sequence[Trace], rank: int) -> float:

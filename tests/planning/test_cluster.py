@@ -241,12 +241,12 @@ def test_small_models_are_data_parallel_and_large_ones_stay_in_a_node():
 
 
 def test_a_layout_of_four_axes_in_memory():
-    one = layout_peak("gpt2", 4, 1, 1, 1, 1, 2, 512, "none")
-    four = layout_peak("gpt2", 4, 2, 2, 1, 1, 2, 512, "none")
+    one = layout_peak("gpt2", {"dp": 4}, 2, 512, "none")
+    four = layout_peak("gpt2", {"dp": 4, "tp": 2, "pp": 2}, 2, 512, "none")
     assert set(one) == set(four)
     assert four["stage0"]["optimizer"] < 0.6 * one["stage0"]["optimizer"]
     with pytest.raises(UsageError, match="12 heads are not divisible by tp 5"):
-        layout_peak("gpt2", 1, 5, 1, 1, 1, 1, 512, "none")
+        layout_peak("gpt2", {"tp": 5}, 1, 512, "none")
 
 
 def test_a_machine_of_ones_own(tmp_path):

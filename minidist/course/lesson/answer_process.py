@@ -180,9 +180,13 @@ def serve(channel: Channel) -> None:
                 copies = [original(job.answer.load()) for _ in question.inputs] if question.apart else function
                 outcome, traces = run(job, copies, question, channel)
                 if question.apart:
-                    now = global_values(function)
-                    outcome["changed"] = [name for name, value in now.items() if value != loaded.get(name)]
+                    outcome["changed"] = _changed(loaded, global_values(function))
                 channel.send(pack(outcome))
+
+
+def _changed(before: dict[str, bytes], now: dict[str, bytes]) -> list[str]:
+    """Return the names whose values differ from those before."""
+    return [name for name, value in now.items() if value != before.get(name)]
 
 
 def run(
@@ -244,6 +248,16 @@ def refuse_exercises() -> None:
     sys.meta_path.insert(0, _NoExercises())
 
 
+def _outside(function: FunctionType) -> dict[str, Any]:
+    """Return the globals that a function uses, and the variables of the functions around it."""
+    code, names = function.__code__, function.__globals__
+    values = {name: names[name] for name in _names(code) if name in names}
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            values[name] = cell.cell_contents
+    return values
+
+
 def global_values(function: Callable[..., Any]) -> dict[str, bytes]:
     """Return the values of what calls of a function could share: containers among its globals, defaults and closure."""
     function = getattr(function, "__func__", getattr(function, "func", function))
@@ -256,12 +270,7 @@ def global_values(function: Callable[..., Any]) -> dict[str, bytes]:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        named = {name: one.__globals__[name] for name in _names(one.__code__) if name in one.__globals__}
-        closure = {}
-        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # a cell that is still empty
-                closure[name] = cell.cell_contents
-        for name, value in {**named, **closure}.items():
+        for name, value in _outside(one).items():
             if isinstance(value, FunctionType) and not (value.__module__ or "").startswith("minidist"):
                 todo.append(value)
             elif isinstance(value, list | dict | set | bytearray | np.ndarray | int | float):

@@ -8,6 +8,7 @@ Proved by: tests/lesson/test_plain.py
 """
 
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class _Copy:
         return result
 
     def _convert(self, value: Any, depth: int) -> Any:
-        if value is None or type(value) in (bool, int, float, complex):
+        if type(value) in (NoneType, bool, int, float, complex):
             return value
         if isinstance(value, Tensor):
             value = value.data

@@ -133,13 +133,9 @@ def _bound(statement: ast.stmt) -> set[str]:
     if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
         return {statement.name}
     if isinstance(statement, ast.Expr):
-        call = statement.value
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and isinstance(call.func.value, ast.Name)
-        ):
-            return {call.func.value.id}
+        match statement.value:
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=name))):
+                return {name}
         return set()
     names = set()
     for node in ast.walk(statement):

@@ -4,7 +4,7 @@ Proved by: tests/museum/test_museum.py
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -121,16 +121,18 @@ class ExhibitRun:
                 for name, value in self.wrong.measured.items()
             ]
 
-        lines += ["", "caught by"]
+        return "\n".join([*lines, "", "caught by", *self._catches()])
+
+    def _catches(self) -> Iterator[str]:
+        """Yield what catches the bug, and what each check has said."""
         for catch in self.exhibit.caught_by:
-            lines.append(f"    {catch}")
+            yield f"    {catch}"
             result = self.checks.get(str(catch))
             if result is not None:
                 said = (
                     result.text if result.status == "caught" else f"{result.status}: {result.text}".removesuffix(": ")
                 )
-                lines.append(f"        {said[:160]}")
-        return "\n".join(lines)
+                yield f"        {said[:160]}"
 
     def figure(self, command: str = "") -> "Figure":
         """Draw the two loss curves, with the difference of the weights in the title."""

@@ -73,20 +73,7 @@ def read_dump(path: str | Path, flag: str = "--theirs") -> Dump:
     content = read_json(folder / LAYOUT, flag, REMEDY)
     mesh, names, rules = _layout(content, where)
 
-    # The files of all ranks, before any tensor is read.
-    files = {
-        int(match[1]): file
-        for file in sorted(folder.iterdir())
-        if (match := re.search(r"(\d{1,9})\.(safetensors|npz)$", file.name))
-    }
-    ranks = prod(mesh.values())
-    missing = sorted(set(range(ranks)) - set(files))
-    if missing or len(files) != ranks:
-        what = f"has no file of rank {missing[0]}" if missing else f"has files of {len(files)} ranks"
-        raise UsageError(
-            f"{where} {what}, and its mesh {_shown(mesh)} has {ranks} ranks; write a file for each of them"
-        )
-    stored = [_read_file(files[rank], where) for rank in range(ranks)]
+    stored = [_read_file(file, where) for file in _files(folder, mesh, where)]
 
     # A tensor may lie on some ranks only, such as those of a pipeline stage.
     result, dtypes, unequal = {}, {}, {}
@@ -192,6 +179,38 @@ def _read_file(path: Path, where: str) -> dict[str, np.ndarray]:
     return found
 
 
+def _files(folder: Path, mesh: Mapping[str, int], where: str) -> list[Path]:
+    """Return the files of all ranks, before any tensor is read."""
+    files = {
+        int(match[1]): file
+        for file in sorted(folder.iterdir())
+        if (match := re.search(r"(\d{1,9})\.(safetensors|npz)$", file.name))
+    }
+    ranks = prod(mesh.values())
+    missing = sorted(set(range(ranks)) - set(files))
+    if missing or len(files) != ranks:
+        what = f"has no file of rank {missing[0]}" if missing else f"has files of {len(files)} ranks"
+        raise UsageError(
+            f"{where} {what}, and its mesh {_shown(mesh)} has {ranks} ranks; write a file for each of them"
+        )
+    return [files[rank] for rank in range(ranks)]
+
+
+def _joined_along(axis: str, size: int, values: Sequence[np.ndarray], placement: Placement, where: str) -> np.ndarray:
+    """Return the shards of one axis beside each other, its terms added, or its first replica."""
+    shapes = [value.shape for value in values]
+    text = ", ".join(map(str, shapes))
+    if axis in placement.shard:
+        dim = placement.shard[axis]
+        others = {shape[:dim] + shape[dim + 1 :] for shape in shapes}
+        if len(values) < size or len(others) > 1 or any(len(shape) <= dim for shape in shapes):
+            raise UsageError(f"{where} has shards of shapes {text}, which do not join along dim {dim}")
+        return np.concatenate(values, axis=dim)
+    if len(set(shapes)) > 1:
+        raise UsageError(f"{where} has shapes {text}; name the dim that {axis} cuts in {LAYOUT}")
+    return np.sum(values, axis=0) if axis in placement.partial else values[0]
+
+
 def _joined(
     name: str, held: Mapping[int, np.ndarray], mesh: Mapping[str, int], placement: Placement, where: str
 ) -> tuple[np.ndarray, str]:
@@ -209,23 +228,10 @@ def _joined(
         for first, ranks in groups.items():
             values = [parts[rank] for rank in sorted(ranks)]
             at = f"{where}: {quoted(name)} over {axis} of ranks {', '.join(map(str, sorted(ranks)))}"
-            if axis in placement.shard:
-                dim = placement.shard[axis]
-                others = {value.shape[:dim] + value.shape[dim + 1 :] for value in values}
-                if len(ranks) < size or len(others) > 1 or any(value.ndim <= dim for value in values):
-                    shapes = ", ".join(str(value.shape) for value in values)
-                    raise UsageError(f"{at} has shards of shapes {shapes}, which do not join along dim {dim}")
-                joined[first] = np.concatenate(values, axis=dim)
-            elif len({value.shape for value in values}) > 1:
-                shapes = ", ".join(str(value.shape) for value in values)
-                raise UsageError(f"{at} has shapes {shapes}; name the dim that {axis} cuts in {LAYOUT}")
-            elif axis in placement.partial:
-                joined[first] = np.sum(values, axis=0)
-            else:
-                joined[first] = values[0]
+            joined[first] = _joined_along(axis, size, values, placement, at)
+            if not sentence and axis not in {*placement.shard, *placement.partial}:
                 unlike = [r for r, value in zip(sorted(ranks), values, strict=True) if not _equal(value, values[0])]
-                if unlike and not sentence:
-                    sentence = f"rank {unlike[0]} has other values than rank {min(ranks)} along {axis}"
+                sentence = f"rank {unlike[0]} has other values than rank {min(ranks)} along {axis}" if unlike else ""
         parts = joined
     return next(iter(parts.values())), sentence
 

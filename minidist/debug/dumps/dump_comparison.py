@@ -136,16 +136,7 @@ def compare_with_ours(dump: Dump, model: str, heads: int, kv_heads: int | None) 
         for kind in sorted(kinds)
         for name, value in to_ours(dump.names, model, dump.of_kind(kind), shared).items()
     }
-    for name, value in ours.items():
-        if not np.isfinite(value).all():
-            raise UsageError(
-                f"our run of the weights in {quoted_path(dump.path)} is not finite: of {name!r},"
-                f" {not_finite(value, value)};"
-                " nothing can be compared with it"
-            )
-    noise = {name: distance(rounded[name], value) for name, value in ours.items()}
-    typical = float(np.median([noise[name] for name in ours]))
-    tolerances = {name: max(LEAST, MARGIN * max(typical, noise[name])) for name in ours}
+    tolerances = _tolerances(ours, rounded, dump.path)
 
     # What patterns need: the gradient of each row, and of the batch before.
     rows = [_run(model, shared, weights, inputs[r : r + 1], targets[r : r + 1], "float64") for r in range(len(inputs))]
@@ -186,15 +177,21 @@ def compare_dumps(theirs: Dump, against: Dump, model: str, heads: Heads, toleran
     return _compared(other, mine, dict.fromkeys(mine, tolerance), context, unequal, None)
 
 
-def _compared(
-    theirs: Named,
-    ours: Named,
-    tolerances: Mapping[str, float],
-    context: Any,
-    unequal: dict[str, str],
-    loss: tuple[float, float] | None,
-) -> DumpComparison:
-    """Compare what both have, in the order of `ours`; UsageError when nothing has a common name."""
+def _tolerances(ours: Named, rounded: Named, path: str) -> dict[str, float]:
+    """Return for each tensor of our run, which must be finite, how much rounding may differ in another program."""
+    for name, value in ours.items():
+        if not np.isfinite(value).all():
+            raise UsageError(
+                f"our run of the weights in {quoted_path(path)} is not finite: of {name!r}, {not_finite(value, value)};"
+                " nothing can be compared with it"
+            )
+    noise = {name: distance(rounded[name], value) for name, value in ours.items()}
+    typical = float(np.median(list(noise.values())))
+    return {name: max(LEAST, MARGIN * max(typical, noise[name])) for name in ours}
+
+
+def _common(theirs: Named, ours: Named) -> list[str]:
+    """Return the names that both have, in the order of `ours`; UsageError unless these are all of theirs."""
     unknown = [name for name in theirs if name not in ours]
     common = [name for name in ours if name in theirs]
     if not common:
@@ -208,6 +205,19 @@ def _compared(
             f"{len(unknown)} tensors of the dump have no counterpart, such as {quoted(unknown[0])}; leave them out of"
             " the dump, or name the map of their names in layout.json"
         )
+    return common
+
+
+def _compared(
+    theirs: Named,
+    ours: Named,
+    tolerances: Mapping[str, float],
+    context: Any,
+    unequal: dict[str, str],
+    loss: tuple[float, float] | None,
+) -> DumpComparison:
+    """Compare what both have, in the order of `ours`; UsageError when nothing has a common name."""
+    common = _common(theirs, ours)
     # A gradient that is truly zero, such as that of attention's key bias, is nothing but rounding on both sides.
     largest_norm = max(float(np.linalg.norm(ours[name])) for name in common)
     differences, largest = [], 0.0

@@ -15,6 +15,7 @@ Proved by: tests/flight_recorder/test_diagnosis.py
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 from minidist.comm.call_log import ranks_text
@@ -202,10 +203,19 @@ def compared(operation: Operation) -> str:
     return str(getattr(operation, ALIKE[operation.kind])) if operation.kind in ALIKE else ""
 
 
+def first_waits(dumps: Sequence[Dump], missing: Missing) -> tuple[Wait, ...]:
+    """Return of each rank and group the first collective and the first message without end, which hold up the rest."""
+    waits: dict[tuple[int, str, bool], Wait] = {}
+    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_done):
+        place = operation.rank, operation.group, operation.is_message
+        waits.setdefault(place, Wait(operation, missing[operation.rank, operation.number]))
+    return tuple(waits.values())
+
+
 def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
     """Match the operations of all ranks and return what they say together."""
     groups = all_groups(dumps)
-    members = {rank for _, each in groups.values() for rank in each}
+    members = set(chain.from_iterable(each for _, each in groups.values()))
 
     # [1] Collectives meet by number, [2] messages by order.
     missing: Missing = {}
@@ -213,16 +223,11 @@ def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
     differences = [difference for difference in found if difference is not None]
     unlike = match_messages(dumps, missing)
 
-    # [3] What has not ended: of each rank and group the first collective and the first message, which hold up the rest.
-    waits: dict[tuple[int, str, bool], Wait] = {}
-    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_done):
-        place = operation.rank, operation.group, operation.is_message
-        waits.setdefault(place, Wait(operation, missing[operation.rank, operation.number]))
-
-    # Every missing rank is needed, so each is an edge of its own.
-    edges = [Waiting(w.operation.rank, "main", (r,), w.operation.kind) for w in waits.values() for r in w.missing]
-    waiting = {wait.operation.rank for wait in waits.values()}
-    awaited = {rank for wait in waits.values() for rank in wait.missing}
+    # [3] What has not ended. Every missing rank is needed, so each is an edge of its own.
+    waits = first_waits(dumps, missing)
+    edges = [Waiting(wait.operation.rank, "main", (r,), wait.operation.kind) for wait in waits for r in wait.missing]
+    waiting = {wait.operation.rank for wait in waits}
+    awaited = {rank for wait in waits for rank in wait.missing}
     ranks = tuple(dump.rank for dump in dumps)
     return Diagnosis(
         tuple(sorted({dump.version for dump in dumps})),
@@ -230,7 +235,7 @@ def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
         tuple(sorted(members - set(ranks))),
         groups,
         sum(len(dump.operations) for dump in dumps),
-        tuple(waits.values()),
+        waits,
         tuple(sorted(differences, key=lambda difference: difference.created)),
         tuple(unlike),
         tuple(find_cycle(edges)),
@@ -253,20 +258,28 @@ def all_groups(dumps: Sequence[Dump]) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (described.get(name, ""), tuple(sorted(listed[name] or used[name]))) for name in used}
 
 
+def collectives_of(dump: Dump, group: str) -> dict[int, Operation]:
+    """Return a rank's collectives of a group, by their number."""
+    return {each.sequence: each for each in dump.operations if each.group == group and not each.is_message}
+
+
+def differ(made: Sequence[Operation], absent: Sequence[int]) -> bool:
+    """Return whether ranks have made unlike calls, or one that has not ended and that other ranks have not made."""
+    kinds = {(operation.kind, operation.dtypes, compared(operation)) for operation in made}
+    return len(kinds) > 1 or (bool(absent) and not all(operation.is_done for operation in made))
+
+
 def match_collectives(dumps: Sequence[Dump], name: str, ranks: Sequence[int], missing: Missing) -> Difference | None:
     """Return the first collective of a group in which its ranks differ; note in `missing` for whom each call waits."""
-    calls: dict[int, dict[int, Operation]] = {
-        dump.rank: {o.sequence: o for o in dump.operations if o.group == name and not o.is_message} for dump in dumps
-    }
+    calls = {dump.rank: collectives_of(dump, name) for dump in dumps}
     # A ring buffer that is full has lost the first calls: what a rank did before its oldest entry is unknown.
     oldest = {dump.rank: 0 if dump.is_whole else min(calls[dump.rank], default=None) for dump in dumps}
 
     first: Difference | None = None
-    for sequence in sorted({number for of_rank in calls.values() for number in of_rank}):
+    for sequence in sorted(set(chain.from_iterable(calls.values()))):
         made = [calls[rank][sequence] for rank in ranks if sequence in calls.get(rank, {})]
         absent = [rank for rank in ranks if not may_have_called(rank, sequence, calls, oldest)]
-        kinds = {(operation.kind, operation.dtypes, compared(operation)) for operation in made}
-        if first is None and (len(kinds) > 1 or (absent and not all(operation.is_done for operation in made))):
+        if first is None and differ(made, absent):
             first = Difference(name, sequence, tuple(made), tuple(absent))
 
         # A call waits for the ranks that have not made it, and for those that have made another one in its place.

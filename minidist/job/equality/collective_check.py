@@ -13,6 +13,7 @@ Proved by: tests/equality/test_collective_check.py
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -152,26 +153,24 @@ def cases(operation: str, algorithm: str, ranks: int) -> Iterator[Case]:
     sizes = sorted({0, 1, n - 1, n, n + 1, 3 * n + 2})
     if operation == "all_to_all":  # equal chunks, then ragged ones
         sizes = [0, n, 3 * n]
-    ops = [op for op in UFUNCS if operation in REDUCING] or ["sum"]
+    ops = list(UFUNCS) if operation in REDUCING else ["sum"]
     roots = sorted({0, 1 % n, n // 2, n - 1}) if operation in ROOTED else [0]
 
     # One choice after the other, each with all sizes or with one that no number of ranks divides.
     odd = (sizes[-1],)
     for size in sizes[::-1]:
         yield Case(operation, algorithm, n, (size,))
-    for op in ops[1:]:
-        for size in (sizes[-1], n):
-            yield Case(operation, algorithm, n, (size,), op=op)
-    for root in roots[1:]:
-        for size in (sizes[-1], n):
-            yield Case(operation, algorithm, n, (size,), root=root)
+    for op, size in product(ops[1:], (sizes[-1], n)):
+        yield Case(operation, algorithm, n, (size,), op=op)
+    for root, size in product(roots[1:], (sizes[-1], n)):
+        yield Case(operation, algorithm, n, (size,), root=root)
     if operation in RAGGED:
         for size in sizes:
             yield Case(operation, algorithm, n, (size,), root=roots[-1], ragged=True)
     for size in sizes:
         yield Case(operation, algorithm, n, (size,), root=roots[-1], buffered=True)
-    for dtype in ("float32", "int64"):
-        for op in [op for op in ops if op != "avg" or dtype != "int64"]:
+    for dtype, op in product(("float32", "int64"), ops):
+        if (dtype, op) != ("int64", "avg"):
             yield Case(operation, algorithm, n, odd, dtype, op)
     for buffered in (False, True):
         yield Case(operation, algorithm, n, odd, root=roots[-1], buffered=buffered, on_stream=True)

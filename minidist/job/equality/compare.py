@@ -143,6 +143,13 @@ class Judge:
                 if name in wanted:
                     self._compare_tensor(kind, name, values, wanted[name], scales[group_of(kind, name)], step, rank)
 
+    def _keep_largest(self, kind: str, difference: float) -> None:
+        """Keep a difference if it is the largest of its kind, and of the weights if it is the largest of the step."""
+        verdict = self.verdict
+        verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
+        if kind == "weights" and verdict.weight_differences:
+            verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
+
     def _compare_tensor(
         self, kind: str, name: str, actual: Array, expected: Array, scale: float, step: int, rank: int
     ) -> None:
@@ -167,10 +174,7 @@ class Judge:
             self.differs(f"{kind}: of {name!r} at step {step} on rank {rank}, {place}".replace("ours", "one device's"))
             return
         difference = 0.0 if same else float(np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64))))
-        verdict.max_difference[kind] = max(verdict.max_difference[kind], difference)
-        if kind == "weights" and verdict.weight_differences:
-            verdict.weight_differences[-1] = max(verdict.weight_differences[-1], difference)
-
+        self._keep_largest(kind, difference)
         if verdict.tier == "rounding":
             self._judge_rounding(kind, name, actual, expected, step, rank)
             return
@@ -224,6 +228,14 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
     # Otherwise rounding differs: float64 leaves room to tell it from a mistake, other precisions need a measure of it,
     # and what jumps with a last bit has none.
     rounded = is_rounded(config, dims)
+    _check_rounding(config, dims, rounded)
+    if not rounded:
+        _check_tiny_squares(config)
+    return "rounding" if rounded else "float"
+
+
+def _check_rounding(config: TrainConfig, dims: ParallelDims, rounded: bool) -> None:
+    """Raise UsageError where no bound holds for what rounding does. rounded: the tier that measures it applies."""
     choosing = ["--experts"] * (config.experts > 0)
     choosing += [extension.jumps for extension in of_job(config) if extension.jumps]
     if rounded and choosing:
@@ -244,9 +256,10 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             " grows from step to step); use --steps"
             f" {FLOAT_STEPS}"
         )
-    if rounded:
-        return "rounding"
 
+
+def _check_tiny_squares(config: TrainConfig) -> None:
+    """Raise UsageError for an optimizer that magnifies the rounding of a gradient that is truly zero."""
     # Adagrad's and RMSProp's eps is 1e-10 or smaller beside Adam's 1e-8; L2 decay mixes the rounding into Adam's
     # square.
     small = config.eps is not None and config.eps < 1e-8 and config.optimizer not in ("sgd", "lars")
@@ -261,7 +274,6 @@ def tier_of(config: TrainConfig, dims: ParallelDims) -> str:
             " adamw, and adam without decay, and an --eps of at least 1e-8; take one of them, or --reduction ordered"
             " where no axis cuts sums"
         )
-    return "float"
 
 
 def float_tier_settings(config: TrainConfig, dims: ParallelDims, given: Collection[str]) -> tuple[dict[str, Any], str]:

@@ -156,23 +156,22 @@ class DelayedDevice(Strategy):
 
     def _make_updates(self, t: int, last: bool) -> None:
         """Make the updates of the rounds that end with micro-batch t; at the end of a stream a round may be smaller."""
-        together = list(self.shared.values())
-        for units in ([unit] for stage in self.own for unit in stage), [together] if together else []:
-            for members in units:
-                size = members[0].round
-                if (t + 1) % size and not last:
-                    continue
-                # The ranks' sums in the order of the stages and the ranks, then their mean.
-                places = sorted(place for unit in members for place in self.parts[unit])
-                found = {place: array for unit in members for place, array in self.parts[unit].items()}
-                total = found[places[0]].copy()
-                for place in places[1:]:
-                    total += found[place]
-                if size > 1 and members[0].updates != "2bw":
-                    total *= 1.0 / (t % size + 1)
-                for unit in members:
-                    unit.update(total)
-                    self.parts[unit] = {}
+        together = [list(self.shared.values())] if self.shared else []
+        for members in [*([unit] for stage in self.own for unit in stage), *together]:
+            size = members[0].round
+            if (t + 1) % size and not last:
+                continue
+            # The ranks' sums in the order of the stages and the ranks, then their mean.
+            places = sorted(place for unit in members for place in self.parts[unit])
+            found = {place: array for unit in members for place, array in self.parts[unit].items()}
+            total = found[places[0]].copy()
+            for place in places[1:]:
+                total += found[place]
+            if size > 1 and members[0].updates != "2bw":
+                total *= 1.0 / (t % size + 1)
+            for unit in members:
+                unit.update(total)
+                self.parts[unit] = {}
 
     def held_out_losses(self, job: Job) -> list[float]:
         """Return the losses with the latest weights of all stages."""

@@ -107,6 +107,12 @@ def rows(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
     rounded = np.round(multiples * 64) / 64
     if distance(theirs.ravel(), basis @ rounded) <= context.tolerance:
         multiples = rounded
+    return _counted(multiples, context)
+
+
+def _counted(multiples: np.ndarray, context: Context) -> str:
+    """Return how often each row counts; "" where all count alike."""
+    count = len(multiples)
     missing = [r for r in range(count) if abs(multiples[r]) < 1e-2]
     present = [r for r in range(count) if r not in missing]
     if not present or np.ptp(multiples) < 1e-2:
@@ -164,19 +170,26 @@ def rotary_halves(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str
     return "ours with the halves of each head swapped" if distance(theirs, swapped) <= context.tolerance else ""
 
 
+def _has_heads(theirs: np.ndarray, ours: np.ndarray, context: Context) -> bool:
+    """Return whether both tensors have several heads, in parts of equal size."""
+    if context.heads < 2 or theirs.shape != ours.shape or ours.ndim <= max(context.axis, 0):
+        return False
+    return not ours.shape[context.axis] % (context.heads * context.parts)
+
+
+def _nearest(heads_of: np.ndarray, blocks: np.ndarray) -> list[int]:
+    """Return the number of the head that each block is most like."""
+    return [int(np.argmin([np.linalg.norm(block - head) for head in heads_of])) for block in blocks]
+
+
 def heads(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:
     """Return in which order the heads lie, or which two are exchanged, and in which parts of a fused matrix."""
     count, parts = context.heads, context.parts
-    if count < 2 or theirs.shape != ours.shape or ours.ndim <= context.axis:
-        return ""
-    if not ours.ndim or ours.shape[context.axis] % (count * parts):
+    if not _has_heads(theirs, ours, context):
         return ""
     mine, other = (np.moveaxis(a, context.axis, 0).reshape(parts, count, -1) for a in (ours, theirs))
     straight = list(range(count))
-    found = [
-        [int(np.argmin([np.linalg.norm(block - head) for head in heads_of])) for block in blocks]
-        for heads_of, blocks in zip(mine, other, strict=True)
-    ]
+    found = [_nearest(heads_of, blocks) for heads_of, blocks in zip(mine, other, strict=True)]
     # Of a part that is nothing but rounding, such as a key bias, any order fits: another part's is tried for all.
     for order in (order for order in found if sorted(order) == straight != order):
         for orders in ([order] * parts, [order if own == order else straight for own in found]):

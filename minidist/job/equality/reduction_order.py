@@ -141,6 +141,32 @@ def label(places: Sequence[tuple[int, int]], alike: bool) -> str:
     return "; ".join(texts)
 
 
+def refuse_ranks(source: str, ranks: Sequence[int] | None, elements: int | None) -> None:
+    """Raise UsageError for what a sum without ranks has no use for."""
+    given = {"mpiexec": under_mpiexec(), "--ranks": ranks is not None, "--elements": elements is not None}
+    for what in (what for what, is_given in given.items() if is_given):
+        raise UsageError(f"{what}: {source} is a sum without ranks; leave it out, or give a function(comm, array)")
+
+
+def numbers_of_ranks(
+    source: str, terms: int | None, ranks: Sequence[int] | None, elements: int | None
+) -> Sequence[int | None]:
+    """Return on how many ranks a sum over ranks runs, one number after the other; None: as many as mpiexec started."""
+    if under_mpiexec() and ranks is not None:
+        raise UsageError("--ranks under mpiexec; leave it out, mpiexec decides how many ranks add")
+    if source == MPI_SUM and not under_mpiexec():
+        raise UsageError(f"{MPI_SUM} needs real ranks: mpiexec -n 4 minidist order {MPI_SUM}")
+    if is_user_function(source) and elements is not None:
+        raise UsageError(f"--elements: {source} gets an array of terms; leave it out")
+    if under_mpiexec():
+        return [None]
+    numbers = list(ranks or [4])
+    for number in numbers:
+        if number:
+            check_divided(terms, number)
+    return numbers
+
+
 def find_reduction_orders(
     source: str,
     terms: int | None = None,
@@ -164,24 +190,13 @@ def find_reduction_orders(
     # A sum without ranks.
     local, reduction = resolve(source, operation)
     if local is not None:
-        if ranks is not None or elements is not None or under_mpiexec():
-            what = "mpiexec" if under_mpiexec() else "--ranks" if ranks is not None else "--elements"
-            raise UsageError(f"{what}: {source} is a sum without ranks; leave it out, or give a function(comm, array)")
+        refuse_ranks(source, ranks, elements)
         count = 8 if terms is None else terms
         return OrderReport(source, count, dtype, [Found(0, [find_orders(local, count, dtype)])])
 
     # A sum over ranks, on each number of ranks that is asked for.
     assert reduction is not None
-    if under_mpiexec() and ranks is not None:
-        raise UsageError("--ranks under mpiexec; leave it out, mpiexec decides how many ranks add")
-    if source == MPI_SUM and not under_mpiexec():
-        raise UsageError(f"{MPI_SUM} needs real ranks: mpiexec -n 4 minidist order {MPI_SUM}")
-    if is_user_function(source) and elements is not None:
-        raise UsageError(f"--elements: {source} gets an array of terms; leave it out")
-    numbers: list[int | None] = [None] if under_mpiexec() else list(ranks or [4])
-    for number in numbers:
-        if number:
-            check_divided(terms, number)
+    numbers = numbers_of_ranks(source, terms, ranks, elements)
     found = []
     for number in numbers:
         outcome = execute(on_rank, reduction, terms, dtype, 1 if is_user_function(source) else elements, ranks=number)

@@ -178,10 +178,7 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
             lambda: f"{job.length // e.cp:,} positions of a rank are not divisible by tp {e.tp}",
         ),
         (e.ep > 1 and not model.experts, lambda: f"ep {e.ep} needs a model with experts"),
-        (
-            e.ep > 1 and model.experts > 0 and model.experts % e.ep > 0,
-            lambda: f"{model.experts} experts are not divisible by ep {e.ep}",
-        ),
+        (model.experts % e.ep > 0, lambda: f"{model.experts} experts are not divisible by ep {e.ep}"),
         (e.dp * e.cp * e.tp % e.ep > 0, lambda: f"ep {e.ep} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}"),
         (
             e.dp * e.cp * e.tp % (e.ep * e.expert_tp) > 0,

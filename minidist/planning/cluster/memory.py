@@ -112,11 +112,21 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
     outer = t if layout.sequence_parallel else 1
     if recompute == "full":
         return 2 * tokens * model.width // outer
-    masks = 2 * tokens * model.width if job.has_dropout else 0
-
-    # Norms: their inputs and outputs. Attention: queries, keys, values, and the input of the output projection.
     again = recompute == "selective" and job.fused_attention
-    operand = 1 if job.precision == "fp8" else 2
+    whole, divided = _attention_activations(layout, job, recompute, again)
+    more_whole, more_divided = _mlp_activations(layout, job, layer, again)
+    return (whole + more_whole) // outer + (divided + more_divided) // t
+
+
+def _attention_activations(layout: ClusterLayout, job: Job, recompute: str, again: bool) -> tuple[int, int]:
+    """Return what norms, residuals and attention keep: on every tensor-parallel rank, and divided among these.
+
+    again: outputs of norms are computed again.
+    """
+    # Norms: their inputs and outputs. Attention: queries, keys, values, and the input of the output projection.
+    model, t, operand = job.model, layout.tp, _operand_bytes(job)
+    tokens = layout.micro_batch * job.length // layout.cp
+    masks = 2 * tokens * model.width if job.has_dropout else 0
     whole = (4 + (0 if again else 2 * operand)) * tokens * model.width + masks
     kv = model.kv_size if t <= (model.kv_heads or model.heads) else model.kv_size * t // (model.kv_heads or model.heads)
     divided = 2 * tokens * (model.query_size + 2 * kv) + operand * tokens * model.value_size
@@ -128,18 +138,30 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
     elif recompute == "none":
         pairs = tokens * job.length * model.heads
         divided += 5 * pairs if job.has_dropout else 2 * pairs
+    return whole, divided
 
-    # The MLP: gate, up and their product, or the input and the output of GELU; for experts of each copy of a token.
+
+def _mlp_activations(layout: ClusterLayout, job: Job, layer: int, again: bool) -> tuple[int, int]:
+    """Return what the MLP keeps: on every tensor-parallel rank, and divided among these.
+
+    Gate, up and their product, or the input and the output of GELU; for experts of each copy of a token.
+    """
+    model, whole = job.model, 0
+    tokens = layout.micro_batch * job.length // layout.cp
     if model.is_sparse(layer):
         copies = busiest(layout, job) * model.top_k + model.shared_experts
         inner = round(copies * (model.expert_inner or model.inner))
         # The copies that experts get. The ranks that share an expert gather the tokens of each other's sequences.
         inputs = round(2 * tokens * model.width * busiest(layout, job) * model.top_k)
-        whole += inputs * (layout.expert_tp if layout.sequence_parallel else 1) + 4 * tokens * model.experts
+        whole = inputs * (layout.expert_tp if layout.sequence_parallel else 1) + 4 * tokens * model.experts
     else:
         inner = model.inner
-    divided += ((4 if model.gated else 2) + (0 if again else operand)) * tokens * inner
-    return whole // outer + divided // t
+    return whole, ((4 if model.gated else 2) + (0 if again else _operand_bytes(job))) * tokens * inner
+
+
+def _operand_bytes(job: Job) -> int:
+    """Return the bytes of a value that is kept as the input of a matrix product."""
+    return 1 if job.precision == "fp8" else 2
 
 
 def in_flight(layout: ClusterLayout, rank: int) -> float:

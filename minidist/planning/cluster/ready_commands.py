@@ -108,8 +108,8 @@ def differences(layout: ClusterLayout, job: Job) -> list[str]:
     return parts + _memory_differences(layout, job)
 
 
-def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
-    """Return which assumptions of memory.py the blocks of minidist do not meet in a layout."""
+def _score_differences(layout: ClusterLayout, job: Job) -> list[str]:
+    """Return which assumptions of memory.py about attention's scores the blocks of minidist do not meet."""
     model, parts = job.model, []
     scores = layout.micro_batch * job.length**2 * model.heads // layout.tp  # 2 bytes for half of the pairs
     of_a_layer = f"the scores of one layer at a time ({scores / 1e9:.2g} GB)"
@@ -125,6 +125,12 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
         parts.append(f"{of_a_layer}, which fused kernels do not store")
     if _recompute(layout, job) != layout.recompute:
         parts.append("attention recomputed, because without --recompute it stores the scores")
+    return parts
+
+
+def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
+    """Return which assumptions of memory.py the blocks of minidist do not meet in a layout."""
+    model, parts = job.model, _score_differences(layout, job)
 
     # What a block keeps of its other operations.
     if layout.recompute == "selective" and job.fused_attention:
@@ -133,7 +139,6 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
         parts.append("four values of the MLP's inner size kept instead of three")
     if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
         parts.append("keys and values kept once per query head")
-
     if model.experts and layout.tp > 1 and layout.recompute != "full":
         parts.append("inputs and outputs of experts kept at full width on every tensor-parallel rank")
 

@@ -9,7 +9,7 @@ Proved by: tests/planning/test_cluster.py
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, product
 from typing import Any
 
@@ -239,33 +239,44 @@ def plan_layout(layout: ClusterLayout, job: Job, machine: Machine, calibration: 
 def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[ClusterLayout]:
     """Yield the layouts that are tried: every combination of what is not fixed."""
     model, gpus = job.model, job.gpus
-
-    def choices(axis: str, values: list[Any]) -> list[Any]:
-        return [fixed[axis]] if axis in fixed else values
-
-    tps = divisors(gpus, min(machine.gpus_per_node, MAX_TP))
-    for tp, cp in product(
-        choices("tp", [tp for tp in tps if tp % (fixed.get("etp") or 1) == 0]),
-        choices(
-            "cp",
-            [c for c in divisors(gpus, MAX_CP) if c == 1 or (job.length // c >= 2048 and job.length % (2 * c) == 0)],
-        ),
-    ):
-        if gpus % (tp * cp) and not {"dp", "pp"} <= set(fixed):
-            continue
+    choices = partial(_choices, fixed)
+    for tp, cp in _tensor_and_context(job, machine, fixed):
         for pp in choices("pp", divisors(gpus // (tp * cp) or 1, min(model.layers, MAX_PP))):
             dp = fixed.get("dp", gpus // (tp * cp * pp))
             rest = job.global_batch // dp if dp else 0
             for vp, ep, zero, sequence, micro, recompute in product(
                 choices("vp", divisors(model.layers // pp or 1, MAX_VP) if pp > 1 else [1]),
                 choices("ep", divisors(model.experts, min(dp * cp * tp, model.experts)) if model.experts else [1]),
-                choices("zero", [0, 1, 2, 3] if dp * cp > 1 and pp == 1 else [0, 1] if dp * cp > 1 else [0]),
+                choices("zero", _zero_stages(dp * cp, pp)),
                 choices("sequence_parallel", [tp > 1]),
                 choices("micro_batch", [m for m in MICRO_BATCHES if m <= rest] or [1]),
                 choices("recompute", list(RECOMPUTE)),
             ):
                 count = max(1, rest // micro)
                 yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute, fixed.get("etp"))
+
+
+def _choices(fixed: Mapping[str, Any], axis: str, values: list[Any]) -> list[Any]:
+    """Return what is tried of an axis: what is given, or else all values."""
+    return [fixed[axis]] if axis in fixed else values
+
+
+def _tensor_and_context(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs of tp and cp that are tried; context-parallel ranks get two chunks of 1,024 tokens or more."""
+    gpus, length = job.gpus, job.length
+    tps = divisors(gpus, min(machine.gpus_per_node, MAX_TP))
+    cps = [cp for cp in divisors(gpus, MAX_CP) if cp == 1 or (length // cp >= 2048 and length % (2 * cp) == 0)]
+    tps = _choices(fixed, "tp", [tp for tp in tps if tp % (fixed.get("etp") or 1) == 0])
+    for tp, cp in product(tps, _choices(fixed, "cp", cps)):
+        if gpus % (tp * cp) == 0 or {"dp", "pp"} <= set(fixed):
+            yield tp, cp
+
+
+def _zero_stages(ranks: int, pp: int) -> list[int]:
+    """Return the ZeRO stages that are tried on so many ranks that share parameters."""
+    if ranks <= 1:
+        return [0]
+    return [0, 1, 2, 3] if pp == 1 else [0, 1]
 
 
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
@@ -312,21 +323,25 @@ def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any], calibrati
 
 def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     """Return what makes a layout fit when none does, each as flags of `minidist plan`; each one alone is enough."""
-    found = []
     # What was given and need not be.
-    for axis in fixed:
-        if fits_somehow(job, machine, {name: value for name, value in fixed.items() if name != axis}):
-            found.append(f"--{axis.replace('_', '-')} left out")
+    found = [
+        f"--{axis.replace('_', '-')} left out"
+        for axis in fixed
+        if fits_somehow(job, machine, {name: value for name, value in fixed.items() if name != axis})
+    ]
     # More GPUs. Where every degree is given their number follows from them.
-    counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
     if not {"dp", "tp", "pp", "cp"} <= set(fixed):
-        more = next((gpus for gpus in counts if fits_somehow(replace(job, gpus=gpus), machine, fixed)), None)
-        found += [f"--ranks {more}"] if more else []
-    # The GPU with the least memory that is enough.
-    larger = (other for other in sorted(MACHINES.values(), key=lambda m: m.memory) if other.memory > machine.memory)
-    usable = (other for other in larger if job.precision != "fp8" or other.fp8)
-    enough = next((other.name for other in usable if fits_somehow(job, other, fixed)), None)
-    return [*found, f"--gpu {enough}"] if enough else found
+        counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
+        more = (gpus for gpus in counts if fits_somehow(replace(job, gpus=gpus), machine, fixed))
+        found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
+    enough = (other for other in _larger_gpus(job, machine) if fits_somehow(job, other, fixed))
+    return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
+
+
+def _larger_gpus(job: Job, machine: Machine) -> list[Machine]:
+    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first."""
+    larger = sorted(MACHINES.values(), key=lambda other: other.memory)
+    return [other for other in larger if other.memory > machine.memory and (job.precision != "fp8" or other.fp8)]
 
 
 # The axes whose use a sentence explains: the field, its value when it is not used, and its name.

@@ -101,21 +101,27 @@ class CompressionReplay:
             for at, values in zip(vectors, split(whole, [at.stop - at.start for at in vectors]), strict=True):
                 total[at] = values
         if matrices:
-            for name, _, _, k, r in matrices:
-                if name not in self.queries:
-                    draws = normal(Key(self.seed, "powersgd", name=name), (k, r))
-                    self.queries[name] = xp.to_device(draws.astype(total.dtype))
-            queries = [self.queries[name] for name, *_ in matrices]
-            of_rank = [[x[at].reshape(m, k) for _, at, m, k, _ in matrices] for x in corrected]
-            left = ring_sums([[a @ q for a, q in zip(own, queries, strict=True)] for own in of_rank])
-            left = [orthonormal(p) for p in left]
-            mine = [[a.T @ p for a, p in zip(own, left, strict=True)] for own in of_rank]
-            for i, (p, q) in enumerate(zip(left, ring_sums(mine), strict=True)):
-                name, at, *_ = matrices[i]
-                total[at], self.queries[name] = (p @ q.T).reshape(-1), q
-                for residual, own, q_mine in zip(residuals, of_rank, mine, strict=True):
-                    residual[at] = (own[i] - p @ q_mine[i].T).reshape(-1)
+            self._factor(matrices, corrected, total, residuals)
         return total, residuals
+
+    def _factor(
+        self, matrices: list[tuple[str, slice, int, int, int]], corrected: Arrays, total: np.ndarray, residuals: Arrays
+    ) -> None:
+        """Fill in the sum of the matrices, and what is left of them. matrices: name, place, rows, columns and rank."""
+        for name, _, _, k, r in matrices:
+            if name not in self.queries:
+                draws = normal(Key(self.seed, "powersgd", name=name), (k, r))
+                self.queries[name] = xp.to_device(draws.astype(total.dtype))
+        queries = [self.queries[name] for name, *_ in matrices]
+        of_rank = [[x[at].reshape(m, k) for _, at, m, k, _ in matrices] for x in corrected]
+        left = ring_sums([[a @ q for a, q in zip(own, queries, strict=True)] for own in of_rank])
+        left = [orthonormal(p) for p in left]
+        mine = [[a.T @ p for a, p in zip(own, left, strict=True)] for own in of_rank]
+        for i, (p, q) in enumerate(zip(left, ring_sums(mine), strict=True)):
+            name, at, *_ = matrices[i]
+            total[at], self.queries[name] = (p @ q.T).reshape(-1), q
+            for residual, own, q_mine in zip(residuals, of_rank, mine, strict=True):
+                residual[at] = (own[i] - p @ q_mine[i].T).reshape(-1)
 
 
 def places(bucket: Sequence[Parameter]) -> list[tuple[int, int]]:

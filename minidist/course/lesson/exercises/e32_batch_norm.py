@@ -43,9 +43,8 @@ def normalised(case: Case, how: str = "union") -> list[np.ndarray]:
     elif how == "unbiased":
         rows = sum(map(len, used))
         variance = variance * rows / max(1, rows - 1)
-    elif how == "eps outside":
-        return [(part - mean) / (np.sqrt(variance) + EPS) for part in parts]
-    return [(part - mean) / np.sqrt(variance + EPS) for part in parts]
+    deviation = np.sqrt(variance) + EPS if how == "eps outside" else np.sqrt(variance + EPS)
+    return [(part - mean) / deviation for part in parts]
 
 
 def not_a_number(failure: Failure) -> bool:
