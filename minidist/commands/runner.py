@@ -53,9 +53,6 @@ class Summary:
     seconds: float
     digest: str
     host: dict[str, int] | None = None  # of rank 0, when something is offloaded
-    loss_scale: dict[str, float] | None = (
-        None  # float16: the scale after the last step, and how many steps were skipped
-    )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     partitions: list[tuple[str, int]] | None = None  # with --repartition-every: blocks of each stage, and steps
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report
@@ -74,7 +71,6 @@ class Summary:
             "digest",
             # Measurements that were not asked for have no key.
             *(("host",) if self.host else ()),
-            *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
             *(("partitions",) if self.partitions else ()),
         )
@@ -108,12 +104,6 @@ class Summary:
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
 
         # What was asked for by flags of its own.
-        if self.loss_scale:
-            lines.append(
-                "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(
-                    **self.loss_scale
-                )
-            )
         if self.partitions:
             cuts = (f"{partition} for {_count(steps, 'step')}" for partition, steps in self.partitions)
             lines.append(f"layers of the stages: {', then '.join(cuts)}")
@@ -263,12 +253,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
     if config.strategy == "ps":
         closed = parameter_server_bytes(config, batches, first.sizes[0], first.first_step)
     else:
-        skipped = 0 if first.loss_scale is None else int(first.loss_scale["skipped"])
         sizes = [result.sizes for result in results]
         if first.cuts:
             closed = dict(repartitioned_bytes(config, batches, [result.cuts for result in results], first.first_step))
         else:
-            closed = closed_form_bytes(ran, batches, sizes, skipped, first.first_step, first.runs)
+            closed = closed_form_bytes(ran, batches, sizes, first.skipped, first.first_step, first.runs)
             for name, volume in evaluation_bytes(config, batches, sizes, first.first_step).items():
                 closed[name] = closed.get(name, 0) + volume
     saving = outcome.size - ranks_beside(config)
@@ -284,6 +273,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         for name in dict.fromkeys((*closed, *measured))
     }
 
+    # What techniques report: of rank 0, or of all ranks together.
+    entries, extensions = dict(first.measured), list(of_job(config))
+    for extension in extensions:
+        entries |= extension.of_all_ranks([result.measured for result in results])
+
     if path is not None:
         mesh = {} if config.strategy == "ps" or ranks_beside(config) else mesh_of(batches.dims)
         write_traces(
@@ -294,12 +288,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             closed_form=closed,
             losses=first.losses,
             mesh=mesh,
-            **_gradients(results),
+            gradient_exponents=_gradient_exponents(results),
+            **{name: value for extension in extensions for name, value in extension.header(entries).items()},
         )
-    # What techniques report: of rank 0, or of all ranks together.
-    entries = dict(first.measured)
-    for extension in of_job(config):
-        entries |= extension.of_all_ranks([result.measured for result in results])
     return Summary(
         outcome.world,
         first.losses,
@@ -310,22 +301,20 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         seconds,
         first.digest,
         first.host,
-        first.loss_scale,
         first.held_out or None,
         [(run.partition, run.steps) for run in first.cuts] or None,
         entries,
-        [line for extension in of_job(config) for line in extension.lines(entries)],
+        [line for extension in extensions for line in extension.lines(entries)],
         messages,
     )
 
 
-def _gradients(results: list[TrainResult]) -> dict[str, Any]:
-    """Return, for the picture of exponents, the sizes of the last step's gradient entries, and the loss scale."""
+def _gradient_exponents(results: list[TrainResult]) -> dict[str, int]:
+    """Return, for the picture of exponents, the sizes of the last step's gradient entries on all ranks."""
     counts: Counter[str] = Counter()
     for result in results:
         counts.update(result.gradient_exponents)
-    scale = results[0].loss_scale
-    return {"gradient_exponents": dict(counts), **({"loss_scale": scale["scale"]} if scale else {})}
+    return dict(counts)
 
 
 def run_comparison(

@@ -5,6 +5,7 @@ data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
+loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits
 replica_check    --check-replicas: all copies of every parameter are equal, bit for bit

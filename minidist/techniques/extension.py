@@ -18,13 +18,16 @@ the job at the same places. In the order of a job:
         before_step(samples)     all ranks together will read so many samples
         read(numbers, sides)     this rank has read the samples with these numbers
         targets(...)             what the loss of a micro-batch compares the model's outputs with
+        scaled(loss)             the loss from which backward starts
         after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
-        after_update(moment)     the weights are new
+        updates(strategy, comm)  whether the update is made, or left out on all ranks
+        after_update(moment)     the weights are new, or the update was left out
         evaluate(done, loss)     the loss on held-out data was computed
         record(done)             entries of the step's record in `--metrics`
     state(), scalars(), shards(axis)    a checkpoint is written
     result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
+    header(...)                  entries of the header of a trace
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
 `extension.py`; a user's own is named by `--extension FILE.py:CLASS`.
@@ -40,8 +43,10 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from minidist.autograd import Tensor
 from minidist.comm import Comm
 from minidist.data import Shares
+from minidist.techniques.deepspeed import DeepSpeedKeys
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.rule import Rule
 
@@ -51,7 +56,7 @@ class Moment:
     """A time in a job at which these steps have been made.
 
     comm: all ranks that train; None in the reference on one device. strategy: the layout; None with a parameter server,
-    whose ranks have no common step. skipped: whether the update was left out, because a gradient overflowed.
+    whose ranks have no common step. skipped: whether the update was left out: see `Extension.updates`.
     """
 
     comm: Comm | None
@@ -118,7 +123,10 @@ class Extension:
     the checkpoint has a `state`, because they name a place. evaluations: how many losses `evaluate` computes. jumps:
     the flag, where a number that differs in its last bit may change a choice. trains_alone: whether each data-parallel
     rank steps its replica with the gradient of its own rows (`meeting.py`). trainers: what traces and reports call
-    the ranks of the layout, where other ranks are `beside` it; one technique of a job may have such ranks.
+    the ranks of the layout, where other ranks are `beside` it; one technique of a job may have such ranks. unplanned:
+    whether a plan (`minidist plan`) leaves the flags out, because they change neither memory nor time by more than the
+    planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by what `scaled` has multiplied the
+    loss of the current step, and so its gradients.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -134,6 +142,9 @@ class Extension:
     jumps: ClassVar[str] = ""
     trains_alone: ClassVar[bool] = False
     trainers: ClassVar[str] = "layout"
+    unplanned: ClassVar[bool] = False
+    deepspeed: ClassVar[DeepSpeedKeys] = DeepSpeedKeys()
+    scale: float = 1.0
 
     def __init_subclass__(cls) -> None:
         # A class of its own has a state of its own, also where it is derived from another extension.
@@ -246,6 +257,10 @@ class Extension:
         """
         return targets
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss from which the backward of a micro-batch starts; not called for held-out data."""
+        return loss
+
     def after_forward_backward(self, strategy: Any, step: int) -> None:
         """Note that this rank has made its micro-batches of a step. Every rank calls it, before it sends losses."""
 
@@ -254,6 +269,14 @@ class Extension:
 
         Every rank calls it, and the reference on one device.
         """
+
+    def updates(self, strategy: Any, comm: Comm | None) -> bool:
+        """Return whether the update of a step is made, the same on every rank. Where it is not, nothing is clipped.
+
+        Every rank calls it, and the reference on one device, until a technique of the job returns False. comm: all
+        ranks that train; None on one device. Not called with a parameter server.
+        """
+        return True
 
     def after_update(self, moment: Moment) -> None:
         """Look at the weights after an update, or change them. Every rank calls it."""
@@ -329,6 +352,10 @@ class Extension:
     def lines(self, result: dict[str, Any]) -> list[str]:
         """Return the lines that `minidist train` prints of what `result` returned."""
         return []
+
+    def header(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return entries of the header of a trace, from what `result` returned."""
+        return {}
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form."""

@@ -251,18 +251,6 @@ class JobSettings(BaseModel):
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
         "fp32", description="dtype of parameters, gradients and activations"
     )
-    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
-    static_loss_scale: bool = Field(False, description="fp16: the loss scale stays; a step that overflows is skipped")
-    loss_scale_interval: int = Field(
-        2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
-    )
-    loss_scale_hysteresis: int = Field(
-        2, ge=1, le=MAX_COUNT, description="fp16: overflows before the loss scale first falls after it has grown"
-    )
-    loss_scale_floor: float = Field(1.0, gt=0, description="fp16: lowest loss scale")
-    loss_scale_floor_limit: int = Field(
-        3, ge=1, description="fp16: overflows in a row at the lowest loss scale that are an error; DeepSpeed's is 1"
-    )
     recompute: str = Field(
         "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"
     )

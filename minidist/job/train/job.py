@@ -6,6 +6,7 @@ step's global batch depends on the seed and the step. Therefore one device and m
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -36,7 +37,7 @@ from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import Batches, TrainConfig
-from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
+from minidist.optim import LayerwiseOptimizer, Optimizer, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import HostPool, LayerSums, OffloadedOptimizer, WholeMatrices
@@ -62,7 +63,6 @@ class Job:
     pool: HostPool | None = None  # host memory, when something is offloaded
     held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
     positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
-    scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     keep_gradients: bool = True  # whether an asynchronous pipeline keeps the gradients of its updates, for observers
@@ -164,8 +164,15 @@ class Job:
             self.model.train()
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss from which backward starts; in float16 it is multiplied by the loss scale."""
-        return loss if self.scaler is None else self.scaler.scale_loss(loss)
+        """Return the loss from which backward starts, as the techniques change it."""
+        for extension in self.extensions:
+            loss = extension.scaled(loss)
+        return loss
+
+    @property
+    def scale(self) -> float:
+        """By what `scaled` has multiplied the loss of the current step, and so its gradients."""
+        return math.prod((extension.scale for extension in self.extensions), start=1.0)
 
     @cached_property
     def data_digest(self) -> str:
@@ -215,7 +222,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         plan or BatchPlan(config, batches),
         StepBatch(batches.shares),
         pool,
-        scaler=_scaler(config),
         held_out=held_out,
         targets_per_sample=config.context if dataset.is_tokens else 1,
         # The reference on one device leaves out what does not change its numbers.
@@ -286,20 +292,6 @@ def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) 
     """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
     return kind(parameters, **settings)  # type: ignore[no-any-return]
-
-
-def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
-    if config.precision != "fp16":
-        return None
-    if config.static_loss_scale:
-        return StaticLossScaler(config.loss_scale)
-    return DynamicLossScaler(
-        config.loss_scale,
-        growth_interval=config.loss_scale_interval,
-        hysteresis=config.loss_scale_hysteresis,
-        floor=config.loss_scale_floor,
-        floor_limit=config.loss_scale_floor_limit,
-    )
 
 
 def _schedule(config: TrainConfig) -> Callable[[int], float]:

@@ -54,7 +54,7 @@ WORTHWHILE = 0.95  # a new cut is taken when its slowest stage needs at most thi
 class CutRun:
     """Steps that were made with one cut, as one rank saw them.
 
-    partition: blocks of each stage. sizes: of the rank's data axes. skipped: steps whose gradients overflowed.
+    partition: blocks of each stage. sizes: of the rank's data axes. skipped: steps whose update was left out.
     exchanges: how often seconds were exchanged. ranges, lacking: of the move that ended the run, the ranges that this
     rank had and needed, and the bytes of those that it needed and did not have.
     """
@@ -85,8 +85,8 @@ class Repartition:
     def after_step(self, job: Job, strategy: MeshStrategy, done: int, skipped: int) -> tuple[Job, MeshStrategy]:
         """End step number `done` and return the job and the strategy of the next one: the same, or with another cut.
 
-        skipped: how many steps since the job began or was resumed had gradients that overflowed. After a multiple of K
-        all ranks exchange what they measured (`exchange_volume`, purpose repartition); nothing is done after the last
+        skipped: of how many steps since the job began or was resumed the update was left out. After a multiple of K all
+        ranks exchange what they measured (`exchange_volume`, purpose repartition); nothing is done after the last
         step.
         """
         run = self.runs[-1]
@@ -108,10 +108,10 @@ class Repartition:
 
     def _move(self, job: Job, strategy: MeshStrategy, sizes: Sequence[int], done: int) -> tuple[Job, MeshStrategy]:
         """Return the job with another cut, in the same state, that of `done` steps."""
-        # [1] A new model, with its part on this rank. What does not belong to it stays: data, scaler, techniques.
+        # [1] A new model, with its part on this rank. What does not belong to it stays: data, techniques.
         config = job.config.model_copy(update={"partition": _text(sizes)})
         fresh = build(config, job.batches, self.comm, job.plan)
-        fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler, pool=job.pool)
+        fresh = replace(fresh, sampler=job.sampler, pool=job.pool)
         fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients, extensions=job.extensions)
         run = self.runs[-1]
         there = self.start(fresh)
