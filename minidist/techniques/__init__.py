@@ -1,6 +1,7 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
+batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result

@@ -13,6 +13,7 @@ the job at the same places. In the order of a job:
     check_resume(checkpoint), differs(state)    a checkpoint is about to be read
     load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
     begin(comm, strategy, done)  the layout is made, and a checkpoint was read
+    reading(...)                 what makes the batches of a rank
     attached(strategy)           a context that lasts until the job ends, or has another layout
     for each step
         before_step(samples)     all ranks together will read so many samples
@@ -239,6 +240,14 @@ class Extension:
 
         Not called with a parameter server, which has no layout.
         """
+
+    def reading(self, sampler: Any, replica: int, steps: Iterable[int]) -> AbstractContextManager[Any]:
+        """Return a context that lasts until the job ends, with what makes the micro-batches in place of `sampler`.
+
+        replica: whose rows the rank reads. steps: those in which it reads, in order. Every rank that reads calls it,
+        also a worker of a parameter server.
+        """
+        return nullcontext(sampler)
 
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""

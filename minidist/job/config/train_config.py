@@ -30,8 +30,6 @@ from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
-MAX_WORKERS = 64  # processes that make the batches of a rank
-
 
 class JobSettings(BaseModel):
     """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
@@ -78,12 +76,6 @@ class JobSettings(BaseModel):
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
             " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
         ),
-    )
-    prefetch_batches: int = Field(
-        0, ge=0, le=MAX_BATCH, description="batches of each rank that a thread, or its workers, prepare ahead; 0: none"
-    )
-    loader_workers: int = Field(
-        0, ge=0, le=MAX_WORKERS, description="worker processes of each rank that make its batches; 0: none"
     )
 
     # optimization

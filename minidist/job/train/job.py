@@ -20,19 +20,9 @@ from minidist.base.device import creating
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
-from minidist.data import (
-    Dataset,
-    GlobalBatchSampler,
-    PrefetchingSampler,
-    WorkerSampler,
-    data_digest,
-    hold_out,
-    load_dataset,
-    microbatch_numbers,
-)
+from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
-from minidist.data.workers import open_sampler
 from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
@@ -45,8 +35,6 @@ from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
 from minidist.techniques import Extension, of_job
 
-Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
-
 
 @dataclass
 class Job:
@@ -57,7 +45,7 @@ class Job:
     model: Any
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
-    sampler: Sampler
+    sampler: Any  # makes micro-batches: a `GlobalBatchSampler`, or what a technique has in its place
     plan: BatchPlan  # makes the batches of later steps
     batch: StepBatch  # the batch of the current step
     pool: HostPool | None = None  # host memory, when something is offloaded
@@ -233,22 +221,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     if config.is_language_model:
         job.model.loss_fn = job.loss_function(job.model.loss_fn)
     return job
-
-
-def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractContextManager[Sampler]:
-    """Return the job's sampler, which makes this replica's batches of these steps ahead of time, in their order.
-
-    With --loader-workers worker processes make them, otherwise a thread does.
-    """
-    places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
-    requests = ((step, first, rows) for step in steps for first, rows in places)
-    config, workers = job.config, job.config.loader_workers
-    if not workers:
-        return PrefetchingSampler(job.sampler, requests, config.prefetch_batches)
-    held_out = config.evaluate_every is not None
-    sampler = partial(open_sampler, config.data, held_out, job.batches.global_batch, config.context, config.seed)
-    # Two batches per worker, unless --prefetch-batches is given.
-    return WorkerSampler(sampler, job.sampler, requests, workers, -(-config.prefetch_batches // workers) or 2)
 
 
 Exchange = LayerSums | WholeMatrices

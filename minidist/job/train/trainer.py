@@ -27,7 +27,7 @@ from minidist.job.checkpoint.resume import resume_job, save_job, saved_bytes, sa
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches, updates_of
 from minidist.job.train.evaluate import evaluate
-from minidist.job.train.job import Job, batches_ahead, build
+from minidist.job.train.job import Job, build
 from minidist.job.train.loss import NonFiniteError, global_loss
 from minidist.job.train.parameter_server_trainer import run_parameter_server
 from minidist.job.train.recipe import parallelize
@@ -83,8 +83,9 @@ def train(
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for extension in job.extensions:
             extension.begin(world, strategy, done)
-        if config.prefetch_batches or config.loader_workers:
-            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
+        for extension in job.extensions:
+            reading = extension.reading(job.sampler, strategy.axes.dp.rank, strategy.steps_read(done))
+            job.sampler = stack.enter_context(reading)
         held_out: dict[int, float] = {}
         skipped = 0  # steps whose update was left out
         saved = done  # the steps of the last checkpoint, 0 without one
