@@ -100,7 +100,7 @@ def make_step(comm: Comm, layout: dict[str, int], sizes: dict[str, int]) -> Call
 
     def step(number: int) -> None:
         strategy.zero_grad()
-        finish_step(job, strategy, number, sum(strategy.forward_backward(number)))
+        finish_step(job, strategy, number, sum(strategy.forward_backward(number)), comm)
 
     return step
 

@@ -52,9 +52,6 @@ class Summary:
     trace: str | None
     seconds: float
     digest: str
-    loss_scale: dict[str, float] | None = (
-        None  # float16: the scale after the last step, and how many steps were skipped
-    )
     held_out: dict[int, float] | None = None  # steps done -> loss on held-out data, with --evaluate-every
     measured: dict[str, Any] = field(default_factory=dict)  # what techniques report
     lines: Sequence[str] = ()  # and how people read it
@@ -71,7 +68,6 @@ class Summary:
             "trace",
             "digest",
             # Measurements that were not asked for have no key.
-            *(("loss_scale",) if self.loss_scale else ()),
             *(("held_out",) if self.held_out else ()),
         )
         return {name: getattr(self, name) for name in names} | self.measured
@@ -104,12 +100,6 @@ class Summary:
         lines.append(f"peak bytes of a rank: {max(self.peak_bytes):,}")
 
         # What was asked for by flags of its own.
-        if self.loss_scale:
-            lines.append(
-                "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}".format(
-                    **self.loss_scale
-                )
-            )
         lines += self.lines
         if self.held_out:
             lines.append(f"loss on held-out data: {_by_step(self.held_out)}")
@@ -252,6 +242,11 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         for name in dict.fromkeys((*closed, *measured))
     }
 
+    # What techniques report: of rank 0, or of all ranks together.
+    entries, extensions = dict(first.measured), list(of_job(config))
+    for extension in extensions:
+        entries |= extension.of_all_ranks([result.measured for result in results])
+
     if path is not None:
         mesh = {} if config.strategy == "ps" or ranks_beside(config) else mesh_of(batches.dims)
         write_traces(
@@ -262,12 +257,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
             closed_form=closed,
             losses=first.losses,
             mesh=mesh,
-            **_gradients(results),
+            gradient_exponents=_gradient_exponents(results),
+            **{name: value for extension in extensions for name, value in extension.header(entries).items()},
         )
-    # What techniques report: of rank 0, or of all ranks together.
-    entries = dict(first.measured)
-    for extension in of_job(config):
-        entries |= extension.of_all_ranks([result.measured for result in results])
     return Summary(
         outcome.world,
         first.losses,
@@ -277,10 +269,9 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         None if path is None else str(path),
         seconds,
         first.digest,
-        first.loss_scale,
         first.held_out or None,
         entries,
-        [line for extension in of_job(config) for line in extension.lines(entries)],
+        [line for extension in extensions for line in extension.lines(entries)],
         messages,
     )
 
@@ -307,13 +298,12 @@ def _checkpoint_bytes(config: TrainConfig, size: int, first: TrainResult) -> dic
     return {"checkpoint": saves * (save_bytes(saving) + 2 * (saving - 1) * numbers * 8)}
 
 
-def _gradients(results: list[TrainResult]) -> dict[str, Any]:
-    """Return, for the picture of exponents, the sizes of the last step's gradient entries, and the loss scale."""
+def _gradient_exponents(results: list[TrainResult]) -> dict[str, int]:
+    """Return, for the picture of exponents, the sizes of the last step's gradient entries on all ranks."""
     counts: Counter[str] = Counter()
     for result in results:
         counts.update(result.gradient_exponents)
-    scale = results[0].loss_scale
-    return {"gradient_exponents": dict(counts), **({"loss_scale": scale["scale"]} if scale else {})}
+    return dict(counts)
 
 
 def run_comparison(

@@ -26,10 +26,9 @@ BATCH = ("global_batch", "accumulation", "microbatches", "precision", "optimizer
 # These change neither the bytes of a rank nor the time of a step by more than the planner's error.
 WITHOUT_EFFECT = (
     "aux_loss_weight", "betas", "bucket_cap_mb", "clip", "data", "decay", "decay_steps", "eps",
-    "evaluate_every", "every", "final_lr", "keep", "loss_scale", "loss_scale_floor",
-    "loss_scale_floor_limit", "loss_scale_hysteresis", "loss_scale_interval", "lr", "overwrite", "reduction", "save",
-    "seed", "static_loss_scale", "steps", "warmup", "warmup_curve", "warmup_start", "weight_decay",
-    *(name for kind in installed() if kind.observes for name in kind.Settings.model_fields),
+    "evaluate_every", "every", "final_lr", "keep", "lr", "overwrite", "reduction", "save",
+    "seed", "steps", "warmup", "warmup_curve", "warmup_start", "weight_decay",
+    *(name for kind in installed() if kind.observes or kind.unplanned for name in kind.Settings.model_fields),
 )  # fmt: skip
 
 # The fields of an Architecture -> their settings in a file. How large an MLP and a vocabulary are follows from others.

@@ -24,7 +24,6 @@ Proved by: tests/planning/test_volumes.py, tests/train/test_sharded.py, tests/tr
 from collections import Counter
 from collections.abc import Sequence
 
-from minidist import collectives
 from minidist.data import Shares
 from minidist.job.config.models import ITEMSIZE
 from minidist.job.config.pipeline_plan import make_plan, period_of, streams
@@ -55,7 +54,7 @@ def closed_form_bytes(
 ) -> dict[str, int]:
     """Return the payload bytes that all ranks together send in a job of `config.steps` steps, by purpose.
 
-    sizes: of all ranks, in rank order. skipped: steps whose gradients overflowed; they are not clipped, and no
+    sizes: of all ranks, in rank order. skipped: steps whose update was left out; nothing is clipped in them, and no
     parameters are gathered after them (ZeRO 1, 2). first_step: how many steps were done before. runs: the rows of all
     ranks, and for how many steps, where they change.
     """
@@ -77,7 +76,6 @@ def closed_form_bytes(
         _norms(config, batches, pipeline, skipped),
         _trust_ratios(config, batches, pipeline, skipped),
         _orthogonalized(config, batches, pipeline, skipped),
-        _overflow(config, batches),
     ):
         total.update(volumes)
 
@@ -309,14 +307,3 @@ def evaluation_bytes(
     if small:
         result["parameter_gather"] -= before_a_step * small * itemsize
     return result
-
-
-def _overflow(config: TrainConfig, batches: Batches) -> Counter[str]:
-    """Return the bytes of float16's overflow flag: one byte by recursive doubling over all ranks of all axes."""
-    n = batches.dims.ranks
-    flags = (
-        sum(collectives.volume("all_reduce", "recursive_doubling", 1, n, rank).elements for rank in range(n))
-        if n > 1 and config.precision == "fp16"
-        else 0
-    )
-    return Counter(overflow=config.steps * flags)

@@ -1,11 +1,13 @@
 """The techniques that a job may use in addition to its layout, one folder each. `extension.py` is their interface.
 
 adaptive_batch   --noise-scale, --adaptive-batch, --weights measured:K: the batch of each step follows from measurements
+batches_ahead    --prefetch-batches, --loader-workers: a thread or processes make the batches of later steps
 compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
+loss_scaling     --precision fp16, --loss-scale: gradients are scaled, and steps that overflow are left out
 offload          --offload: optimizer state, activations or parameters are kept in host memory
 pruning          --sparsity, --sparsity-pattern: weights become zero, and their gradients are not sent
 quantization     --quantize int8: linear layers train with operands rounded to 8 bits

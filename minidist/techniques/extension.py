@@ -19,19 +19,23 @@ the job at the same places. In the order of a job:
     load(state, samples), load_scalars(scalars), load_shards(axis, shards)    a checkpoint is read
     load_of_rank(axis, arrays), load_of_axis(axis, arrays)
     begin(comm, strategy, done)  the layout is made, and a checkpoint was read
+    reading(...)                 what makes the batches of a rank
     attached(strategy)           a context that lasts until the job ends, or has another layout
     for each step
         before_step(samples)     all ranks together will read so many samples
         read(numbers, sides)     this rank has read the samples with these numbers
         targets(...)             what the loss of a micro-batch compares the model's outputs with
+        scaled(loss)             the loss from which backward starts
         after_forward_backward(strategy, step)    this rank has made its micro-batches
         after_backward(strategy, step)    gradients are summed over all ranks, and not yet clipped
-        after_update(moment)     the weights are new
+        updates(strategy, comm)  whether the update is made, or left out on all ranks
+        after_update(moment)     the weights are new, or the update was left out
         evaluate(done, loss)     the loss on held-out data was computed
         record(job, done)        a line of `--metrics` is written
         next_layout(strategy, done, rebuild)    the step has ended, and its gradients are used up
     state(), scalars(), shards(axis), of_rank(axis), of_axis(axis)    a checkpoint is written
     result(), of_all_ranks(...)  entries of the JSON that `minidist train` prints; lines(...) shows them to people
+    header(...)                  entries of the header of a trace
 
 Each hook does nothing unless a technique overrides it. A folder of `minidist/techniques` holds one subclass, in its
 `extension.py`; a user's own is named by `--extension FILE.py:CLASS`.
@@ -47,9 +51,11 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from minidist.autograd import Tensor
 from minidist.comm import Comm
 from minidist.data import Shares
 from minidist.techniques.bucket import ReplicaBucket
+from minidist.techniques.deepspeed import DeepSpeedKeys
 from minidist.techniques.meeting import Mean, Meeting, Replay, Replica
 from minidist.techniques.rule import Rule
 
@@ -59,7 +65,7 @@ class Moment:
     """A time in a job at which these steps have been made.
 
     comm: all ranks that train; None in the reference on one device. strategy: the layout; None with a parameter server,
-    whose ranks have no common step. skipped: whether the update was left out, because a gradient overflowed.
+    whose ranks have no common step. skipped: whether the update was left out: see `Extension.updates`.
     """
 
     comm: Comm | None
@@ -133,7 +139,9 @@ class Extension:
     both stages with a tied weight then have a bucket for it. own_state: of each kind of state that `of_rank` returns,
     what a checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what
     traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
-    such ranks.
+    such ranks. unplanned: whether a plan (`minidist plan`) leaves the flags out, because they change neither memory nor
+    time by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by what `scaled`
+    has multiplied the loss of the current step, and so its gradients.
     """
 
     Settings: ClassVar[type[BaseModel]] = Settings
@@ -153,6 +161,9 @@ class Extension:
     sums_buckets: ClassVar[bool] = False
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"
+    unplanned: ClassVar[bool] = False
+    deepspeed: ClassVar[DeepSpeedKeys] = DeepSpeedKeys()
+    scale: float = 1.0
 
     def __init_subclass__(cls) -> None:
         # A class of its own has a state of its own, also where it is derived from another extension.
@@ -287,6 +298,14 @@ class Extension:
         """Return what makes the job's optimizer. kind: what makes it without the technique."""
         return kind
 
+    def reading(self, sampler: Any, replica: int, steps: Iterable[int]) -> AbstractContextManager[Any]:
+        """Return a context that lasts until the job ends, with what makes the micro-batches in place of `sampler`.
+
+        replica: whose rows the rank reads. steps: those in which it reads, in order. Every rank that reads calls it,
+        also a worker of a parameter server.
+        """
+        return nullcontext(sampler)
+
     def attached(self, strategy: Any) -> AbstractContextManager[Any]:
         """Return a context that lasts while the job runs on this layout."""
         return nullcontext()
@@ -304,6 +323,10 @@ class Extension:
         """
         return targets
 
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss from which the backward of a micro-batch starts; not called for held-out data."""
+        return loss
+
     def after_forward_backward(self, strategy: Any, step: int) -> None:
         """Note that this rank has made its micro-batches of a step. Every rank calls it, before it sends losses."""
 
@@ -312,6 +335,14 @@ class Extension:
 
         Every rank calls it, and the reference on one device.
         """
+
+    def updates(self, strategy: Any, comm: Comm | None) -> bool:
+        """Return whether the update of a step is made, the same on every rank. Where it is not, nothing is clipped.
+
+        Every rank calls it, and the reference on one device, until a technique of the job returns False. comm: all
+        ranks that train; None on one device. Not called with a parameter server.
+        """
+        return True
 
     def after_update(self, moment: Moment) -> None:
         """Look at the weights after an update, or change them. Every rank calls it."""
@@ -419,6 +450,10 @@ class Extension:
     def lines(self, result: dict[str, Any]) -> list[str]:
         """Return the lines that `minidist train` prints of what `result` returned."""
         return []
+
+    def header(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return entries of the header of a trace, from what `result` returned."""
+        return {}
 
     def bytes_sent(self, run: Run) -> dict[str, int]:
         """Return the payload bytes that the technique adds, of all ranks together, by purpose: the closed form.

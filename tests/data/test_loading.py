@@ -31,8 +31,6 @@ from minidist.data import (
     text_file,
     weighted_shards,
 )
-from minidist.job.config.train_config import TrainConfig
-from minidist.job.train.trainer import train
 from tests.examples import path_of
 
 uneven_ranks = ModuleType("uneven_ranks")
@@ -100,32 +98,6 @@ def test_the_next_batch_is_made_while_this_one_is_used():
         ahead.batch(0, 0, 1)
         assert sampler.made[1].wait(timeout=30)
         assert ahead.batch(1, 0, 1) == 100
-
-
-@pytest.mark.parametrize(
-    "layout", [{"dp": 2, "accumulation": 2}, {"dp": 2, "zero": 3}, {"pp": 2, "microbatches": 4}], ids=str
-)
-def test_training_has_the_same_bits(layout):
-    job = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3}
-    results = [SimWorld(2).run(train, TrainConfig.make(**job, **layout, prefetch_batches=depth)) for depth in (0, 2)]
-    for one, other in zip(*results, strict=True):
-        assert (one.losses, one.digest) == (other.losses, other.digest)
-
-
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-def test_the_workers_of_a_parameter_server_read_ahead_too(model):
-    job = {"model": model, "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3}
-    job |= {"strategy": "ps", "accumulation": 2, "dp": 2}
-    served = []
-
-    def look(state):
-        served.append(getattr(state.job.sampler, "served", 0))
-
-    results = [SimWorld(3).run(train, TrainConfig.make(**job, prefetch_batches=n), [look]) for n in (0, 2)]
-    for one, other in zip(*results, strict=True):
-        assert (one.losses, one.digest) == (other.losses, other.digest)
-    # Of each worker all batches of all steps; the server reads none.
-    assert sorted(served) == [*[0] * (9 + 3), *[6] * 6]
 
 
 # --- the cache ---

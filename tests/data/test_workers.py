@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
 from minidist.data import LoaderError, WorkerSampler
 from minidist.data.workers import open_sampler
-from minidist.job.config.train_config import TrainConfig
-from minidist.job.train.trainer import train
 
 OPEN = partial(open_sampler, "markov", False, 6, 8, 3)
 REQUESTS = [(step, first, 2) for step in range(4) for first in (0, 2, 4)]
@@ -100,9 +97,3 @@ def test_a_function_that_cannot_be_sent_to_a_worker_is_refused():
     for make in (lambda: Failing("lambda"), local, partial(Failing, lambda: "main")):
         with pytest.raises(UsageError, match=r"cannot be sent to a loader worker, .*; pass a function of a module"):
             WorkerSampler(make, None, [], 1).__enter__()
-
-
-def test_a_job_with_workers_has_the_bits_of_one_without():
-    job = {"layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "evaluate_every": 2}
-    alone, helped = (SimWorld(1).run(train, TrainConfig.make(**job, loader_workers=n))[0] for n in (0, 1))
-    assert (alone.losses, alone.digest, alone.held_out) == (helped.losses, helped.digest, helped.held_out)

@@ -140,6 +140,23 @@ def test_a_growth_restores_the_hysteresis():
     assert seen == [4, 8, 8, 4]
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"initial_scale": 1000.0}, "not a power of two.*1024"),
+        ({"initial_scale": float("inf")}, "must be a finite number above 0"),
+        ({"growth_factor": 1.0}, "growth_factor 1.0 must be above 1"),
+        ({"backoff_factor": 2.0}, "backoff_factor 2.0 between 0 and 1"),
+        ({"growth_interval": 0}, "at least 1"),
+        ({"hysteresis": 0}, "at least 1"),
+        ({"initial_scale": 0.5}, "below the floor 1"),
+    ],
+)
+def test_wrong_settings_of_the_scaler_are_one_sentence(settings, sentence):
+    with pytest.raises(UsageError, match=sentence):
+        DynamicLossScaler(**settings)
+
+
 def test_a_state_that_lacks_something_is_one_sentence():
     state = DynamicLossScaler().state_dict()
     del state["patience"]

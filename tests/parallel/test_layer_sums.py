@@ -109,7 +109,7 @@ def test_every_byte_is_in_the_closed_form(ranks, layout):
     for trace in world.traces:
         for purpose, volume in trace.bytes_by_purpose().items():
             measured[purpose] = measured.get(purpose, 0) + volume
-    skipped = results[0].loss_scale["skipped"] if results[0].loss_scale else 0
+    skipped = results[0].skipped
     sizes = [result.sizes for result in results]
     assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, skipped)
     assert ("trust_ratio" in measured) == (config.zero > 0 or config.tp > 1)

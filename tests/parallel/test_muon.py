@@ -86,7 +86,7 @@ def test_every_byte_is_in_the_closed_form(ranks, layout):
     world = SimWorld(ranks)
     results = world.run(train, config)
     measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
-    skipped = results[0].loss_scale["skipped"] if results[0].loss_scale else 0
+    skipped = results[0].skipped
     sizes = [result.sizes for result in results]
     assert measured == closed_form_bytes(config, resolve_batches(config, ranks), sizes, skipped)
 

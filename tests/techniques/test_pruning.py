@@ -70,11 +70,10 @@ def closed_and_measured(config, ranks, observers=(), first_step=0):
     results = world.run(lambda comm: train(comm, config, observers))
     measured = sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter())
     ran = config.model_copy(update={"steps": config.steps - first_step})
-    skipped = int(results[0].loss_scale["skipped"]) if results[0].loss_scale else 0
     sizes = [result.sizes for result in results]
     return (
         results,
-        Counter(closed_form_bytes(ran, resolve_batches(config, ranks), sizes, skipped, first_step)),
+        Counter(closed_form_bytes(ran, resolve_batches(config, ranks), sizes, results[0].skipped, first_step)),
         measured,
     )
 

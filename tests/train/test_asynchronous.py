@@ -69,20 +69,6 @@ def test_replicated_and_uneven_stages(ranks, values):
     assert result.equal, result.first_difference
 
 
-def test_a_replica_reads_its_own_batches_ahead():
-    """Of 9 steps in streams of 5 and 4, the replicas of the first stage have 5 and 4, the last stage all."""
-    served = {}
-
-    def observer(state):
-        served[state.rank] = state.job.sampler.served
-
-    observer.reads_tensors = False
-    values = {**SMALL, "model": "mlp", "data": "glyphs", "schedule": "pipedream", "pp": 3, **TWO_AND_ONE}
-    values |= {"steps": 9, "evaluate_every": 5, "prefetch_batches": 2}
-    SimWorld(3).run(train, TrainConfig.make(**values), [observer])
-    assert served == {0: 5, 1: 4, 2: 9}
-
-
 @pytest.mark.parametrize("values", [*({"schedule": name} for name in NAMES), {"schedule": "pipedream", **TWO_AND_ONE}])
 def test_the_replay_keeps_the_versions_that_are_needed_and_no_older_ones(values):
     """As many for 24 steps as for 8: at most the longest delay, and the latest one."""

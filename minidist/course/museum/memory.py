@@ -15,10 +15,11 @@ from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.checkpoint import resume
 from minidist.job.train import trainer
-from minidist.job.train.strategies import mesh, sharded
+from minidist.job.train.strategies import sharded
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import flat_shards, overflow, zero
 from minidist.parallel.fsdp_param_group import FSDPParamGroup
+from minidist.techniques.loss_scaling import extension as loss_scaling
 
 CHECKS = "tests/museum/test_checks.py"
 
@@ -53,7 +54,7 @@ def new_mask(patch: Patch) -> None:
 
 def overflow_of_the_shard(patch: Patch) -> None:
     """each rank looks for an overflow in what it owns, and asks no other rank"""
-    for module in (overflow, mesh):
+    for module in (overflow, loss_scaling):
         patch.setattr(module, "agree_on_overflow", lambda comm, seen, equal="": seen)
 
 

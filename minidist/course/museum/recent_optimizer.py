@@ -96,8 +96,8 @@ def loss_not_scaled(patch: Patch) -> None:
     """backward begins with the loss itself, and the gradient is divided by the loss scale"""
 
     def parallelize(made: Any, comm: Comm, *rest: Any) -> Any:
-        if made.scaler is not None:
-            made.scaler.scale_loss = lambda loss: loss
+        for extension in made.extensions:
+            extension.scaled = lambda loss: loss
         return recipe.parallelize(made, comm, *rest)
 
     patch.setattr(trainer, "parallelize", parallelize)

@@ -16,17 +16,17 @@ Source: DeepSpeed's documentation, "Configuration JSON".
 Proved by: tests/config/test_deepspeed.py
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted, quoted_path
-from minidist.base.limits import MIN_VALUE
 from minidist.base.read_file import read_json
 from minidist.job.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
 from minidist.job.config.train_config import TrainConfig, flag
+from minidist.techniques import installed
+from minidist.techniques.deepspeed import AUTO, whole
 
 Settings = dict[str, Any]
 # DeepSpeed's name of an optimizer, in lower case -> minidist's.
@@ -50,7 +50,6 @@ DEFAULTS: dict[str, Settings] = {
     "muon": {"lr": 3e-4, "momentum": 0.95, "nesterov": True, "betas": "0.9,0.95", "eps": 1e-10},
 }
 AVERAGING = ("adam", "adamw", "lamb", "muon")  # these have betas
-AUTO = "auto: another program fills it in, and here the flags decide"
 # The batch triple, in the order global batch, micro-batch, accumulation.
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 MAX_LISTED = 20  # keys that do not apply, in a warning
@@ -198,10 +197,8 @@ def _across_sections(content: Mapping[str, Any], result: Translation) -> None:
             result.settings["lr"] = value
     _warmup_minimum(content, result)
     _secondary_shards(content, result)
-    # ZeRO's optimizers stop at the first overflow at the smallest loss scale; the one without ZeRO never does.
-    dynamic = result.settings.get("precision") == "fp16" and not result.settings.get("static_loss_scale")
-    if dynamic and result.settings.get("zero", 0) > 0:
-        result.default("fp16: overflows at min_loss_scale", 1, loss_scale_floor_limit=1)
+    for kind in installed():
+        kind.deepspeed.complete(result)
 
 
 def _warmup_minimum(content: Mapping[str, Any], result: Translation) -> None:
@@ -235,7 +232,7 @@ def _secondary_shards(content: Mapping[str, Any], result: Translation) -> None:
     size = section.get("zero_hpz_partition_size", "auto") if isinstance(section, dict) else "auto"
     if size == "auto":
         return  # listed where the section was read
-    size = _whole(key, size)
+    size = whole(key, size)
     if size == 1:
         result.apply(key, size)
     elif result.settings.get("zero") != 3:
@@ -257,7 +254,7 @@ def _degree(key: str, field_name: str) -> Callable[[Any, Translation], None]:
             return
         for inner, value in values.items():
             if inner == own and value != "auto":
-                degree = _whole(key, value)
+                degree = whole(key, value)
                 # DeepSpeed turns the axis off with 0.
                 result.apply(key, value, **({field_name: degree} if degree > 1 else {}))
             elif inner == "enabled" and value is True:
@@ -319,13 +316,6 @@ def _params(name: str, section: Mapping[str, Any]) -> Settings:
     if not isinstance(params, dict):
         raise UsageError(f"DeepSpeed's {name}.params is a JSON object, not {quoted(params)}")
     return dict(params)
-
-
-def _whole(key: str, value: Any) -> int:
-    """Return a whole number, which DeepSpeed's files may write as 5e8."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value < 2**63 or value != int(value):
-        raise UsageError(f"DeepSpeed's {key} is {quoted(value)}; it must be a whole number")
-    return int(value)
 
 
 def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
@@ -461,17 +451,6 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
             result.note(f"scheduler.{key}", section[key])
 
 
-# DeepSpeed's key of the dynamic loss scale -> the field of TrainConfig.
-LOSS_SCALE = {
-    "loss_scale_window": "loss_scale_interval",
-    "hysteresis": "loss_scale_hysteresis",
-    "min_loss_scale": "loss_scale_floor",
-}
-
-
-SMALLEST_SCALE = 2.0 ** math.ceil(math.log2(MIN_VALUE))
-
-
 def _half(precision: str) -> Callable[[Any, Translation], None]:
     def section(values: Mapping[str, Any], result: Translation) -> None:
         rest = {key: value for key, value in values.items() if key != "enabled"}
@@ -485,9 +464,8 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
             if result.settings.get("precision", precision) != precision:
                 raise UsageError("the file enables fp16 and bf16; enable one of them")
             result.apply(f"{precision}.enabled", True, precision=precision)
-            # Only fp16 scales its loss: bf16 has the exponents of fp32.
-            if precision == "fp16":
-                _loss_scale(rest, result)
+            for kind in installed():
+                kind.deepspeed.translate(precision, rest, result)
         elif values.get("enabled", False) == "auto":
             result.ignore(f"{precision}.enabled", AUTO)
             # Whether these mean anything is not known.
@@ -506,41 +484,6 @@ def _half(precision: str) -> Callable[[Any, Translation], None]:
     return section
 
 
-def _loss_scale(section: dict[str, Any], result: Translation) -> None:
-    """Translate the loss scale of fp16, and remove its keys from `section`: 0 means dynamic, any other value static."""
-    static = section.pop("loss_scale", 0)
-    if static == "auto":
-        result.ignore("fp16.loss_scale", AUTO)
-    elif isinstance(static, bool) or not isinstance(static, int | float) or not static >= 0:
-        raise UsageError(f"DeepSpeed's fp16.loss_scale is {quoted(static)}; it must be a number of at least 0")
-    elif static > 0:
-        result.apply("fp16.loss_scale", static, loss_scale=float(static), static_loss_scale=True)
-        for key in ("initial_scale_power", *LOSS_SCALE):
-            if key in section:
-                result.ignore(f"fp16.{key}", f"it belongs to a dynamic loss scale, and fp16.loss_scale is {static:g}")
-                del section[key]
-        return
-    else:
-        result.apply("fp16.loss_scale", static)
-
-    power = section.pop("initial_scale_power", "auto")
-    if power != "auto":
-        if _whole("fp16.initial_scale_power", power) not in range(1001):
-            raise UsageError(f"DeepSpeed's fp16.initial_scale_power is {quoted(power)}; it must be from 0 to 1000")
-        result.apply("fp16.initial_scale_power", power, loss_scale=2.0 ** int(power))
-    for key, setting in LOSS_SCALE.items():
-        value = section.pop(key, None)
-        if value == "auto":
-            result.ignore(f"fp16.{key}", AUTO)
-        elif key == "min_loss_scale" and value == 0:
-            # The scale has no floor: the smallest power of two that is a size.
-            result.apply(f"fp16.{key}", value, loss_scale_floor=SMALLEST_SCALE)
-        elif value is not None:
-            result.apply(f"fp16.{key}", value, **{setting: value})
-    if "loss_scale_interval" not in result.settings:
-        result.default("fp16.loss_scale_window", 1000, loss_scale_interval=1000)
-
-
 def _zero(section: Mapping[str, Any], result: Translation) -> None:
     stage = section.get("stage", 0)
     if stage not in (0, 1, 2, 3):
@@ -555,7 +498,7 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
         if value == "auto":
             result.ignore(name, AUTO)
         elif key == "reduce_bucket_size":
-            size = _whole(name, value)
+            size = whole(name, value)
             if stage in (1, 2):
                 result.apply(name, value, reduce_bucket_size=size)
             else:
@@ -565,7 +508,7 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
         elif key in LEGACY_OFFLOAD and isinstance(value, bool):
             _offload_device(name, value, "cpu" if value else None, LEGACY_OFFLOAD[key], stage, result)
         elif key in STAGE_3_KEYS:
-            number = _whole(name, value)
+            number = whole(name, value)
             if stage != 3:
                 result.ignore(name, STAGE_3)
             elif key == "stage3_param_persistence_threshold":

@@ -9,24 +9,11 @@ Proved by: tests/config/test_deepspeed.py
 """
 
 import json
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidist.base.errors import nearest
-
-
-class Applied(NamedTuple):
-    """A key that becomes flags: an example of its value, what it becomes, and where."""
-
-    example: Any
-    becomes: str
-
-
-class Noted(NamedTuple):
-    """A key without a flag. values: those that say what minidist does anyway. why: why no other value applies."""
-
-    values: tuple[Any, ...]
-    why: str
-
+from minidist.techniques import installed
+from minidist.techniques.deepspeed import Applied, Noted
 
 NVME = "minidist offloads to the host's memory, not to a drive"
 KERNEL = "chooses a kernel of a GPU, which changes no number here"
@@ -64,11 +51,7 @@ APPLIED: dict[str, Applied] = {
     ),
     "scheduler.params.cos_min_ratio": Applied(0.1, "of WarmupCosineLR: --final-lr"),
     "fp16.enabled": Applied(True, "--precision fp16"),
-    "fp16.loss_scale": Applied(128.0, "--loss-scale with --static-loss-scale; 0 is a dynamic one"),
-    "fp16.initial_scale_power": Applied(16, "--loss-scale"),
-    "fp16.loss_scale_window": Applied(500, "--loss-scale-interval"),
-    "fp16.hysteresis": Applied(2, "--loss-scale-hysteresis"),
-    "fp16.min_loss_scale": Applied(1, "--loss-scale-floor; 0 is the smallest that there is"),
+    **{key: row for kind in installed() for key, row in kind.deepspeed.applied.items()},
     "bf16.enabled": Applied(True, "--precision bf16"),
     "zero_optimization.stage": Applied(2, "--zero"),
     "zero_optimization.reduce_bucket_size": Applied(5e7, "at stages 1 and 2: --reduce-bucket-size"),
@@ -162,23 +145,12 @@ NOTED: dict[str, Noted] = {
     ),
     # half precision
     "fp16.auto_cast": Noted((True, False), "inputs get the type of the parameters"),
-    "fp16.consecutive_hysteresis": Noted((False,), "patience is refilled when the scale grows"),
     "fp16.fp16_master_weights_and_grads": Noted((False,), ARITHMETIC),
     "bf16.bf16_master_weights_and_grads": Noted((False,), ARITHMETIC),
     "bf16.bf16_optimizer_states": Noted((False,), ARITHMETIC),
     "bf16.immediate_grad_update": Noted((True, False), "a gradient is added when it is computed"),
-    **{
-        f"bf16.{name}": Noted((), "bf16 has the exponents of float32, so its loss is not scaled")
-        for name in (
-            "initial_scale_power",
-            "loss_scale_window",
-            "hysteresis",
-            "min_loss_scale",
-            "consecutive_hysteresis",
-        )
-    },
-    "bf16.loss_scale": Noted((0,), "bf16 has the exponents of float32, so its loss is not scaled"),
     "bf16.auto_cast": Noted((True, False), "inputs get the type of the parameters"),
+    **{key: row for kind in installed() for key, row in kind.deepspeed.noted.items()},
     # ZeRO
     "zero_optimization.overlap_comm": Noted((True,), "gradients are always sent while backward computes"),
     "zero_optimization.contiguous_gradients": Noted((True,), "gradients always lie in one flat buffer"),

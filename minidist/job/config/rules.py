@@ -704,13 +704,6 @@ PIPELINE = (
         "leave it out",
     ),
     Rule(
-        "asynchronous-with-fp16",
-        lambda j: j.asynchronous and j.precision == "fp16",
-        "--precision fp16 skips an update on all stages when one of them overflows, and with --schedule {schedule} the"
-        " others have made theirs",
-        "use bf16 or fp32",
-    ),
-    Rule(
         "replicas-of-batch-norm",
         lambda j: j.asynchronous and j.replicas is not None and j.model == "cnn" and j.batch_norm != "none",
         "--replicas {replicas} updates a stage on several ranks at different times, and running statistics of batch"
@@ -764,7 +757,6 @@ SYNCHRONIZE_EACH = (
     ),
 )
 
-DYNAMIC = "--precision fp16 without --static-loss-scale"
 # A setting that would be ignored is a mistake: the field, when it has an effect, and the setting that gives it one.
 EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("heads", lambda j: not j.is_classifier, "--model gpt or llama"),
@@ -784,12 +776,6 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
-    ("loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
-    ("loss_scale_interval", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
-    ("loss_scale_hysteresis", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
-    ("loss_scale_floor", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
-    ("loss_scale_floor_limit", lambda j: j.precision == "fp16" and not j.static_loss_scale, DYNAMIC),
-    ("static_loss_scale", lambda j: j.precision == "fp16", "--precision fp16"),
     ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
     ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),

@@ -30,8 +30,6 @@ from minidist.parallel.dims import ParallelDims
 from minidist.pipeline.plan import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
-MAX_WORKERS = 64  # processes that make the batches of a rank
-
 
 class JobSettings(BaseModel):
     """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
@@ -78,12 +76,6 @@ class JobSettings(BaseModel):
             "pydoc (default of language models), glyphs (of mlp and cnn), markov, random:N (random tokens of a"
             " vocabulary of N), text:FILE, tokens:FILE, idx:DIR, cifar:DIR, npz:FILE, or your own, FILE.py:FUNCTION"
         ),
-    )
-    prefetch_batches: int = Field(
-        0, ge=0, le=MAX_BATCH, description="batches of each rank that a thread, or its workers, prepare ahead; 0: none"
-    )
-    loader_workers: int = Field(
-        0, ge=0, le=MAX_WORKERS, description="worker processes of each rank that make its batches; 0: none"
     )
 
     # optimization
@@ -238,18 +230,6 @@ class JobSettings(BaseModel):
     # numbers and memory
     precision: Literal["fp32", "fp64", "fp16", "bf16"] = Field(
         "fp32", description="dtype of parameters, gradients and activations"
-    )
-    loss_scale: float = Field(2.0**16, ge=1, description="fp16: the first loss scale; an overflow lowers it")
-    static_loss_scale: bool = Field(False, description="fp16: the loss scale stays; a step that overflows is skipped")
-    loss_scale_interval: int = Field(
-        2000, ge=1, le=MAX_COUNT, description="fp16: steps without overflow after which the loss scale doubles"
-    )
-    loss_scale_hysteresis: int = Field(
-        2, ge=1, le=MAX_COUNT, description="fp16: overflows before the loss scale first falls after it has grown"
-    )
-    loss_scale_floor: float = Field(1.0, gt=0, description="fp16: lowest loss scale")
-    loss_scale_floor_limit: int = Field(
-        3, ge=1, description="fp16: overflows in a row at the lowest loss scale that are an error; DeepSpeed's is 1"
     )
     recompute: str = Field(
         "none", description="activations recomputed in backward: none, full, selective, sqrt or budget:BYTES"

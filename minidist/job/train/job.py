@@ -6,10 +6,11 @@ step's global batch depends on the seed and the step. Therefore one device and m
 Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
@@ -19,24 +20,14 @@ from minidist.base.device import creating
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
-from minidist.data import (
-    Dataset,
-    GlobalBatchSampler,
-    PrefetchingSampler,
-    WorkerSampler,
-    data_digest,
-    hold_out,
-    load_dataset,
-    microbatch_numbers,
-)
+from minidist.data import Dataset, GlobalBatchSampler, data_digest, hold_out, load_dataset
 from minidist.data.batch_plan import BatchPlan, StepBatch
 from minidist.data.sampler import SIDES
-from minidist.data.workers import open_sampler
 from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import Batches, TrainConfig
-from minidist.optim import DynamicLossScaler, LayerwiseOptimizer, Optimizer, StaticLossScaler, WarmupCosine
+from minidist.optim import LayerwiseOptimizer, Optimizer, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import LayerSums, WholeMatrices
@@ -44,8 +35,6 @@ from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
 from minidist.pipeline.runtime import LayerProfile
 from minidist.techniques import Extension, of_job
-
-Sampler = GlobalBatchSampler | PrefetchingSampler | WorkerSampler
 
 
 @dataclass
@@ -57,12 +46,11 @@ class Job:
     model: Any
     dtype: Any
     schedule: Callable[[int], float]  # step -> factor of the learning rate
-    sampler: Sampler
+    sampler: Any  # makes micro-batches: a `GlobalBatchSampler`, or what a technique has in its place
     plan: BatchPlan  # makes the batches of later steps
     batch: StepBatch  # the batch of the current step
     held_out: GlobalBatchSampler | None = None  # samples that are never trained on, with --evaluate-every
     positions: Array | None = None  # the positions of this rank's tokens, when sequences are split
-    scaler: DynamicLossScaler | None = None  # the loss scale, with float16
     targets_per_sample: int = 1  # the tokens of a sample; 1 for labelled samples
     extensions: Sequence[Extension] = ()  # what the techniques of the job add to it
     profile: LayerProfile | None = None  # what measures the layers of a pipeline that drains
@@ -165,8 +153,15 @@ class Job:
             self.model.train()
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss from which backward starts; in float16 it is multiplied by the loss scale."""
-        return loss if self.scaler is None else self.scaler.scale_loss(loss)
+        """Return the loss from which backward starts, as the techniques change it."""
+        for extension in self.extensions:
+            loss = extension.scaled(loss)
+        return loss
+
+    @property
+    def scale(self) -> float:
+        """By what `scaled` has multiplied the loss of the current step, and so its gradients."""
+        return math.prod((extension.scale for extension in self.extensions), start=1.0)
 
     @cached_property
     def data_digest(self) -> str:
@@ -214,7 +209,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         sampler,
         plan or BatchPlan(config, batches),
         StepBatch(batches.shares),
-        scaler=_scaler(config),
         held_out=held_out,
         targets_per_sample=config.context if dataset.is_tokens else 1,
         # The reference on one device leaves out what does not change its numbers.
@@ -226,22 +220,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     if config.is_language_model:
         job.model.loss_fn = job.loss_function(job.model.loss_fn)
     return job
-
-
-def batches_ahead(job: Job, replica: int, steps: Iterable[int]) -> AbstractContextManager[Sampler]:
-    """Return the job's sampler, which makes this replica's batches of these steps ahead of time, in their order.
-
-    With --loader-workers worker processes make them, otherwise a thread does.
-    """
-    places = [job.batch.shares.place(number) for number in microbatch_numbers(replica, job.batches.accumulation)]
-    requests = ((step, first, rows) for step in steps for first, rows in places)
-    config, workers = job.config, job.config.loader_workers
-    if not workers:
-        return PrefetchingSampler(job.sampler, requests, config.prefetch_batches)
-    held_out = config.evaluate_every is not None
-    sampler = partial(open_sampler, config.data, held_out, job.batches.global_batch, config.context, config.seed)
-    # Two batches per worker, unless --prefetch-batches is given.
-    return WorkerSampler(sampler, job.sampler, requests, workers, -(-config.prefetch_batches // workers) or 2)
 
 
 Exchange = LayerSums | WholeMatrices
@@ -284,20 +262,6 @@ def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) 
     """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
     return kind(parameters, **settings)  # type: ignore[no-any-return]
-
-
-def _scaler(config: TrainConfig) -> DynamicLossScaler | None:
-    if config.precision != "fp16":
-        return None
-    if config.static_loss_scale:
-        return StaticLossScaler(config.loss_scale)
-    return DynamicLossScaler(
-        config.loss_scale,
-        growth_interval=config.loss_scale_interval,
-        hysteresis=config.loss_scale_hysteresis,
-        floor=config.loss_scale_floor,
-        floor_limit=config.loss_scale_floor_limit,
-    )
 
 
 def _schedule(config: TrainConfig) -> Callable[[int], float]:

@@ -25,7 +25,7 @@ from minidist.job.checkpoint.directory import Checkpoint, ReplicaId, save
 from minidist.job.checkpoint.resume import job_state, keep_last, load_extensions, same_job, saving_alone
 from minidist.job.checkpoint.storage import Storage
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.train.job import Job, batches_ahead, build
+from minidist.job.train.job import Job, build
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.progress import Progress
 from minidist.job.train.recipe import apply_activation_checkpointing
@@ -100,9 +100,9 @@ def run_parameter_server(
 
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
-        if (config.prefetch_batches or config.loader_workers) and comm.rank >= config.servers:
-            steps_to_read = range(worker.done, config.steps)
-            job.sampler = stack.enter_context(batches_ahead(job, comm.rank - config.servers, steps_to_read))
+        for extension in job.extensions if comm.rank >= config.servers else ():
+            reading = extension.reading(job.sampler, comm.rank - config.servers, range(worker.done, config.steps))
+            job.sampler = stack.enter_context(reading)
         sizes = {p.name: p.size for p in worker.flat.parameters}
         norms = tuple(layer.weight.size for layer in batch_norms(job.model))
 

@@ -87,11 +87,10 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 def rebuild(job: Job, comm: Comm, config: TrainConfig) -> MeshStrategy:
     """Return the strategy of a job with other settings, and with the initial weights, while `job` trains.
 
-    The model is new. What does not belong to it stays: data and batches, scaler, extensions.
+    The model is new. What does not belong to it stays: data, batches and extensions.
     """
     fresh = build(config, job.batches, comm, job.plan)
-    fresh = replace(fresh, sampler=job.sampler, scaler=job.scaler)
-    fresh = replace(fresh, batch=job.batch, keep_gradients=job.keep_gradients)
+    fresh = replace(fresh, sampler=job.sampler, batch=job.batch, keep_gradients=job.keep_gradients)
     fresh = replace(fresh, extensions=job.extensions, profile=job.profile)
     return parallelize(fresh, comm)
 

@@ -86,7 +86,7 @@ class TrainResult:
     sizes: list[AxisSizes]
     digest: str
     first_step: int = 0  # after a resume, the number of steps done before
-    loss_scale: dict[str, float] | None = None  # float16: the scale after the last step, and the steps skipped
+    skipped: int = 0  # steps of this run whose update a technique left out
     gradient_exponents: dict[str, int] = field(default_factory=dict)  # of the last step, unscaled: see base.exponents
     held_out: dict[int, float] = field(default_factory=dict)  # steps done -> loss on data that is never trained on
     runs: list[tuple[Shares, int]] = field(default_factory=list)  # the rows of all ranks, and for how many steps

@@ -3,7 +3,7 @@
 for each step
     1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
     2 the loss of the step, summed over all micro-batches in their global order
-    3 (float16: unscale, agree on an overflow,) clip, learning rate, optimizer step; the batch of the next step
+    3 clip, learning rate, optimizer step, unless a technique leaves the update out; the batch of the next step
     4 evaluate, call the observers, change the layout, save
 
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
@@ -27,7 +27,7 @@ from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job,
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches, updates_of
 from minidist.job.train.evaluate import evaluate
-from minidist.job.train.job import Job, batches_ahead, build
+from minidist.job.train.job import Job, build
 from minidist.job.train.loss import NonFiniteError, global_loss
 from minidist.job.train.parameter_server_trainer import run_parameter_server
 from minidist.job.train.recipe import parallelize, rebuild
@@ -70,11 +70,12 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
         for extension in job.extensions:
             extension.begin(world, strategy, done)
-        if config.prefetch_batches or config.loader_workers:
-            job.sampler = stack.enter_context(batches_ahead(job, strategy.axes.dp.rank, strategy.steps_read(done)))
+        for extension in job.extensions:
+            reading = extension.reading(job.sampler, strategy.axes.dp.rank, strategy.steps_read(done))
+            job.sampler = stack.enter_context(reading)
         held_out: dict[int, float] = {}
         phases: list[Phase] = []  # the layouts that have ended
-        skipped_before, scale = job.scaler.skipped if job.scaler else 0, 1.0
+        skipped = 0  # steps whose update was left out
         saved = done  # the steps of the last checkpoint, 0 without one
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
 
@@ -82,8 +83,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         attach(job, strategy, attached)
 
         for step in range(done, config.steps):
-            # The scale of this step's gradients: an overflow changes the scaler's.
-            began, scale = comm.time(), job.scaler.scale if job.scaler else 1.0
+            began = comm.time()
             comm.world.place = place_of(config, step, saved)
 
             # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
@@ -95,7 +95,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             losses.append(global_loss(strategy.axes.data, parts))
 
             # 3: the update.
-            finish_step(job, strategy, step, losses[-1], comm)
+            skipped += not finish_step(job, strategy, step, losses[-1], comm)
 
             # The virtual clock advances by the update's operations, and the step becomes a span of the trace.
             comm.compute(flops.take(), name="optimizer")
@@ -116,7 +116,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             # The layout of the next step, and what belongs to it; the gradients of this one are used up.
             following = next_layout(strategy, step + 1, comm)
             if following is not strategy:
-                phases.append(phase_of(strategy, config, phases, step + 1 - done, skipped_before))
+                phases.append(phase_of(strategy, config, phases, step + 1 - done, skipped))
                 job, strategy = following.job, following
                 # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
                 gc.collect()
@@ -125,7 +125,6 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 save_job(comm, config.save, job, strategy, step + 1, losses, storage)
                 saved = step + 1
 
-        scaler = job.scaler
         training = account.peak, account.at_peak
         peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
         return TrainResult(
@@ -138,11 +137,11 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             sizes=strategy.sizes(),
             digest=digest(strategy),
             first_step=done,
-            loss_scale=None if scaler is None else {"scale": scaler.scale, "skipped": scaler.skipped - skipped_before},
-            gradient_exponents=count_exponents(strategy.gradients(), scale),
+            skipped=skipped,
+            gradient_exponents=count_exponents(strategy.gradients(), job.scale),
             held_out=held_out,
             runs=job.plan.runs,
-            phases=[*phases, phase_of(strategy, config, phases, config.steps - done, skipped_before)],
+            phases=[*phases, phase_of(strategy, config, phases, config.steps - done, skipped)],
             measured={key: value for extension in job.extensions for key, value in extension.result().items()},
         )
 
@@ -169,17 +168,13 @@ def next_layout(strategy: MeshStrategy, done: int, comm: Comm) -> MeshStrategy:
     return strategy
 
 
-def phase_of(
-    strategy: MeshStrategy, config: TrainConfig, ended: Sequence[Phase], steps: int, skipped_before: int
-) -> Phase:
+def phase_of(strategy: MeshStrategy, config: TrainConfig, ended: Sequence[Phase], steps: int, skipped: int) -> Phase:
     """Return the phase of a layout that ends after `steps` steps of this run. ended: the phases before it.
 
-    config: with which the run began. skipped_before: the steps that had been skipped when this run began.
+    config: with which the run began. skipped: steps of this run whose update was left out.
     """
-    job = strategy.job
-    skipped = job.scaler.skipped - skipped_before if job.scaler else 0
     return Phase(
-        {name: value for name, value in job.config if value != getattr(config, name)},
+        {name: value for name, value in strategy.job.config if value != getattr(config, name)},
         strategy.sizes(),
         steps - sum(phase.steps for phase in ended),
         skipped - sum(phase.skipped for phase in ended),
@@ -199,10 +194,11 @@ def place_of(config: TrainConfig, step: int, saved: int) -> str:
     return f"{place}; the last checkpoint has {saved} steps and is in {config.save}; --resume goes on from it"
 
 
-def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> None:
+def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> bool:
     """Make step 3: update the weights, the same on every rank and on one device.
 
-    In float16 an overflow on any rank makes every rank skip the update. comm: all ranks; None on one device.
+    Returns whether the update was made: a technique may leave it out on every rank. comm: all ranks; None on one
+    device.
     """
     if not math.isfinite(loss):
         raise NonFiniteError(
@@ -212,24 +208,21 @@ def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm
     for extension in job.extensions:
         extension.after_backward(strategy, step)
 
-    skipped = not _update(job, strategy, step)
+    made = _update(job, strategy, step, comm)
 
     # What holds from the next step on.
     for extension in job.extensions:
-        extension.after_update(Moment(comm, range(step, step + 1), strategy, skipped))
+        extension.after_update(Moment(comm, range(step, step + 1), strategy, skipped=not made))
+    return made
 
 
-def _update(job: Job, strategy: Strategy, step: int) -> bool:
-    """Unscale, clip and step; return whether the update was made."""
-    # float16: every rank divides by the loss scale, or every rank skips the update.
-    if job.scaler is not None:
-        scale, overflow = job.scaler.scale, strategy.overflow()
-        job.scaler.update(overflow)
-        if overflow:
-            return False
-        strategy.unscale(1 / scale)
+def _update(job: Job, strategy: Strategy, step: int, comm: Comm | None) -> bool:
+    """Clip and step; return whether the update was made."""
+    # Every rank makes the update, or every rank leaves it out.
+    if not all(extension.updates(strategy, comm) for extension in job.extensions):
+        return False
 
-    # After unscaling, so that the norm is that of the true gradient.
+    # After techniques have said by what the gradients are to be multiplied, so that the norm is that of the true one.
     if job.config.clip is not None:
         strategy.clip(job.config.clip)
     strategy.step(job.lr_factor(step))

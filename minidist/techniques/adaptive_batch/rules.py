@@ -56,7 +56,7 @@ def unit_of(job: Any) -> int:
 RULES = (
     Rule(
         "changing-batches-with-prefetch",
-        lambda j: changing(j) and (j.prefetch_batches or j.loader_workers),
+        lambda j: changing(j) and (j.optional("prefetch_batches") or j.optional("loader_workers")),
         "--prefetch-batches and --loader-workers read the rows of later steps, which {flag} has not chosen yet",
         "leave it out",
         {"flag": changing},

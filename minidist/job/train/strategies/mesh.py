@@ -4,7 +4,7 @@
     the last one     forward, backward     buckets are reduced over the data axis while backward runs
 
 Tensor, context and expert parallelism are inside the model and send by themselves; what is left to do here is what
-concerns all axes together: one overflow flag, one gradient norm, and whole tensors for comparisons.
+concerns all axes together: one gradient norm, and whole tensors for comparisons.
 
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py
 """
@@ -25,7 +25,6 @@ from minidist.job.checkpoint.directory import ReplicaId
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors
 from minidist.job.train.strategies.strategy import Strategy
-from minidist.parallel import agree_on_overflow
 from minidist.parallel.dims import Axes
 from minidist.parallel.tensor import full_tensor
 
@@ -67,9 +66,6 @@ class MeshStrategy(Strategy):
         for axis in self.data_axes:
             stack.enter_context(axis.no_sync())
         return stack
-
-    def overflow(self) -> bool:
-        return agree_on_overflow(self.axes.comm, super().overflow())
 
     def square_sums(self) -> Array:
         return xp.concatenate([self.square_sums_of(axis) for axis in self.data_axes])

@@ -116,7 +116,7 @@ class PipelineParallel(MeshStrategy):
         self.current_step, job = step, self.job
         losses = self.pipe.step(*self._batches(job, step))
         # Backward started from scaled losses; those that are reported are not scaled.
-        return losses if job.scaler is None else [loss / job.scaler.scale for loss in losses]
+        return losses if job.scale == 1 else [loss / job.scale for loss in losses]
 
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:

@@ -2,7 +2,6 @@
 
     zero_grad()               clear the gradients of the previous step
     forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
-    overflow(), unscale()     float16: did any rank see an infinity, and division by the loss scale
     clip(max_norm)            scale the gradients by the norm of the global gradient
     step(lr_factor)           update the weights
     tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
@@ -20,7 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.base.arrays import Array
-from minidist.base.half import all_finite
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
 from minidist.optim import norm_from_blocks
@@ -56,15 +54,6 @@ class Strategy(ABC):
         None while batches of later steps are on their way.
         """
         return 0
-
-    def overflow(self) -> bool:
-        """Return whether a summed gradient is infinite or NaN; all ranks return the same."""
-        return not all(map(all_finite, self.gradients()))
-
-    def unscale(self, factor: float) -> None:
-        """Let the next step multiply every gradient by `factor` (1 / loss scale), before it is clipped."""
-        for axis in self.data_axes:
-            axis.optimizer.grad_scale = factor
 
     def clip(self, max_norm: float) -> float:
         """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
@@ -111,7 +100,7 @@ class Strategy(ABC):
         return result
 
     def gradients(self) -> list[Array]:
-        """Return this rank's part of the summed gradient, still multiplied by the loss scale."""
+        """Return this rank's part of the summed gradient, of a loss that is multiplied by `Job.scale`."""
         return [gradient for axis in self.data_axes for gradient in axis.gradients()]
 
     def local_arrays(self) -> list[Array]:
@@ -133,18 +122,10 @@ class Strategy(ABC):
     # --- numbers in a checkpoint --------------------------------------------------------------------------------------
 
     def scalars(self) -> dict[str, float]:
-        """Return numbers for a checkpoint, equal on all ranks: the loss scale and its counters, those of techniques."""
-        scaler = self.job.scaler
-        others = {name: value for extension in self.job.extensions for name, value in extension.scalars().items()}
-        scale = {} if scaler is None else {f"loss_scale.{name}": value for name, value in scaler.state_dict().items()}
-        return {**scale, **others}
+        """Return numbers for a checkpoint, equal on all ranks: those of techniques."""
+        return {name: value for extension in self.job.extensions for name, value in extension.scalars().items()}
 
     def load_scalars(self, scalars: dict[str, float]) -> None:
         """Restore the numbers of `scalars`."""
         for extension in self.job.extensions:
             extension.load_scalars(scalars)
-        if self.job.scaler is not None:
-            prefix = "loss_scale."
-            self.job.scaler.load_state_dict(
-                {name.removeprefix(prefix): value for name, value in scalars.items() if name.startswith(prefix)}
-            )

@@ -1,0 +1,121 @@
+"""`--precision fp16`: the loss is scaled, so that small gradients do not become zero, and overflows are left out.
+
+    backward        from loss x scale (`optim.loss_scale`)
+    before update   any gradient infinite or NaN, on any rank?   yes: no update, on all ranks
+                                                                 no: the optimizer divides by the scale
+    after it        the scale falls or grows, on all ranks alike
+
+Ranks agree on an overflow with one byte (`parallel.overflow`). The scale and its counters are in checkpoints.
+
+Proved by: tests/techniques/test_loss_scaling.py
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from minidist import collectives
+from minidist.autograd import Tensor
+from minidist.base.half import all_finite
+from minidist.comm import Comm
+from minidist.optim import DynamicLossScaler, StaticLossScaler
+from minidist.parallel import agree_on_overflow
+from minidist.techniques.extension import Extension, Run
+from minidist.techniques.loss_scaling.deepspeed import DeepSpeedLossScale
+from minidist.techniques.loss_scaling.rules import RULES, LossScalingSettings, scales_loss
+
+PREFIX = "loss_scale."  # of the numbers in a checkpoint
+
+
+class LossScaling(Extension):
+    """Scales the loss of a job in float16; see `DynamicLossScaler`."""
+
+    Settings = LossScalingSettings
+    panel = "Precision and memory"
+    rules = RULES
+    unplanned = True
+    deepspeed = DeepSpeedLossScale()
+
+    @classmethod
+    def used_by(cls, config: Any) -> bool:
+        return scales_loss(config)
+
+    def build(self, job: Any, comm: Comm | None) -> None:
+        self.scaler = scaler_of(self.settings)
+        self.scale = self.scaler.scale
+        self.skipped_before = 0
+
+    def begin(self, comm: Comm, strategy: Any, done: int) -> None:
+        # The job reports the steps that this run has skipped, and a checkpoint has those of earlier runs, too.
+        self.skipped_before = self.scaler.skipped
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def before_step(self, samples: int) -> None:
+        # An overflow changes the scaler's scale, and the gradients of the step keep theirs.
+        self.scale = self.scaler.scale
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        scaled: Tensor = self.scaler.scale_loss(loss)
+        return scaled
+
+    def updates(self, strategy: Any, comm: Comm | None) -> bool:
+        """Return False on every rank when a gradient is infinite or NaN on one; else let the next step unscale.
+
+        An all-reduce of one byte over all ranks (`agree_on_overflow`).
+        """
+        overflow = not all(map(all_finite, strategy.gradients()))
+        # Every rank asks, also one whose own gradients are finite.
+        if comm is not None:
+            overflow = agree_on_overflow(comm, overflow)
+        scale = self.scaler.scale
+        self.scaler.update(overflow)
+        if overflow:
+            return False
+
+        # The optimizer divides while it reads, before the norm is taken, so that 16-bit gradients are not rounded.
+        for axis in strategy.data_axes:
+            axis.optimizer.grad_scale = 1 / scale
+        return True
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def scalars(self) -> dict[str, float]:
+        return {PREFIX + name: value for name, value in self.scaler.state_dict().items()}
+
+    def load_scalars(self, scalars: Mapping[str, float]) -> None:
+        own = {name.removeprefix(PREFIX): value for name, value in scalars.items() if name.startswith(PREFIX)}
+        self.scaler.load_state_dict(own)
+
+    # --- results and bytes --------------------------------------------------------------------------------------------
+
+    def result(self) -> dict[str, Any]:
+        return {"loss_scale": {"scale": self.scaler.scale, "skipped": self.scaler.skipped - self.skipped_before}}
+
+    def header(self, result: dict[str, Any]) -> dict[str, Any]:
+        """Return the scale, with which the picture of the gradients' exponents shows what float16 holds."""
+        return {"loss_scale": result["loss_scale"]["scale"]}
+
+    def lines(self, result: dict[str, Any]) -> list[str]:
+        template = "loss scale {scale:,g}; steps skipped because a gradient overflowed: {skipped:,}"
+        return [template.format(**result["loss_scale"])]
+
+    def bytes_sent(self, run: Run) -> dict[str, int]:
+        """The flag of each step: one byte by recursive doubling over all ranks of all axes."""
+        n = run.ranks
+        if n == 1:
+            return {}
+        flags = sum(collectives.volume("all_reduce", "recursive_doubling", 1, n, rank).elements for rank in range(n))
+        return {"overflow": run.steps * flags}
+
+
+def scaler_of(settings: Any) -> DynamicLossScaler:
+    """Return the loss scaler with these settings."""
+    if settings.static_loss_scale:
+        return StaticLossScaler(settings.loss_scale)
+    return DynamicLossScaler(
+        settings.loss_scale,
+        growth_interval=settings.loss_scale_interval,
+        hysteresis=settings.loss_scale_hysteresis,
+        floor=settings.loss_scale_floor,
+        floor_limit=settings.loss_scale_floor_limit,
+    )
