@@ -7,6 +7,7 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime import GivenProfile, LayerProfile, LayerTimes
+from minidist.techniques.repartition.extension import profiled_by
 from tests.train.test_shares import config_of
 
 
@@ -28,7 +29,8 @@ def measured(slowdown=lambda rank: 1.0, **values):
             seconds[self.comm.rank] = sum(self.actions.values())
             super().end_step()
 
-    SimWorld(ranks, links=LinkModel(alpha=0.0, beta=0.0, slowdown=slowdown)).run(train, config, (), False, Watched)
+    with profiled_by(Watched):
+        SimWorld(ranks, links=LinkModel(alpha=0.0, beta=0.0, slowdown=slowdown)).run(train, config)
     return [seen[rank] for rank in range(ranks)]
 
 
