@@ -34,7 +34,7 @@ LINES = {
 }
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
-LOOP = 104  # lines of `train`, which is the loop
+LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 15  # functions with more than eight parameters
 LONGEST = 125  # lines of a function
 

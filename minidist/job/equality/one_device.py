@@ -15,12 +15,12 @@ from minidist.base.arrays import Array
 from minidist.job.config.pipeline_plan import cut_stages, make_plan
 from minidist.job.equality.bucket_sums import BucketSums
 from minidist.job.equality.gradient_order import Add
+from minidist.job.train.evaluate import evaluations
 from minidist.job.train.job import Job, make_optimizer
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.job.train.strategies.sharded import unit_parameters
 from minidist.job.train.strategies.strategy import Strategy
-from minidist.job.train.trainer import evaluations
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums
 

@@ -8,6 +8,8 @@ so the volumes of training stay what they are.
 Proved by: tests/train/test_evaluate.py
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from minidist.base.trace import purpose
@@ -27,3 +29,11 @@ def evaluate(job: Job, strategy: MeshStrategy) -> float:
     with purpose("evaluation", whole=True), job.evaluating() as held_out:
         losses = all_gather(strategy.axes.data, np.array(strategy.held_out_losses(held_out), dtype=np.float64))
     return ordered_sum(losses.tolist())
+
+
+def evaluations(job: Job, done: int, loss: Callable[[], float]) -> dict[str, float]:
+    """Return the loss on held-out data after `done` steps, and those of techniques, by name. loss: computes it."""
+    losses = {"held_out_loss": loss()}
+    for extension in job.extensions:
+        losses |= extension.evaluate(done, loss)
+    return losses

@@ -1,0 +1,187 @@
+"""A run of a job on one rank: how it begins, what belongs to it between two steps, and what it returns.
+
+    begin           the model, the layout, and where the job is resumed, its state
+    evaluate        every so many steps: the loss on held-out data
+    change_layout   techniques may give the next steps another layout
+    save            every so many steps, and at the end: a checkpoint
+    result          what `train` returns
+
+Proved by: tests/train/test_account.py, tests/checkpoint/test_resume.py, tests/techniques/test_repartition.py
+"""
+
+import gc
+import hashlib
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+from minidist.autograd import FlopCounter
+from minidist.base import arrays as xp
+from minidist.base.exponents import count_exponents
+from minidist.base.memory import account_memory
+from minidist.comm import Comm
+from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone
+from minidist.job.checkpoint.saved_model import SavedModel
+from minidist.job.config.train_config import Batches, TrainConfig
+from minidist.job.train.evaluate import evaluate, evaluations
+from minidist.job.train.job import Job, build
+from minidist.job.train.recipe import parallelize, rebuild
+from minidist.job.train.state import Phase, TrainResult
+from minidist.job.train.strategies.mesh import MeshStrategy
+from minidist.job.train.strategies.strategy import Strategy
+from minidist.techniques import Extension
+
+Peak = tuple[int, Mapping[str, int]]  # the most bytes alive at once, and how many of them were of each purpose
+
+
+@dataclass
+class Run:
+    """What a rank has of a job.
+
+    job, strategy: of the layout in use. done: steps of earlier runs; saved: those of the last checkpoint, 0 without
+    one. skipped: steps of this run whose update was left out. phases: the layouts that have ended.
+    """
+
+    comm: Comm
+    config: TrainConfig
+    job: Job
+    strategy: MeshStrategy
+    done: int
+    losses: list[float]
+    storage: Any
+    attached: ExitStack
+    saved: int = 0
+    skipped: int = 0
+    held_out: dict[int, float] = field(default_factory=dict)
+    phases: list[Phase] = field(default_factory=list)
+
+    def attach(self) -> None:
+        """Attach the extensions of the job to its layout, in place of an earlier layout."""
+        self.attached.close()
+        for extension in self.job.extensions:
+            self.attached.enter_context(extension.attached(self.strategy))
+
+    def place(self, step: int) -> str:
+        """Return where the job is, for the report on one that is interrupted."""
+        return place_of(self.config, step, self.saved)
+
+    def evaluate(self, done: int) -> dict[str, float]:
+        """Return the losses on held-out data by name, when `done` steps are a multiple of --evaluate-every."""
+        if not self.config.evaluate_every or done % self.config.evaluate_every:
+            return {}
+        losses = evaluations(self.job, done, partial(evaluate, self.job, self.strategy))
+        self.held_out[done] = losses["held_out_loss"]
+        return losses
+
+    def change_layout(self, done: int) -> None:
+        """Take the layout of the steps after the first `done`: the same, unless a technique changes it.
+
+        The gradients of the last step are used up.
+        """
+        strategy = self.strategy
+        for extension in strategy.job.extensions:
+            strategy = extension.next_layout(strategy, done, partial(rebuild, strategy.job, self.comm))
+        if strategy is self.strategy:
+            return
+        self.phases.append(self._phase(done))
+        self.job, self.strategy = strategy.job, strategy
+        # Parameters and their flat arrays refer to each other, so only the collector frees the old ones.
+        gc.collect()
+        self.attach()
+
+    def _phase(self, done: int) -> Phase:
+        """Return the phase of the layout in use, which ends after `done` steps."""
+        return Phase(
+            {name: value for name, value in self.job.config if value != getattr(self.config, name)},
+            self.strategy.sizes(),
+            done - self.done - sum(phase.steps for phase in self.phases),
+            self.skipped - sum(phase.skipped for phase in self.phases),
+        )
+
+    def save(self, done: int) -> None:
+        """Write a checkpoint when `done` steps are all, or a multiple of --every."""
+        config = self.config
+        if config.save and (done == config.steps or (config.every and done % config.every == 0)):
+            save_job(self.comm, config.save, self.job, self.strategy, done, self.losses, self.storage)
+            self.saved = done
+
+    def result(self, building: Peak, training: Peak) -> TrainResult:
+        """Return the outcome. building, training: the peaks of memory before the first step, and of the steps."""
+        peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
+        job, strategy = self.job, self.strategy
+        return TrainResult(
+            rank=self.comm.rank,
+            losses=self.losses,
+            peak_bytes=peak_bytes,
+            peak_by_purpose=dict(peak_by_purpose),
+            step_peak=dict(training[1]),
+            checkpoint_bytes=saved_bytes(self.comm, strategy, self.storage) if self.config.save else {},
+            sizes=strategy.sizes(),
+            digest=digest(strategy),
+            first_step=self.done,
+            skipped=self.skipped,
+            gradient_exponents=count_exponents(strategy.gradients(), job.scale),
+            held_out=self.held_out,
+            runs=job.plan.runs,
+            phases=[*self.phases, self._phase(self.config.steps)],
+            measured={key: value for extension in job.extensions for key, value in extension.result().items()},
+        )
+
+
+def begin(
+    comm: Comm, world: Comm, config: TrainConfig, batches: Batches, keep_gradients: bool, stack: ExitStack
+) -> Run:
+    """Make the model on this rank, from the seed or from a checkpoint, and its layout. Every rank of `comm` calls it.
+
+    world: all ranks, also those beside the layout. keep_gradients: for observers (`Job.keep_gradients`). stack: is
+    closed when the job ends.
+    """
+    # No other job saves into the same directory while this one runs.
+    storage = stack.enter_context(saving_alone(comm, config))
+
+    job = build(resumed_config(config, batches), batches, comm)
+    job.keep_gradients = keep_gradients
+    strategy = parallelize(job, comm)
+    done, losses = resume_job(config.save, job, strategy) if config.resume and config.save else (0, [])
+    for extension in job.extensions:
+        extension.begin(world, strategy, done)
+    for extension in job.extensions:
+        reading = extension.reading(job.sampler, strategy.axes.dp.rank, strategy.steps_read(done))
+        job.sampler = stack.enter_context(reading)
+    attached = stack.enter_context(ExitStack())
+    return Run(comm, config, job, strategy, done, losses, storage, attached, saved=done)
+
+
+def place_of(config: TrainConfig, step: int, saved: int) -> str:
+    """Return where a job is and what is left of it when it is interrupted.
+
+    Steps are numbered from 0; `step` of them are done. saved: how many were done at the last checkpoint.
+    """
+    place = f"step {step}, with {step} of {config.steps} steps done"
+    if config.save is None:
+        return f"{place}; nothing was saved, --save DIRECTORY writes checkpoints"
+    if saved == 0:
+        return f"{place}; no checkpoint was written yet to {config.save}"
+    return f"{place}; the last checkpoint has {saved} steps and is in {config.save}; --resume goes on from it"
+
+
+def serve(extension: Extension, comm: Comm, config: TrainConfig, batches: Batches) -> TrainResult:
+    """Do, on a rank beside the layout, what the technique that asked for it does there in place of training."""
+    with account_memory() as account, FlopCounter(), xp.quiet_overflow():
+        done = extension.serve(comm, config, batches, SavedModel)
+    peak, measured = dict(account.at_peak), extension.result()
+    return TrainResult(comm.rank, [], account.peak, peak, [], "", done, measured=measured)
+
+
+def digest(strategy: Strategy) -> str:
+    """Return a fingerprint of the weights and the optimizer state that this rank holds: equal digests, equal bits."""
+    result = hashlib.sha256()
+    for array in strategy.local_arrays():
+        result.update(array.tobytes())
+    for name, arrays in sorted(strategy.optimizer_state().items()):
+        for key, array in sorted(arrays.items()):
+            result.update(f"{name}.{key}".encode() + array.tobytes())
+    return result.hexdigest()
