@@ -23,7 +23,7 @@ LINES = {
     "course": 13_300,
     "data": 1_350,
     "debug": 2_600,
-    "job": 11_350,
+    "job": 11_400,
     "nn": 2_950,
     "optim": 2_050,
     "parallel": 7_700,

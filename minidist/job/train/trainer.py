@@ -57,19 +57,19 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
         run.attach()
 
         for step in range(run.done, config.steps):
-            began, job, strategy = comm.time(), run.job, run.strategy
+            began = comm.time()
             comm.world.place = run.place(step)
 
             # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
-            job.next_batch()
-            strategy.zero_grad()
-            parts = strategy.forward_backward(step)
-            for extension in job.extensions:
-                extension.after_forward_backward(strategy, step)
-            run.losses.append(global_loss(strategy.axes.data, parts))
+            run.job.next_batch()
+            run.strategy.zero_grad()
+            parts = run.strategy.forward_backward(step)
+            for extension in run.job.extensions:
+                extension.after_forward_backward(run.strategy, step)
+            run.losses.append(global_loss(run.strategy.axes.data, parts))
 
             # 3: the update. The virtual clock advances by its operations, and the step becomes a span of the trace.
-            run.skipped += not finish_step(job, strategy, step, run.losses[-1], comm)
+            run.skipped += not finish_step(run.job, run.strategy, step, run.losses[-1], comm)
             comm.compute(flops.take(), name="optimizer")
             comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
             if clock is not None and step + 1 - run.done == min(TIMELINE_STEPS, config.steps - run.done):
@@ -81,7 +81,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             if held_out:
                 comm.compute(flops.take(), name="evaluation")
             for observer in observers:
-                observer(StepState(comm.rank, step, run.losses[-1], job, strategy, held_out, comm))
+                observer(StepState(comm.rank, step, run.losses[-1], run.job, run.strategy, held_out, comm))
             run.change_layout(step + 1)
             run.save(step + 1)
         return run.result(building, (account.peak, account.at_peak))
