@@ -64,6 +64,10 @@ BESIDE = {  # what a layer has beside its weights
     "masks": ({"dp": 2, **FP16, "loss_scale": 2.0**19, **SPARSE}, ONE),
     "running statistics": ({**IMAGES, "dp": 2, "steps": 3, "evaluate_every": 3}, ONE),
 }
+EMPTY = [  # a stage that has no layer at first
+    ({"pp": 3, "layers": 4, "partition": "2,0,2", "steps": 4}, {2: [9, 1, 1, 1]}),
+    ({"pp": 3, "layers": 4, "partition": "2,0,2", "steps": 4, "dp": 2, "zero": 1}, {2: [9, 1, 1, 1]}),
+]
 MORE = [
     ({"dp": 2, "zero": 1, **FP16, "loss_scale": 2.0**18, "offload": "optimizer"}, ONE),
     ({"dp": 2, "zero": 2, "check_replicas": True}, ONE),
@@ -102,6 +106,11 @@ def equals_one_device_and_sends_the_closed_form(values, seconds):
         measured.update(trace.bytes_by_purpose())
     assert +measured == +phases_bytes(config, batches, [result.phases for result in results])
     assert measured["repartition"] > 0
+
+
+@pytest.mark.parametrize(("values", "seconds"), EMPTY)
+def test_a_stage_without_layers_gets_some_with_their_state(values, seconds):
+    equals_one_device_and_sends_the_closed_form(values, seconds)
 
 
 @pytest.mark.sampled(3)

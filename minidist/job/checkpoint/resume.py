@@ -126,6 +126,7 @@ class SavedStrategy(Protocol):
     """What a checkpoint asks of a strategy; see `train.strategies.mesh.MeshStrategy`."""
 
     axes: Axes
+    updates: int
 
     @property
     def job(self) -> SavedJob: ...
@@ -345,6 +346,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
     for array, values in writes:
         xp.store(array, values)
     strategy.load_scalars(saved.scalars)
+    strategy.updates = saved.optimizer_steps
     for axis, state, found in zip(strategy.data_axes, states, beside, strict=True):
         for extension, shards in zip(job.extensions, found, strict=True):
             extension.load_shards(axis, shards)

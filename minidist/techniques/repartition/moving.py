@@ -49,6 +49,7 @@ def move_state(comm: Comm, before: Any, after: Any, done: int, stride: int) -> t
         axis.updated()
         if hasattr(axis.optimizer, "refresh"):  # an offloaded optimizer
             axis.optimizer.refresh()
+    after.updates = before.step_count
     after.job.model.load_state_dict(dict(buffers), strict=False)
     return ranges, lacking
 

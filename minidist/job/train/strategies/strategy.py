@@ -29,6 +29,7 @@ class Strategy(ABC):
 
     def __init__(self, job: Job, data_axes: Iterable[DataAxis]) -> None:
         self.job, self.data_axes = job, list(data_axes)
+        self.updates = 0  # made so far; a rank without parameters has no optimizer that counts them
         for axis in self.data_axes:
             for extension in job.extensions:
                 extension.axis_made(axis)
@@ -72,6 +73,7 @@ class Strategy(ABC):
         for axis in self.data_axes:
             axis.optimizer.lr_factor = lr_factor
             axis.step()
+        self.updates += 1
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class Strategy(ABC):
     @property
     def step_count(self) -> int:
         """Number of updates made so far."""
-        return max((axis.optimizer.step_count for axis in self.data_axes), default=0)
+        return max((axis.optimizer.step_count for axis in self.data_axes), default=self.updates)
 
     @property
     def counts(self) -> dict[str, int]:
