@@ -3,6 +3,7 @@
 Proved by: tests/museum/test_museum.py
 """
 
+import builtins
 import importlib
 import inspect
 import sys
@@ -11,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 from minidist.base.arrays import Array
@@ -26,7 +28,12 @@ class Patch:
         self._undo: list[Callable[[], None]] = []
 
     def setattr(self, target: Any, name: str, value: Any) -> None:
-        """Set target.name = value, until `undo`."""
+        """Set target.name = value, until `undo`.
+
+        A module must have the name already: a function that moved elsewhere would leave the bug out.
+        """
+        if isinstance(target, ModuleType) and not (hasattr(target, name) or hasattr(builtins, name)):
+            raise AttributeError(f"{target.__name__} has no {name} that a bug could replace")
         own = vars(target).get(name, _MISSING) if isinstance(target, type) else getattr(target, name, _MISSING)
         setattr(target, name, value)
         self._undo.append((lambda: delattr(target, name)) if own is _MISSING else (lambda: setattr(target, name, own)))

@@ -14,7 +14,7 @@ from minidist.collectives import all_gather
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.checkpoint import resume
-from minidist.job.train import trainer
+from minidist.job.train import run
 from minidist.job.train.strategies import sharded
 from minidist.optim import block_square_sums, clip_by_norm_, norm_from_blocks
 from minidist.parallel import flat_shards, overflow, zero
@@ -65,7 +65,7 @@ def rank_0_saves(patch: Patch) -> None:
     def alone(comm: Any, *arguments: Any) -> Any:
         return right(comm, *arguments) if comm.rank == 0 else None
 
-    patch.setattr(trainer, "save_job", alone)
+    patch.setattr(run, "save_job", alone)
 
 
 def state_of_rank_0(patch: Patch) -> None:

@@ -17,7 +17,7 @@ from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.data import sampler as samplers
 from minidist.data.sampler import GlobalBatchSampler
 from minidist.job.checkpoint import resume
-from minidist.job.train import recipe, trainer
+from minidist.job.train import recipe, run
 from minidist.job.train.job import Job, build
 from minidist.techniques.data_ledger import ledger as data_ledger
 
@@ -43,7 +43,7 @@ def displace_resumed(patch: Patch, by: Callable[[int, Any, int], int]) -> None:
         job.sampler = Displaced(job.sampler, by(done * job.sampler.global_batch, job.sampler, strategy.axes.dp.size))
         return done, losses
 
-    patch.setattr(trainer, "resume_job", resume_job)
+    patch.setattr(run, "resume_job", resume_job)
 
 
 def place_from_steps(patch: Patch) -> None:
@@ -95,7 +95,7 @@ def shuffled_again(patch: Patch) -> None:
         has_resumed = config.resume
         return build(config, *arguments)
 
-    patch.setattr(trainer, "build", note)
+    patch.setattr(run, "build", note)
     for module in (samplers, data_ledger):
         patch.setattr(module, "permutation", order)
 
@@ -131,7 +131,7 @@ def every_process_reads_others(patch: Patch) -> None:
         job.sampler = DealtOut(job.sampler, comm.rank, comm.size)
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def ledger(job: str) -> Catch:

@@ -12,7 +12,7 @@ from minidist.comm import Comm
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.course.museum.recent_optimizer import TINY
-from minidist.job.train import recipe, trainer
+from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.parallel.tensor import vocabulary
 from minidist.parallel.tensor.regions import gather_from_tensor_parallel_region
@@ -58,7 +58,7 @@ def multiplied_by_context_ranks(patch: Patch) -> None:
         job.targets_per_sample //= job.batches.dims.cp
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def divided_by_context_ranks(patch: Patch) -> None:
@@ -68,7 +68,7 @@ def divided_by_context_ranks(patch: Patch) -> None:
         job.targets_per_sample *= job.batches.dims.cp
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def balance_over_all_tokens(patch: Patch) -> None:
@@ -86,7 +86,7 @@ def _weaken_balance(patch: Patch, axis: str) -> None:
         job.model.aux_loss_weight /= getattr(job.batches.dims, axis)
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def divided_by_micro_batches(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.comm import Comm
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
-from minidist.job.train import recipe, trainer
+from minidist.job.train import recipe, run
 from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.flat import FlatParameters
@@ -189,7 +189,7 @@ def multiplied_by_all_processes(patch: Patch) -> None:
         job.targets_per_sample //= comm.size // job.batches.dp
         return recipe.parallelize(job, comm, *rest)
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def whole_window(patch: Patch) -> None:

@@ -13,7 +13,7 @@ from minidist.comm import Comm
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
 from minidist.job.checkpoint import resume
-from minidist.job.train import recipe, trainer
+from minidist.job.train import recipe, run
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.sharded import FullySharded
 from minidist.optim.schedule import WarmupLinear
@@ -100,7 +100,7 @@ def loss_not_scaled(patch: Patch) -> None:
             extension.scaled = lambda loss: loss
         return recipe.parallelize(made, comm, *rest)
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def one_step_too_many(patch: Patch) -> None:
@@ -110,11 +110,11 @@ def one_step_too_many(patch: Patch) -> None:
         strategy = recipe.parallelize(made, comm, *rest)
         for axis in strategy.data_axes:
             axis.optimizer.step_count += 1
-            for run in axis.optimizer._runs:
-                run.count += 1
+            for counted in axis.optimizer._runs:
+                counted.count += 1
         return strategy
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def masters_alone(patch: Patch) -> None:

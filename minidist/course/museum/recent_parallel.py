@@ -13,7 +13,7 @@ from minidist.base.arrays import Array
 from minidist.comm import Comm, init_device_mesh
 from minidist.course.museum import jobs, split_jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
-from minidist.job.train import recipe, trainer
+from minidist.job.train import recipe, run
 from minidist.job.train.job import build
 from minidist.job.train.strategies.data_axis import DataAxis
 from minidist.job.train.strategies.mesh import MeshStrategy
@@ -206,7 +206,7 @@ def own_initial_values(patch: Patch) -> None:
         weight.data[...] = 0.02 * np.random.default_rng(comm.rank).standard_normal(weight.shape)
         return made
 
-    patch.setattr(trainer, "build", build_differently)
+    patch.setattr(run, "build", build_differently)
 
 
 def noise_by_rank(patch: Patch) -> None:
@@ -217,7 +217,7 @@ def noise_by_rank(patch: Patch) -> None:
         made.config = made.config.model_copy(update={"seed": comm.rank})
         return strategy
 
-    patch.setattr(trainer, "parallelize", parallelize)
+    patch.setattr(run, "parallelize", parallelize)
 
 
 def first_keys_in_backward(patch: Patch) -> None:
