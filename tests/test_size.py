@@ -29,7 +29,7 @@ LINES = {
     "parallel": 7_700,
     "pipeline": 5_500,
     "planning": 4_350,
-    "report": 4_200,
+    "report": 4_800,
     "techniques": 6_950,
 }
 FOLDERS = 17

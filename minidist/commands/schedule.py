@@ -70,13 +70,16 @@ def schedule(
         typer.Option(
             "--format",
             help=(
-                "text (default), csv, json, svg, versions (svg: the weights that each action sees) or perfetto (json)"
+                "text (default), csv, json, svg, versions (svg: the weights that each action sees), perfetto (json) or"
+                " steps (html)"
             ),
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .svg, .pdf or .png"),
+        typer.Option(
+            "--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .html, .svg, .pdf or .png"
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -110,7 +113,8 @@ def schedule(
                 times,
                 profile,
                 receives,
-                spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.action_count <= LARGE),
+                spans=form in ("svg", "versions", "perfetto", "steps")
+                or (form == "text" and plan.action_count <= LARGE),
                 named=is_name(name),
                 stage_share=share,
             )

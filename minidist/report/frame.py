@@ -25,6 +25,10 @@ CAPTION, LEGEND_ROW = 0.22, 0.2  # inches
 MAX_CAPTION = 6  # lines: a longer command would leave no room for the picture
 Style = dict[str, Any]  # keyword arguments of an artist
 SUFFIXES = (".svg", ".pdf", ".png")
+HTML = (".html", ".htm")
+GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is known that may be overwritten
+# A browser refuses whatever a page would fetch.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def new_figure(width: float, height: float) -> "Figure":

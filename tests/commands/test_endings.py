@@ -134,6 +134,8 @@ def test_a_format_that_contradicts_the_ending_is_one_sentence(words, name, run):
         (["schedule", "1f1b", *PLAN, "--json"], "j.json"),
         (["memory", "--params", "1e6", "--format", "svg"], "m.png"),
         (["report", "t.jsonl", "--picture", "lanes"], "l.png"),
+        (["report", "t.jsonl", "--picture", "steps"], "s.html"),
+        (["schedule", "1f1b", *PLAN], "s.html"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
 )
