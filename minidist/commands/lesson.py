@@ -1,14 +1,17 @@
-"""`minidist lesson`: a copy of the lessons, notebooks for students, slides, and a quiz bank.
+"""`minidist lesson`: a copy of the lessons, Jupyter on one of them, notebooks for students, slides, and a quiz bank.
 
 Proved by: tests/lesson/test_student.py, tests/lesson/test_slides.py, tests/lesson/test_quiz.py
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minidist.base.errors import UsageError, quoted_path
+from minidist.base.extras import extra
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.commands.output import App, say
@@ -57,6 +60,19 @@ def lesson_build(
                 solutions.mkdir(parents=True, exist_ok=True)
                 (solutions / f"{source.stem}.py").write_text(kept, encoding="utf-8")
         say(f"written: {output / source.stem}.ipynb")
+
+
+@lesson.command("open")
+def lesson_open(
+    number: Annotated[str, typer.Argument(help="number of a lesson, such as 04")] = "00",
+    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+) -> None:
+    """Start Jupyter on a lesson; it ends with Ctrl-C."""
+    from minidist.course.lesson import build
+
+    (source,) = build.sources(folder, [number])
+    extra("jupyterlab", "minidist lesson open")
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(source.with_suffix(".ipynb"))]))
 
 
 @lesson.command("copy")

@@ -152,8 +152,10 @@ def save(figure: "Figure", path: str | Path) -> Path:
     return path
 
 
-def show(figure: "Figure", alt: str = "") -> None:
+def show(figure: Any, alt: str = "") -> None:
     """Display the figure where there is a notebook, as SVG with a text for those who cannot see it.
+
+    A run, such as `step(main, 4)` or the traces of a world, is displayed as a page to step through (`stepper`).
 
     Does nothing in a script, which has `save`. A PNG goes along for readers that show no SVG of a notebook that was not
     run by themselves. alt: the picture in words; by default its titles and labels.
@@ -162,6 +164,12 @@ def show(figure: "Figure", alt: str = "") -> None:
     if interactive is None or interactive.get_ipython() is None:
         return
     notebook: Any = importlib.import_module("IPython.display")
+    if not hasattr(figure, "savefig"):
+        from minidist.report.stepper import show as steps
+
+        page = steps(figure, alt)
+        notebook.display({"text/html": page._repr_html_(), "text/plain": page.said()}, raw=True)
+        return
     alt = alt or alt_text(figure)
     pictures = {"image/svg+xml": svg(figure, alt), "image/png": png(figure), "text/plain": alt}
     notebook.display(pictures, raw=True, metadata={"image/png": {"alt": alt}})

@@ -49,6 +49,11 @@ class Stepper:
         """The page as HTML."""
         return _document(self.data, self.about)
 
+    def said(self) -> str:
+        """The page in words: what a notebook shows where there is no browser."""
+        steps = len(self.data["steps"])
+        return f"{self.about} {steps} steps on {self.data['ranks']} ranks; open the notebook in Jupyter.".strip()
+
     def _repr_html_(self) -> str:
         # A frame of its own keeps the page's script and style apart from the notebook's.
         return (

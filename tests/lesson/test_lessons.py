@@ -269,14 +269,16 @@ def test_the_graph_of_the_index_is_what_the_lessons_say():
 
 def test_the_paths_respect_what_is_needed_and_their_time():
     needed = {source.name[:2]: head(source) for source in LESSONS}
-    paths = re.findall(r"^- \*\*(.*?)\*\* \((\d+) minutes\): ((?:\d\d ?)+):", README, re.M)
-    assert [name for name, _, _ in paths] == ["An hour", "A weekend", "A term"]
-    for (_, minutes, text), most in zip(paths, (60, 12 * 60, 10**6), strict=True):
-        path = text.split()
+    paths = re.findall(r"^- \*\*(.*?)\*\* \((\d+) minutes\): ((?:\[\d\d\]\(\w+\.ipynb\) ?)+):", README, re.M)
+    assert [name for name, _, _ in paths] == ["An hour", "An evening", "A weekend", "A term"]
+    for (_, minutes, text), most in zip(paths, (60, 180, 12 * 60, 10**6), strict=True):
+        path, links = re.findall(r"\[(\d\d)\]", text), re.findall(r"\((.*?)\)", text)
+        assert [link[:2] for link in links] == path
+        assert all((ROOT / "lessons" / link).exists() for link in links)
         for i, number in enumerate(path):
             assert set(needed[number][1]) <= set(path[:i]), number
         assert int(minutes) == sum(needed[number][0] for number in path) <= most
-    assert sorted(paths[-1][2].split()) == NUMBERS
+    assert sorted(re.findall(r"\[(\d\d)\]", paths[-1][2])) == NUMBERS
 
 
 def test_next_visits_every_lesson():

@@ -3,13 +3,15 @@
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import nbformat
 import pytest
+import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.lesson import lesson_build
+from minidist.commands.lesson import lesson_build, lesson_open
 from minidist.course.lesson import solution
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.handout import handout
@@ -99,3 +101,18 @@ def test_the_command_writes_notebooks_and_solutions(tmp_path):
 def test_flags_that_do_not_fit_are_refused(flags, message):
     with pytest.raises(UsageError, match=message):
         lesson_build(folder=ROOT / "lessons", **flags)
+
+
+def test_a_lesson_is_opened_in_jupyter(monkeypatch):
+    started = []
+    monkeypatch.setitem(sys.modules, "jupyterlab", types.ModuleType("jupyterlab"))
+    monkeypatch.setattr(subprocess, "call", lambda command: started.append(command) or 0)
+    with pytest.raises(typer.Exit) as end:
+        lesson_open("04", ROOT / "lessons")
+    assert end.value.exit_code == 0
+    notebook = ROOT / "lessons" / "04_all_reduce_without_a_boss.ipynb"
+    assert started == [[sys.executable, "-m", "jupyterlab", str(notebook)]]
+    monkeypatch.setitem(sys.modules, "jupyterlab", None)
+    with pytest.raises(UsageError, match=r"pip install 'minidist\[learn\]'"):
+        lesson_open("04", ROOT / "lessons")
+    assert len(started) == 1
