@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_300,
     "comm": 6_100,
     "commands": 4_520,
-    "course": 13_400,
+    "course": 13_430,
     "data": 1_350,
     "debug": 2_600,
     "job": 11_400,

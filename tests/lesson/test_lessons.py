@@ -56,7 +56,7 @@ def test_code_has_at_most_100_columns(source):
 # --- the reader predicts before anything gives the answer away ---
 
 JUDGED = re.compile(
-    r": (?P<answer>-?[\d,.]+(?:e[+-]?\d+)?)[^;\n]*; (?:the example is|you predicted) .*: (?:right|off)$", re.M
+    r": (?P<answer>-?[\d,.]+(?:e[+-]?\d+)?)[^;\n]*; (?:your guess: ____|you predicted .*: (?:right|off))$", re.M
 )
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?![\w]|\.\d)")
 
@@ -90,7 +90,7 @@ def test_the_reader_predicts_before_anything_gives_the_answer_away(source):
         m["answer"]
         for cell in cells[last:]
         for o in cell.get("outputs", ())
-        for m in JUDGED.finditer(o.get("text", ""))
+        for m in JUDGED.finditer(o.get("text") or o.get("data", {}).get("text/plain", ""))
     ]
     asked = sum(cell.source.count("predict(") for cell in before)
     assert len(answers) == asked
@@ -103,7 +103,7 @@ def test_the_reader_predicts_before_anything_gives_the_answer_away(source):
 
 
 def test_a_number_that_gives_an_answer_away_is_noticed():
-    line = "bytes that leave rank 0: 14,000 B; the example is 8,000 B: off"
+    line = "bytes that leave rank 0: 14,000 B; your guess: ____"
     assert [m["answer"] for m in JUDGED.finditer(line)] == ["14,000"]
     assert [m["answer"] for m in JUDGED.finditer("idle: 42.8 %; you predicted 10 %: off")] == ["42.8"]
     assert NUMBER.findall("It sends 14,000 B, not 8,000; 0.25 of 16.") == ["14,000", "8,000", "0.25", "16"]
