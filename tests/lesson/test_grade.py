@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
 from minidist.base.errors import UsageError
+from minidist.commands.grade import grade as grade_command
 from minidist.course.lesson import solution
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.grade import exercises_of, grade
@@ -209,7 +212,6 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({**results, "extra_data": {**results["extra_data"], "seed": 8}}))
     for arguments, message in (
         ((good,), "--assignment is missing"),
-        ((good, slow, "--assignment", "04"), "2 submissions"),
         (("missing.py", "--assignment", "04"), "missing.py"),
         (("--leaderboard", good), "is not a results.json"),
         (("--leaderboard", "slow.json", "other.json"), "with seed 8"),
@@ -218,6 +220,21 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
         assert failed.returncode == 2, arguments
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_a_class_is_graded_by_one_command(tmp_path, capsys):
+    (tmp_path / "a.py").write_text(inspect.getsource(solution("17.one_f_one_b")))
+    (tmp_path / "b.py").write_text("def one_f_one_b(p, m):\n    return []\n")
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    with pytest.raises(typer.Exit) as end:
+        grade_command(files, "17", 5, tmp_path / "results", 30.0, 1024, 100, False)
+    assert end.value.exit_code == 1
+    scores = {path.stem: json.loads(path.read_text())["score"] for path in (tmp_path / "results").iterdir()}
+    assert scores == {"a": 10.0, "b": 0.0}
+    assert re.search(r"  1  a\.py +10 .*\n  2  b\.py +0 ", capsys.readouterr().out)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UsageError, match="two submissions are called 'a'"):
+        grade_command([*files, tmp_path / "c" / "a.py"], "17", 5, tmp_path / "results", 30.0, 1024, 100, False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
