@@ -30,24 +30,14 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             f"cross_entropy: the logits are a value of type {type(logits).__name__}, through which no gradient gets;"
             " pass the Tensor that the model computes (Tensor(logits) where no gradient is wanted)"
         )
-    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
-    shape, flat, counted = logits.shape, targets.reshape(-1), None
-    classes = shape[-1] if shape else 0
-    # Usually every row counts and there is nothing to look up.
-    usual = targets.shape == shape[:-1] and targets.dtype.kind in "iu" and not 0 <= ignore_index < classes
-    if not usual or (flat.size and (flat.min() < 0 or flat.max() >= classes)):
-        flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
+    flat, counted = _targets_of_rows(logits, targets, ignore_index)
+    shape = logits.shape
+    classes = shape[-1]
     if logits.dtype.itemsize == 2:
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
-    mean_over = ""
-    if divisor is None:
-        count = flat.size if counted is None else int(counted.sum())
-        divisor, mean_over = count or float("nan"), f"{count} rows"
-    elif divisor.__class__ is not float or not 0 < divisor < inf:
-        divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
-
+    divisor, mean_over = _divisor_and_rows(divisor, flat, counted)
     part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
@@ -98,6 +88,28 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
 
     result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
     return named_mean(result, mean_over) if mean_over else result
+
+
+def _targets_of_rows(logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
+    """Return the target of each row, and which rows count; None where all do."""
+    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
+    shape, flat = logits.shape, targets.reshape(-1)
+    classes = shape[-1] if shape else 0
+    # Usually every row counts and there is nothing to look up.
+    usual = targets.shape == shape[:-1] and targets.dtype.kind in "iu" and not 0 <= ignore_index < classes
+    if not usual or (flat.size and (flat.min() < 0 or flat.max() >= classes)):
+        return checked_targets("cross_entropy", logits, targets, ignore_index)
+    return flat, None
+
+
+def _divisor_and_rows(divisor: float | None, flat: xp.Array, counted: xp.Array | None) -> tuple[float, str]:
+    """Return what the sum is divided by, and of a mean the number of its rows, in words."""
+    if divisor is None:
+        count = flat.size if counted is None else int(counted.sum())
+        return count or float("nan"), f"{count} rows"
+    if divisor.__class__ is not float or not 0 < divisor < inf:
+        divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
+    return divisor, ""
 
 
 def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:

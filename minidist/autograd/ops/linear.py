@@ -6,6 +6,8 @@ Input gradient and weight gradient are separate products. The derivative of the 
 Proved by: tests/autograd/test_fused.py
 """
 
+from collections.abc import Callable
+
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.ops.gelu import gelu_with_derivative
@@ -13,6 +15,8 @@ from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.errors import quoted
 from minidist.base.half import downcast
+
+Prepare = Callable[[xp.Array], xp.Array]
 
 
 def linear(
@@ -46,25 +50,9 @@ def linear(
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
         rows += bias.data
 
-    # Backward through the activation needs the sign of the result, or the derivative computed beside the value.
-    prepare = None
-    saved: tuple[xp.Array, ...] = ()
-    if activation == "relu":
-        xp.maximum(z, 0, out=z)
-        result = z = downcast(z, x.dtype) if x.half else z
-
-        def prepare(g: xp.Array) -> xp.Array:
-            return g * (result > 0)
-
-    elif activation == "gelu":
-        z, derivative = gelu_with_derivative(z)
-        kept_derivative = x.save(derivative)
-        del derivative
-        saved = (kept_derivative.stored,)
-
-        def prepare(g: xp.Array) -> xp.Array:
-            factor = kept_derivative.data
-            return xp.multiply(g, factor, out=factor)  # in place: this node runs once
+    prepare, saved = None, ()
+    if activation is not None:
+        z, prepare, saved = _activated(x, z, activation)
 
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
@@ -91,3 +79,22 @@ def linear(
         return flops, [product, product] + [(z.size, nbytes)] * (bias is not None)
 
     return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)
+
+
+def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:
+    """Return activation(z), computed in place; the step of backward through it; and what this step keeps."""
+    if activation == "relu":
+        xp.maximum(z, 0, out=z)
+        result = downcast(z, x.dtype) if x.half else z
+        # The sign of the result is that of z.
+        return result, lambda g: g * (result > 0), ()
+
+    z, derivative = gelu_with_derivative(z)
+    kept = x.save(derivative)
+    del derivative
+
+    def prepare(g: xp.Array) -> xp.Array:
+        factor = kept.data
+        return xp.multiply(g, factor, out=factor)  # in place: this node runs once
+
+    return z, prepare, (kept.stored,)
