@@ -275,27 +275,32 @@ def record(
         parameters: tuple[Any, ...] = ()
         for source, vjp in edges:
             node = source.node
-            if node is None:
-                continue
             if node.__class__ is Node:
                 inputs += ((node, vjp),)
-            else:
+            elif node is not None:
                 parameters += ((node, _into_buffer(vjp)),)
         for source, vjp in weights:
             node = source.node
-            if node is None:
-                continue
             if node.__class__ is Node:
                 inputs += ((node, vjp),)
-            else:
+            elif node is not None:
                 parameters += ((node, vjp),)
         if inputs or parameters or replays:
             out.node = Node(name, inputs, parameters, prepare, hook, replays)
 
     told = watchers.get()
     if told:
-        _tell(told, name, out, [source for source, _ in (*edges, *weights)], cost, saved)
+        _tell(told, name, out, (*edges, *weights), cost, saved)
     return out
+
+
+def _tell(
+    told: Sequence[Any], name: str, out: Tensor, edges: Sequence[Edge], cost: Any, saved: Sequence[xp.Array]
+) -> None:
+    """Tell the watchers of an operation."""
+    sources = [source for source, _ in edges]
+    for watcher in told:
+        watcher.recorded(name, out, sources, cost, saved)
 
 
 def _in_half(
@@ -309,13 +314,6 @@ def _in_half(
         [(source, _into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
         prepare and half_prepare(prepare, storage),
     )
-
-
-def _tell(
-    told: Sequence[Any], name: str, out: Tensor, sources: list[Any], cost: Any, saved: Sequence[xp.Array]
-) -> None:
-    for watcher in told:
-        watcher.recorded(name, out, sources, cost, saved)
 
 
 class MeanOfRows(str):

@@ -44,13 +44,11 @@ def linear(
     rows = xp.as_rows(z)
     xp.matmul(xp.as_rows(x.data), w, out=rows)
     if bias is not None:
-        if bias.dtype.itemsize == 2:
-            bias = operand(bias)
-        if bias.shape != (n_out,):
-            raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
+        bias = _fitting(bias, weight, n_out)
         rows += bias.data
 
-    prepare, saved = None, ()
+    prepare: Prepare | None = None
+    saved: tuple[xp.Array, ...] = ()
     if activation is not None:
         z, prepare, saved = _activated(x, z, activation)
 
@@ -79,6 +77,15 @@ def linear(
         return flops, [product, product] + [(z.size, nbytes)] * (bias is not None)
 
     return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)
+
+
+def _fitting(bias: Tensor, weight: Tensor, n_out: int) -> Tensor:
+    """Return the bias as the operand that it computes as; ShapeError unless it has the weight's out dim."""
+    if bias.dtype.itemsize == 2:
+        bias = operand(bias)
+    if bias.shape != (n_out,):
+        raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
+    return bias
 
 
 def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:

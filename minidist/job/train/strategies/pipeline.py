@@ -86,10 +86,7 @@ class PipelineParallel(MeshStrategy):
 
         # Hooks on the layers of this rank, by their number in the model.
         if profile is not None:
-            blocks = list(job.model.blocks)
-            bounds = offsets(cut_sizes(config, job.model, plan.stages))
-            layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in reducers}
-            profile.watch(axes.comm, layers, len(blocks), plan.stages - 1)
+            _watch(job, profile, axes.comm, plan.stages, reducers)
 
         super().__init__(job, axes, data_axes)
         self.holders = plan.holders()
@@ -211,3 +208,11 @@ def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
                 for name, array in table.items():
                     result[kind].setdefault(name, array)
     return result
+
+
+def _watch(job: Job, profile: Any, comm: Comm, stages: int, mine: Iterable[int]) -> None:
+    """Let the profile watch the layers of this rank's stages."""
+    blocks = list(job.model.blocks)
+    bounds = offsets(cut_sizes(job.config, job.model, stages))
+    layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in mine}
+    profile.watch(comm, layers, len(blocks), stages - 1)
