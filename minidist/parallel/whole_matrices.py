@@ -61,10 +61,21 @@ class WholeMatrices:
         owners = self._owners(matrices, shapes, comm)
         if comm is None or comm.size == 1:
             return {p.name: self._orthogonal(p, updates[p.name], shapes) for p in matrices if p.name in updates}
-        if self.replicas is None:
-            return self._of_shards(updates, shapes, matrices, comm, counts, owners)
+        if self.replicas is not None:
+            return self._of_replicas(updates, shapes, matrices, comm, owners)
+        if owners is None:
+            return self._everywhere(updates, shapes, matrices, comm, counts)
+        return self._at_owners(updates, shapes, matrices, comm, counts, owners)
 
-        # Replicas: nothing to gather, and the results of other owners to receive.
+    def _of_replicas(
+        self,
+        updates: Updates,
+        shapes: Mapping[str, Shape],
+        matrices: list[Parameter],
+        comm: Comm,
+        owners: dict[str, int] | None,
+    ) -> Updates:
+        """Return whole matrices: there is nothing to gather, and the results of other owners to receive."""
         present = [p for p in matrices if p.name in updates]
         if owners is None:
             return {p.name: self._orthogonal(p, updates[p.name], shapes) for p in present}
@@ -76,38 +87,41 @@ class WholeMatrices:
         ordered = [p for group in of_rank for p in group]
         return {p.name: part for p, part in zip(ordered, cut(gathered, [p.size for p in ordered]), strict=True)}
 
-    def _of_shards(
+    def _everywhere(
         self,
         updates: Updates,
         shapes: Mapping[str, Shape],
         matrices: list[Parameter],
         comm: Comm,
         counts: dict[str, list[int]],
-        owners: dict[str, int] | None,
     ) -> Updates:
-        """Return this rank's elements of matrices that are sharded over `comm`."""
+        """Return this rank's elements; all ranks get all parts, in the order of the ranks and then of the matrices."""
         ranks, me = range(comm.size), comm.rank
-        like = next(iter(updates.values()), None)
+        with purpose("muon"):
+            totals = [sum(counts[p.name][rank] for p in matrices) for rank in ranks]
+            parts = [_part(p, updates, counts[p.name][me]) for p in matrices]
+            gathered = all_gather(comm, _joined(parts, updates), counts=totals)
+        whole = _by_matrix(gathered, matrices, counts, ranks)
+        return {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name])[me] for p in matrices}
 
-        def part(p: Parameter) -> xp.Array:
-            """Return this rank's elements of an update; zeros without a gradient, so that every rank takes part."""
-            found = updates.get(p.name)
-            return xp.zeros(counts[p.name][me], p.dtype, like) if found is None else found
-
-        # Everywhere: all parts on all ranks, in the order of the ranks and then of the matrices.
-        if owners is None:
-            with purpose("muon"):
-                totals = [sum(counts[p.name][rank] for p in matrices) for rank in ranks]
-                gathered = all_gather(comm, _joined(map(part, matrices), updates), counts=totals)
-            whole = _by_matrix(gathered, matrices, counts, ranks)
-            return {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name])[me] for p in matrices}
-
-        # Owners: there ...
+    def _at_owners(
+        self,
+        updates: Updates,
+        shapes: Mapping[str, Shape],
+        matrices: list[Parameter],
+        comm: Comm,
+        counts: dict[str, list[int]],
+        owners: dict[str, int],
+    ) -> Updates:
+        """Return this rank's elements of matrices whose parts go to their owners and come back."""
+        ranks, me = range(comm.size), comm.rank
+        # There ...
         of_rank = [[p for p in matrices if owners[p.name] == rank] for rank in ranks]
+        ordered = [p for group in of_rank for p in group]
         there = [sum(counts[p.name][me] for p in group) for group in of_rank]
         here = [sum(counts[p.name][rank] for p in of_rank[me]) for rank in ranks]
         with purpose("muon"):
-            parts = _joined((part(p) for group in of_rank for p in group), updates)
+            parts = _joined((_part(p, updates, counts[p.name][me]) for p in ordered), updates)
             received = all_to_all(comm, parts, send_counts=there, receive_counts=here)
         whole = _by_matrix(received, of_rank[me], counts, ranks)
         result = {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name]) for p in of_rank[me]}
@@ -116,7 +130,6 @@ class WholeMatrices:
         with purpose("muon"):
             parts = _joined((result[p.name][rank] for rank in ranks for p in of_rank[me]), updates)
             returned = all_to_all(comm, parts, send_counts=here, receive_counts=there)
-        ordered = [p for group in of_rank for p in group]
         sizes = [counts[p.name][me] for p in ordered]
         return {p.name: piece for p, piece in zip(ordered, cut(returned, sizes), strict=True)}
 
@@ -174,6 +187,12 @@ def muon_volume(counts: list[list[int]], owners: list[int] | None, ranks: int, r
     if owners is None:
         return (ranks - 1) * sum(map(sum, counts))
     return 2 * sum(sum(of_matrix) - of_matrix[owner] for of_matrix, owner in zip(counts, owners, strict=True))
+
+
+def _part(p: Parameter, updates: Updates, size: int) -> xp.Array:
+    """Return this rank's elements of an update; zeros without a gradient, so that every rank takes part."""
+    found = updates.get(p.name)
+    return xp.zeros(size, p.dtype, next(iter(updates.values()), None)) if found is None else found
 
 
 def _joined(parts: Iterable[xp.Array], updates: Updates) -> xp.Array:

@@ -37,7 +37,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
-    divisor, mean_over = _divisor_and_rows(divisor, flat, counted)
+    divisor, mean_over = divisor_and_rows("cross_entropy", divisor, flat, counted)
     part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
@@ -75,19 +75,21 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             return result
 
         edges, saved = ((logits, grad_again),), (largest, totals)
-        result = record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
-        return named_mean(result, mean_over) if mean_over else result
+        return named_mean(record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved), mean_over)
 
-    # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
-    gradient = gradient_from(exponentials)
+    # The exponentials are not needed any more: they become the gradient now.
+    return record_loss("cross_entropy", loss, logits, gradient_from(exponentials), 5 * scores.size, mean_over)
+
+
+def record_loss(name: str, loss: Any, logits: Tensor, gradient: xp.Array, cost: int, over: str = "") -> Tensor:
+    """Record a loss whose gradient is made already; backward only scales it. over: see `named_mean`."""
 
     def grad(g: xp.Array) -> xp.Array:
         scaled = gradient
         scaled *= g  # in place: this node runs once
         return scaled
 
-    result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
-    return named_mean(result, mean_over) if mean_over else result
+    return named_mean(record(name, loss, ((logits, grad),), cost=cost, saved=(gradient,)), over)
 
 
 def _targets_of_rows(logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:
@@ -102,13 +104,13 @@ def _targets_of_rows(logits: Tensor, targets: Any, ignore_index: int) -> tuple[x
     return flat, None
 
 
-def _divisor_and_rows(divisor: float | None, flat: xp.Array, counted: xp.Array | None) -> tuple[float, str]:
-    """Return what the sum is divided by, and of a mean the number of its rows, in words."""
+def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: xp.Array | None) -> tuple[float, str]:
+    """Return what a loss's sum is divided by, and of a mean the number of its rows, in words. counted: None is all."""
     if divisor is None:
         count = flat.size if counted is None else int(counted.sum())
         return count or float("nan"), f"{count} rows"
     if divisor.__class__ is not float or not 0 < divisor < inf:
-        divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
+        divisor = checked_divisor(name, divisor)  # a NumPy float64 would promote the loss
     return divisor, ""
 
 

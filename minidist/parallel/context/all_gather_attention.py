@@ -47,14 +47,8 @@ class AllGatherAttention(SplitAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
-        if q.ndim != 4 or q.shape[1] != self.rows or k.shape != v.shape or k.shape[1] != self.rows:
-            raise ShapeError(
-                f"all-gather attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.rank} of {self.size} holds"
-                f" {self.rows} of {self.length} tokens: (batch, {self.rows}, heads, size)"
-            )
         ids = current_documents()
-        if ids is not None and ids.shape != (q.shape[0], self.length):
-            raise ShapeError(f"document ids have shape {ids.shape}; they must be ({q.shape[0]}, {self.length})")
+        self._check(q, k, v, ids)
 
         # All keys and values, in the order of the text; 16-bit ones travel as they are and are upcast here.
         dtype = q.dtype
@@ -76,6 +70,15 @@ class AllGatherAttention(SplitAttention):
                 done = rows.stop
         mixed = concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         return cast(mixed, dtype) if is_half(dtype) else mixed
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, ids: xp.Array | None) -> None:
+        if q.ndim != 4 or q.shape[1] != self.rows or k.shape != v.shape or k.shape[1] != self.rows:
+            raise ShapeError(
+                f"all-gather attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.rank} of {self.size} holds"
+                f" {self.rows} of {self.length} tokens: (batch, {self.rows}, heads, size)"
+            )
+        if ids is not None and ids.shape != (q.shape[0], self.length):
+            raise ShapeError(f"document ids have shape {ids.shape}; they must be ({q.shape[0]}, {self.length})")
 
 
 def _visible(start: int, end: int, ids: xp.Array | None) -> xp.Array:

@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import checked_divisor
+from minidist.autograd.ops.cross_entropy import divisor_and_rows, record_loss
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -180,27 +180,9 @@ def vocab_parallel_cross_entropy(
     targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number per row in forward
     (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
     """
-    targets = xp.as_array(targets)
-    if targets.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
-        )
-
-    # Check the targets, (batch x T,), and count those that are not ignored.
+    flat, counted = _checked_words(xp.as_array(targets), logits, ignore_index, comm.rank, vocab_size)
+    divisor, mean_over = divisor_and_rows("vocab_parallel_cross_entropy", divisor, flat, counted)
     first, last = vocab_range(vocab_size, comm.rank, comm.size)
-    flat = targets.reshape(-1)
-    counted = flat != ignore_index
-    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
-    if wrong.size:
-        raise UsageError(
-            f"rank {comm.rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
-        )
-    mean_over = ""
-    if divisor is None:
-        count = int(counted.sum())
-        divisor, mean_over = float(count or "nan"), f"{count} rows"
-    else:
-        divisor = checked_divisor("vocab_parallel_cross_entropy", divisor)
 
     # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
     x = operand(logits)
@@ -237,7 +219,7 @@ def vocab_parallel_cross_entropy(
         return exponentials.reshape(shape)
 
     # As `cross_entropy`: 16 bits hold the logits, not their gradient before the loss scale, so it is computed in
-    # backward. In float32 the exponentials become the gradient in place, and backward only scales it.
+    # backward. In float32 the exponentials become the gradient in place.
     flops = 5 * scores.size
     if x.half:
         kept, scores_shape = x.saved(), scores.shape
@@ -249,18 +231,26 @@ def vocab_parallel_cross_entropy(
             return gradient_from(xp.exp(again, out=again)) * g
 
         edges, saved = ((x, grad_again),), (largest, totals)
-        again = record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
-        return named_mean(again, mean_over) if mean_over else again
+        return named_mean(record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved), mean_over)
+    return record_loss("vocab_parallel_cross_entropy", loss, x, gradient_from(exponentials), flops, mean_over)
 
-    gradient = gradient_from(exponentials)
 
-    def grad(g: xp.Array) -> xp.Array:
-        result = gradient
-        result *= g  # in place: this node runs once
-        return result
-
-    recorded = record("vocab_parallel_cross_entropy", loss, ((x, grad),), cost=flops, saved=(gradient,))
-    return named_mean(recorded, mean_over) if mean_over else recorded
+def _checked_words(
+    targets: xp.Array, logits: Tensor, ignore_index: int, rank: int, vocab_size: int
+) -> tuple[xp.Array, xp.Array]:
+    """Return the targets (batch x T,), and which are not ignored; ShapeError and UsageError for wrong ones."""
+    if targets.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
+        )
+    flat = targets.reshape(-1)
+    counted = flat != ignore_index
+    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
+    if wrong.size:
+        raise UsageError(
+            f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
+        )
+    return flat, counted
 
 
 def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:

@@ -22,8 +22,7 @@ from typing import Any
 from minidist.autograd import Tensor
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import checked_divisor
-from minidist.autograd.tensor import named_mean, record
+from minidist.autograd.ops.cross_entropy import divisor_and_rows, record_loss
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
@@ -61,12 +60,7 @@ def vocab_parallel_distillation_loss(
         )
 
     counted = flat != ignore_index
-    mean_over = ""
-    if divisor is None:
-        count = int(counted.sum())
-        divisor, mean_over = float(count or "nan"), f"{count} rows"
-    else:
-        divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
+    divisor, mean_over = divisor_and_rows("vocab_parallel_distillation_loss", divisor, flat, counted)
 
     # The student's logits of this rank's words, without the padding, and the teacher's probabilities of all.
     scores = x.data.reshape(flat.size, shape[-1])[:, : last - first]
@@ -106,14 +100,8 @@ def vocab_parallel_distillation_loss(
     gradient[:, : last - first] += hard * ((1 - weight) / divisor)
     gradient *= counted[:, None]
 
-    def grad(g: xp.Array) -> xp.Array:
-        scaled: xp.Array = gradient
-        scaled *= g  # in place: this node runs once
-        return scaled.reshape(shape)
-
-    cost = 15 * scores.size
-    result = record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
-    return named_mean(result, mean_over) if mean_over else result
+    cost, gradient = 15 * scores.size, gradient.reshape(shape)
+    return record_loss("vocab_parallel_distillation_loss", loss, x, gradient, cost, mean_over)
 
 
 def distillation_volume(tokens: int, ranks: int) -> Volume:
