@@ -171,14 +171,15 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
             )
 
     # The loss has one divisor, so the gradients of all units are means, or all are sums.
-    for group in param_groups_of(module):
+    states = states_of(module)
+    for group in (group for state in states for group in state.groups):
         if OPERATIONS[reduction] != group.op:
             other = "mean" if group.op == "avg" else "sum"
             raise UsageError(
                 f"reduction={quoted(reduction)} here and {other!r} for the unit of {group.flat.names[0]!r} inside;"
                 " pass the same reduction= to every fully_shard of a model"
             )
-    if states_of(module):
+    if states:
         return
     if not parameters:
         raise UsageError(

@@ -176,25 +176,10 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
             f"cannot cut a {type(model).__name__}; give it a property `blocks` and a method"
             " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
         )
-    bounds = pairwise(offsets(_sizes(len(blocks), stages, cuts)))
+    check_whole("stages", stages, 1)
+    bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
     return made, _shared_names(model, made)
-
-
-def _sizes(blocks: int, stages: int, cuts: Sequence[int] | None) -> list[int]:
-    """Return how many blocks each stage has; UsageError for numbers that do not fit."""
-    check_whole("stages", stages, 1)
-    if cuts is None and stages > blocks:
-        raise UsageError(
-            f"cannot cut {blocks} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
-            f" or at most {blocks} stages (ranks x chunks)"
-        )
-    sizes = list(cuts) if cuts is not None else chunk_sizes(blocks, stages)
-    if len(sizes) != stages or sum(sizes) != blocks or min(sizes) < 0:
-        raise UsageError(
-            f"cuts {sizes} do not make {stages} stages of {blocks} layers; give {stages} numbers whose sum is {blocks}"
-        )
-    return sizes
 
 
 def _shared_names(model: Any, made: Sequence[Module]) -> list[str]:
