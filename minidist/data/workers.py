@@ -27,15 +27,16 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.data.datasets import hold_out
 from minidist.data.load import load_dataset
 from minidist.data.sampler import GlobalBatchSampler
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Request = tuple[int, int, int]  # step, first row of the global batch, rows
 STOP_SECONDS = 5.0  # the time that a worker has to end by itself before it is killed
@@ -85,9 +86,11 @@ class WorkerSampler:
         # program.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_"))}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        import multiprocessing  # where workers are started
+
         with _without_interrupts():
             for _ in range(self.workers):
-                here, there = Pipe()
+                here, there = multiprocessing.Pipe()
                 command = f"from minidist.data.workers import work; work({there.fileno()})"
                 process = subprocess.Popen(
                     [sys.executable, "-c", command],
@@ -174,6 +177,8 @@ def work(descriptor: int) -> None:
 
     descriptor: the file descriptor of the worker's end of the pipe.
     """
+    from multiprocessing.connection import Connection
+
     pipe, sampler, closed = Connection(descriptor), None, None
     try:
         sampler = pickle.loads(pipe.recv_bytes())()

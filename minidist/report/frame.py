@@ -9,10 +9,10 @@ import importlib
 import sys
 import textwrap
 from collections.abc import Iterable
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
@@ -183,7 +183,7 @@ def svg(figure: "Figure", alt: str) -> str:
     # Without the XML declaration, so that the text can stand in a page.
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
-    words = escape(alt, {'"': "&quot;"})
+    words = escape(alt, quote=False).replace('"', "&quot;")
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 
 

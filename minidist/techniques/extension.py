@@ -118,7 +118,7 @@ class AxisRun:
 class Settings(BaseModel):
     """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Extension:

@@ -380,7 +380,7 @@ Pair = Annotated[list[Count], Field(min_length=2, max_length=2)]
 class _Piece(BaseModel):
     """One shard: where its elements are in the tensor, and where in a file."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     file: str
     key: str
     checksum: str
@@ -410,7 +410,7 @@ class _Piece(BaseModel):
 class _Entry(BaseModel):
     """One tensor."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     shape: Annotated[list[Count], Field(max_length=32)]
     dtype: Literal[DTYPES]  # type: ignore[valid-type]
     pieces: list[_Piece]
@@ -419,7 +419,7 @@ class _Entry(BaseModel):
 class _Metadata(BaseModel):
     """The whole file."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     format: Literal["minidist-checkpoint-1"]
     step: Count
     state: dict[str, Any]

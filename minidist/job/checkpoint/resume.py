@@ -232,7 +232,7 @@ def job_state(
 class JobState(BaseModel):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
-    model_config = ConfigDict(strict=True, extra="allow")  # extensions read their own keys
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)  # extensions read their own keys
     config: dict[str, Any]
     global_batch: int = Field(ge=1)
     optimizer_steps: int = Field(ge=0)

@@ -34,7 +34,9 @@ from minidist.techniques import installed, ranks_beside
 class JobSettings(BaseModel):
     """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, defer_build=True
+    )  # made at first use: what it is a base of, too
 
     # model and data
     model: str = Field(

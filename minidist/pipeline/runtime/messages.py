@@ -20,12 +20,13 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.base.watchers import watchers
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
-from minidist.pipeline.runtime.shapes import TENSORS, Key, StageMetadata, dtype_of
+from minidist.pipeline.runtime.shapes import TENSORS, Key, StageMetadata
 
 MAX_TAG = 2**14
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
@@ -66,7 +67,7 @@ class Messages:
                 continue
             sends = self.rank_of[source, i] == self.comm.rank
             other = self.rank_of[target if sends else source, i]
-            shapes = [(shape, dtype_of(dtype)) for shape, dtype in tensors]
+            shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
             for message in (("F", source, target, i), ("B", target, source, i)):
                 if target == source + 1:
                     self.routes[message] = self.comm, other, self.tags[message[0], message[2], i]

@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 
@@ -93,16 +94,6 @@ class StageMetadata:
         )
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of that name, also of bfloat16."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    found: np.dtype[Any] = np.dtype(name)
-    return found
-
-
 def signature(value: Any) -> tuple[tuple[int, ...], str]:
     """Return shape and dtype of an array; UsageError for a dtype that cannot be sent."""
     if value.dtype.name not in DTYPES:
@@ -132,7 +123,7 @@ def _outputs(
     if stage + 1 == stages:
         return {}
     leaving: dict[Way, Tensors] = {(stage, stage + 1): []}
-    for target, array in run(stage, [xp.zeros(shape, dtype_of(dtype)) for shape, dtype in arriving]):
+    for target, array in run(stage, [xp.zeros(shape, named_dtype(dtype)) for shape, dtype in arriving]):
         _check_target(stage, target, stages)
         leaving.setdefault((stage, target), []).append(signature(array))
     return leaving

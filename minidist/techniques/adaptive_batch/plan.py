@@ -33,7 +33,7 @@ from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseS
 class PlanState(BaseModel):
     """What `VaryingPlan.state` returns."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
     samples: list[Annotated[int, Field(ge=1)]]
     next: int | None = Field(ge=1)
