@@ -352,7 +352,7 @@ def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
     if not any(type(part) not in _BASIC and isinstance(part, (np.ndarray, MetaArray, list)) for part in parts):
         return None
     # NumPy's rules. Index arrays are broadcast together, and their shape takes the place of the axes that they index.
-    # It comes first where a slice is between two of them. An integer beside an index array is one, too.
+    # It comes first where a slice is between two of them. An integer next to an index array is one, too.
     missing = array.ndim - sum(_axes_of(part) for part in parts)
     before: list[int] = []
     after: list[int] = []

@@ -6,7 +6,7 @@ order of the requests, so the speed of a worker does not change what is trained 
     requests   0   1   2   3   4   5        worker 0 makes 0, 2, 4     trainer takes 0, 1, 2, 3, 4, 5
                                             worker 1 makes 1, 3, 5
 
-Each worker has a pipe of its own, and at most `ahead` requests whose results were not taken yet. So memory is bounded,
+Each worker has a separate pipe, and at most `ahead` requests whose results were not taken yet. So memory is bounded,
 and no worker waits for another one. A worker is a new interpreter. It is not a fork, because a fork copies the locks of
 threads and the state of MPI; and it does not run the main program again, as multiprocessing's "spawn" does, so any
 script may have workers. A worker is sent the function that makes the sampler, not the data. It maps or makes the data

@@ -230,7 +230,7 @@ class Module:
         """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
 
         device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. What a forward pass
-        makes beside its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
+        makes in addition to its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
 
             device = device_of("cuda")
             model = GPT(...).to(device)
@@ -313,7 +313,7 @@ class Module:
     # --- for people ---
 
     def extra_repr(self) -> str:
-        """Return what `print(module)` says of it beside its parameters: its settings. Usually nothing."""
+        """Return what `print(module)` says of it in addition to its parameters: its settings. Usually nothing."""
         return ""
 
     def __repr__(self) -> str:

@@ -216,7 +216,7 @@ class Optimizer:
     def _with_gradient(self) -> tuple[list[_Run], dict[int, Any]]:
         """Return the runs that have a gradient, and the sources that have one, also on other ranks, by their `id`.
 
-        A run of which only some parameters have a gradient is cut first.
+        A run is cut first when only some of its parameters have a gradient.
         """
         runs: list[_Run] = []
         ready: list[_Run] = []
@@ -235,7 +235,7 @@ class Optimizer:
         return ready, sources
 
     def _step_runs(self, runs: list[_Run]) -> None:
-        """Update runs, all of which have a gradient."""
+        """Update runs whose parameters all have a gradient."""
         for run in runs:
             self._each_block(run, self.update)
 

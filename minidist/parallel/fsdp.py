@@ -216,7 +216,7 @@ def _in_words(ranks: list[list[int]]) -> str:
 
 
 def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
-    """Return the elements that all `ranks` together send in one gather of units of so many elements.
+    """Return the elements that all `ranks` together send in one gather of units of `parameters` elements.
 
     copies: of each shard (hybrid sharding), so that a gather runs among ranks / copies ranks.
     """
@@ -226,7 +226,7 @@ def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
 def fsdp_volume(
     parameters: int, ranks: int, *, copies: int = 1, reshard: bool | int = True, replayed: bool = False
 ) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per micro-batch, for units of so many elements, with padding.
+    """Return the elements that all `ranks` together send per micro-batch, for units of `parameters` padded elements.
 
     reshard: `reshard_after_forward`. replayed: the forward runs again in backward and gathers again (recomputation of
     whole stages). Persistent units are reduced too, but gathered once per step only: see `fsdp_gather_volume`.
@@ -236,7 +236,7 @@ def fsdp_volume(
     if isinstance(reshard, bool):
         again = gather if reshard else 0
     else:
-        # ranks / g groups, in each of which (g-1)/g of the elements reach each of g ranks.
+        # ranks / g groups; in each of them (g-1)/g of the elements reach each of g ranks.
         again = ranks // reshard * (reshard - 1) * parameters
 
     # A reduce-scatter over the shards, and an all-reduce of each shard over its copies.

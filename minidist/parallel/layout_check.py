@@ -12,10 +12,10 @@ A replicated parameter is I. A border of a region changes the type; backward doe
     scatter_to_...                         I -> V      gather_from_tensor_parallel_region        V -> I
     gather_from_sequence_parallel_region   V -> R      reduce_scatter_to_sequence_parallel...    P or V -> V
 
-All other operations keep the type of their inputs. I beside R or V is an error: the gradient of the I is a summand that
-nobody sums, as that of a norm's weight on split rows, or of a router's on split tokens. R beside V is V. A product over
-a cut dim is P. P may be added to P, scaled, cut and joined; any other use takes a summand for the value. A sum over the
-ranks of what is the same on all of them counts it as often as there are ranks.
+All other operations keep the type of their inputs. I together with R or V is an error: the gradient of the I is a
+summand that nobody sums, as that of a norm's weight on split rows, or of a router's on split tokens. R together with V
+is V. A product over a cut dim is P. P may be added to P, scaled, cut and joined; any other use takes a summand for the
+value. A sum over the ranks of what is the same on all of them counts it as often as there are ranks.
 
 `LayoutChecker` is a watcher of the tape, so nothing is asked while it does not watch. It keeps the nodes of a step.
 

@@ -32,10 +32,13 @@ from minidist.parallel.parameter_server.server_shards import assign_keys
 from minidist.parallel.tensor.sharding import full_tensor, local_tensor
 
 FORMS = ("owner", "everywhere")
+Shapes = Mapping[str, Shape]  # of whole matrices, by name
+Counts = dict[str, list[int]]  # how many elements of a matrix each rank has
+Owners = dict[str, int]  # the rank that orthogonalises a matrix
 
 
 class WholeMatrices:
-    """The `whole_matrices` of Muon: orthogonalises matrices of which the ranks hold parts.
+    """The `whole_matrices` of Muon: orthogonalises matrices whose parts the ranks hold.
 
         optimizer = Muon(sharded_parameters(model), whole_matrices=WholeMatrices(model.parameters()))
 
@@ -54,7 +57,7 @@ class WholeMatrices:
         self.parameters = list(dict.fromkeys(parameters))
         self.form, self.replicas, self.axes = form, replicas, axes
 
-    def __call__(self, updates: Updates, shapes: Mapping[str, Shape]) -> Updates:
+    def __call__(self, updates: Updates, shapes: Shapes) -> Updates:
         """Return this rank's elements of the orthogonalised matrices; updates: those of the updates, by name."""
         matrices = self._matrices(shapes)
         comm, counts = self._placement(matrices)
@@ -68,12 +71,7 @@ class WholeMatrices:
         return self._at_owners(updates, shapes, matrices, comm, counts, owners)
 
     def _of_replicas(
-        self,
-        updates: Updates,
-        shapes: Mapping[str, Shape],
-        matrices: list[Parameter],
-        comm: Comm,
-        owners: dict[str, int] | None,
+        self, updates: Updates, shapes: Shapes, matrices: list[Parameter], comm: Comm, owners: Owners | None
     ) -> Updates:
         """Return whole matrices: there is nothing to gather, and the results of other owners to receive."""
         present = [p for p in matrices if p.name in updates]
@@ -88,12 +86,7 @@ class WholeMatrices:
         return {p.name: part for p, part in zip(ordered, cut(gathered, [p.size for p in ordered]), strict=True)}
 
     def _everywhere(
-        self,
-        updates: Updates,
-        shapes: Mapping[str, Shape],
-        matrices: list[Parameter],
-        comm: Comm,
-        counts: dict[str, list[int]],
+        self, updates: Updates, shapes: Shapes, matrices: list[Parameter], comm: Comm, counts: Counts
     ) -> Updates:
         """Return this rank's elements; all ranks get all parts, in the order of the ranks and then of the matrices."""
         ranks, me = range(comm.size), comm.rank
@@ -105,13 +98,7 @@ class WholeMatrices:
         return {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name])[me] for p in matrices}
 
     def _at_owners(
-        self,
-        updates: Updates,
-        shapes: Mapping[str, Shape],
-        matrices: list[Parameter],
-        comm: Comm,
-        counts: dict[str, list[int]],
-        owners: dict[str, int],
+        self, updates: Updates, shapes: Shapes, matrices: list[Parameter], comm: Comm, counts: Counts, owners: Owners
     ) -> Updates:
         """Return this rank's elements of matrices whose parts go to their owners and come back."""
         ranks, me = range(comm.size), comm.rank
@@ -133,7 +120,7 @@ class WholeMatrices:
         sizes = [counts[p.name][me] for p in ordered]
         return {p.name: piece for p, piece in zip(ordered, cut(returned, sizes), strict=True)}
 
-    def sent(self, shapes: Mapping[str, Shape]) -> int:
+    def sent(self, shapes: Shapes) -> int:
         """Return the elements that all ranks of the data axis together send in one step, on that axis and on others."""
         matrices = self._matrices(shapes)
         comm, counts = self._placement(matrices)
@@ -147,10 +134,10 @@ class WholeMatrices:
             total += (1 if owners else ranks) * sum((n - 1) * p.size for n in cut_by)
         return total
 
-    def _matrices(self, shapes: Mapping[str, Shape]) -> list[Parameter]:
+    def _matrices(self, shapes: Shapes) -> list[Parameter]:
         return [p for p in self.parameters if p.name in shapes]
 
-    def _placement(self, matrices: list[Parameter]) -> tuple[Comm | None, dict[str, list[int]]]:
+    def _placement(self, matrices: list[Parameter]) -> tuple[Comm | None, Counts]:
         """Return the ranks that share the matrices, and how many elements of each matrix every rank has."""
         shards = {p.name: (p.flat.shard, p.flat.slice_of(p)) for p in matrices if p.flat is not None and p.flat.shard}
         if not shards:
@@ -158,9 +145,7 @@ class WholeMatrices:
         comm: Comm = next(iter(shards.values()))[0].comm
         return comm, {name: shard.counts(place) for name, (shard, place) in shards.items()}
 
-    def _owners(
-        self, matrices: list[Parameter], shapes: Mapping[str, Shape], comm: Comm | None
-    ) -> dict[str, int] | None:
+    def _owners(self, matrices: list[Parameter], shapes: Shapes, comm: Comm | None) -> Owners | None:
         """Return the owner of each matrix, the largest first, each to the rank with the least; None if all compute."""
         if self.form == "everywhere" or comm is None or comm.size == 1:
             return None
@@ -168,7 +153,7 @@ class WholeMatrices:
         rank_of = {key: rank for rank, held in enumerate(keys) for key in held}
         return {p.name: rank_of[i] for i, p in enumerate(matrices)}
 
-    def _orthogonal(self, parameter: Parameter, update: xp.Array, shapes: Mapping[str, Shape]) -> xp.Array:
+    def _orthogonal(self, parameter: Parameter, update: xp.Array, shapes: Shapes) -> xp.Array:
         """Return the orthogonalised matrix, or this rank's tensor-parallel shard of it; `update` is as large."""
         layout = parameter.layout
         whole = full_tensor(update.reshape(parameter.shape), layout, self.axes, why="muon")
@@ -201,9 +186,7 @@ def _joined(parts: Iterable[xp.Array], updates: Updates) -> xp.Array:
     return xp.concatenate([like[:0], *parts])
 
 
-def _by_matrix(
-    array: xp.Array, matrices: list[Parameter], counts: dict[str, list[int]], ranks: Iterable[int]
-) -> Updates:
+def _by_matrix(array: xp.Array, matrices: list[Parameter], counts: Counts, ranks: Iterable[int]) -> Updates:
     """Return whole matrices from their parts, which follow one another by rank and then by matrix."""
     order = [(p.name, rank) for rank in ranks for p in matrices]
     pieces = dict(zip(order, cut(array, [counts[name][rank] for name, rank in order]), strict=True))

@@ -140,7 +140,7 @@ def by_cost(costs: Sequence[float], parts: int) -> list[Stage]:
 
 
 def by_slowest(costs: Sequence[float], parts: int, paces: Sequence[float] | None = None) -> list[Stage]:
-    """Return contiguous stages of which the most expensive one costs least.
+    """Return the contiguous stages whose most expensive one costs least.
 
     paces: of each stage, by which the costs of its layers are multiplied, where machines differ; 1 by default.
     """
@@ -181,7 +181,7 @@ def _cut(
 
 
 def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
-    """Return contiguous stages by a named method, one machine each; `pipedream` has a function of its own.
+    """Return contiguous stages by a named method, one machine each; `pipedream` is a separate function.
 
     gpipe: the summed times differ least. time: the slowest stage is as fast as possible. parameters: their bytes differ
     least. uniform: equally many layers.

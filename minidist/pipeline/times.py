@@ -1,6 +1,6 @@
 """How long each stage's actions take and how many bytes they hold: the measured or assumed input of the timing.
 
-    --times F=1,I=1,W=1,comm=0        every stage alike
+    --times F=1,I=1,W=1,comm=0        the same for every stage
     --profile FILE.json               one entry per stage, one latency per edge between two stages
 
 Proved by: tests/pipeline/test_plans.py

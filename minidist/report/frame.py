@@ -1,4 +1,4 @@
-"""The frame of every picture: a figure of its own (no pyplot, no global state), a legend below, the command below that.
+"""The frame of every picture: a separate figure (no pyplot, no global state), a legend below, the command below that.
 
 A reader should be able to draw every picture again. So the caption names a command that can be run with other numbers.
 
@@ -28,7 +28,7 @@ SUFFIXES = (".svg", ".pdf", ".png")
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of so many inches that arranges its own margins."""
+    """Return an empty figure of this size in inches that arranges its own margins."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -233,7 +233,7 @@ def _compact(array: np.ndarray, kept: int | None = None) -> tuple[np.ndarray, np
 
 
 def _expanded(bits: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """Return the elements of which `_compact` made bits and values; ValueError when these do not fit."""
+    """Return the elements from the bits and values of `_compact`; ValueError when these do not fit."""
     mask = np.unpackbits(bits, count=size).astype(bool) if bits.shape == (-(-size // 8),) else np.zeros(0, bool)
     if values.dtype == bool and mask.size == size:
         return mask
@@ -386,7 +386,7 @@ class _Piece(BaseModel):
     checksum: str
     range: Pair | None = None
     box: list[Pair] | None = None
-    kept: Count | None = None  # values that are stored, beside a bit for each element; None: all of them
+    kept: Count | None = None  # values that are stored, with a bit for each element; None: all of them
 
     def stored_bytes(self, shape: Sequence[int], itemsize: int) -> int:
         """Return the bytes of the shard in its file."""

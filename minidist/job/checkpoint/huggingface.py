@@ -48,7 +48,7 @@ SHARD = "shard-{:05d}-model-00001-of-00001.safetensors"
 # What --save-hf writes before config.json: a folder with no other files is one that it did not finish.
 WRITTEN = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|shard-\d+-model-00001-of-00001\.safetensors")
 
-# Tensors that older files hold beside the parameters: masks, and the table of rotary angles.
+# Tensors that older files hold in addition to the parameters: masks, and the table of rotary angles.
 NOT_PARAMETERS = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|.*rotary_emb\.inv_freq")
 
 
@@ -188,7 +188,7 @@ class HuggingFaceFolder:
             xp.store(parameter.data, value.astype(parameter.dtype))
             parameter.updated()
 
-        # A head that is stored beside the embedding to which it is tied must be equal to it.
+        # A head that is stored in addition to the embedding to which it is tied must be equal to it.
         if "lm_head.weight" in names and self.model == "gpt":
             names.discard("lm_head.weight")
             table = next(p for p in parameters if p.name.endswith("wte.weight"))
@@ -321,7 +321,7 @@ def write_huggingface(
 ) -> None:
     """Write a checkpoint's weights as a folder of Hugging Face. file_bytes: of tensors in a file at most.
 
-    shards: write so many files, each with a part of the rows of every tensor, as torch.distributed.checkpoint does.
+    shards: the number of files, each with a part of the rows of every tensor, as torch.distributed.checkpoint does.
     """
     from safetensors.numpy import save_file
 

@@ -283,7 +283,7 @@ def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
-    """Return this rank's shards of weights, of what techniques keep beside them, and of optimizer state."""
+    """Return this rank's shards of weights, of what techniques keep with them, and of optimizer state."""
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
@@ -397,7 +397,7 @@ def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
 
 
 def _beside(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
-    """Return what a technique keeps beside the weights of a data axis, by kind, from the checkpoint."""
+    """Return what a technique keeps with the weights of a data axis, by kind, from the checkpoint."""
     return {
         kind: [replace(s, values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
         for kind, (dtype, shards) in extension.shards_after(axis, checkpoint.step).items()

@@ -354,7 +354,7 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
 
 
 def _note_others(name: str, section: Mapping[str, Any], result: Translation) -> None:
-    """List the keys beside type and params: such as legacy_fusion, they concern DeepSpeed's kernels."""
+    """List the keys other than type and params: such as legacy_fusion, they concern DeepSpeed's kernels."""
     for key in section:
         if key not in ("type", "params"):
             result.note(f"{name}.{key}", section[key])

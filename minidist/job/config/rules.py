@@ -817,7 +817,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("orthogonalize", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )
-# Those that happen every so many steps, of which the job has fewer.
+# Those that happen every N steps, in a job that has fewer.
 PERIODS = {"every": 0, "evaluate_every": 0}  # and how many steps must follow
 PERIODS |= {name: after for kind in installed() for name, after in kind.periods.items()}
 

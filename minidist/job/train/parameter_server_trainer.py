@@ -1,6 +1,6 @@
 """The loop of `--strategy ps`: servers and workers run until all pushes are made, and observers are told afterwards.
 
-It stands beside `trainer.train`, not inside it, because there is no moment at which all ranks have made the same step.
+It is separate from `trainer.train`, because there is no moment at which all ranks have made the same step.
 
 Proved by: tests/train/test_servers.py
 """
@@ -54,7 +54,7 @@ class ServedJob:
 
 @dataclass
 class UpdateRecord:
-    """What a server notes of its updates, of which `per_step` make a step. keep: the tensors of every update.
+    """What a server notes of its updates; `per_step` of them make a step. keep: the tensors of every update.
 
     ends: of each step. last: the last update, whose tensors are the checkpoint's. kept: the tensors.
     """
@@ -205,7 +205,7 @@ def _save(
 
 
 def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
-    """Return the mean of the workers' running statistics of batch normalisation, each of which saw its own rows.
+    """Return the mean of the workers' running statistics of batch normalisation: each worker saw its own rows.
 
     Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
     """

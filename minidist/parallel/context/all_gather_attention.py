@@ -3,10 +3,10 @@
     rank 0   Q of chunks 0 and 3     all-gather K, V     chunk 0 x keys of chunk 0      chunk 3 x keys of chunks 0..3
     rank 1   Q of chunks 1 and 2                         chunk 1 x keys of chunks 0..1  chunk 2 x keys of chunks 0..2
 
-A rank holds chunk i and chunk 2P-1-i of 2P (zig-zag), so all compute alike. Unlike a ring, no message overlaps with
-computing, and every rank holds all keys of a layer; with few key-value heads these are small beside the queries, and
-any mask is possible: here documents (`documents`), whose masks differ from row to row, so that a ring would not know
-which blocks to skip. Backward reduce-scatters the gradients of K and V to their owners.
+A rank holds chunk i and chunk 2P-1-i of 2P (zig-zag), so all ranks compute equally long. Unlike in a ring, no message
+overlaps with computing, and every rank holds all keys of a layer. With few key-value heads these are smaller than the
+queries, and any mask is possible: here documents (`documents`), whose masks differ from row to row, so that a ring
+would not know which blocks to skip. Backward reduce-scatters the gradients of K and V to their owners.
 
 A rank sends 2 (P-1) N/P h numbers forward, and as many backward, where a ring sends 2 (2P-1) N/P h (purposes
 tensor_forward and tensor_backward). Source: Llama 3, arXiv:2407.21783, section 3.3.2.

@@ -47,7 +47,7 @@ class WeightVersions:
 
     make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become a flat
     unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
-    first of these. Memory is bounded by the versions in use, of which there are at most as many as stages.
+    first of these. Memory is bounded by the versions in use: there are at most as many as stages.
     keep_gradients: each unit's `gradient` is a copy of that of its latest update. With keep_history=True, which keeps
     everything: history: the flat weights after each update, version 0 first, of every
     stage with parameters; used: (kind, stage, micro-batch) -> version, also in the trace as spans of category

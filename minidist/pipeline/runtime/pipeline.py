@@ -547,7 +547,7 @@ class Pipeline:
     # --- before it starts ---
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
-        """Return each output of a stage, with the stage that it goes to, from a forward of which nothing is kept."""
+        """Return each output of a stage, with the stage that it goes to, from a forward that keeps nothing."""
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         module = self.stages[stage].module
         # Norms that exchange statistics send nothing here: other replicas may have other shapes, and so other passes.

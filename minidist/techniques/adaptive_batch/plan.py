@@ -100,7 +100,7 @@ class VaryingPlan(BatchPlan):
         return tuple(map(float, rows))
 
     def grow(self) -> None:
-        """Let the next batch grow to the noise scale, of which a step's estimate has been added."""
+        """Let the next batch grow to the noise scale, to which a step's estimate has been added."""
         if self.adaptive is not None:
             self.adaptive.next(self.noise.simple)
 

@@ -1,4 +1,4 @@
-"""A pipeline as a strategy: this rank runs its stages by a plan, and each stage has data axes of its own.
+"""A pipeline as a strategy: this rank runs its stages by a plan, and each stage has its data axes.
 
     stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
     stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
@@ -67,7 +67,7 @@ class PipelineParallel(MeshStrategy):
         modules, tied = cut_stages(config, job.model, plan.stages)
         release_other_stages(modules, plan.stages_of(axes.pp.rank))
 
-        # Each of this rank's stages has data axes of its own; the pipeline gets their reducers and shards, because it
+        # Each of this rank's stages has its data axes; the pipeline gets their reducers and shards, because it
         # knows when a stage's gradients are complete.
         stages: list[PipelineStage] = []
         reducers: dict[int, list[GradientReducer]] = {}
