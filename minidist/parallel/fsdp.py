@@ -172,13 +172,12 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
 
     # The loss has one divisor, so the gradients of all units are means, or all are sums.
     states = states_of(module)
-    for group in (group for state in states for group in state.groups):
-        if OPERATIONS[reduction] != group.op:
-            other = "mean" if group.op == "avg" else "sum"
-            raise UsageError(
-                f"reduction={quoted(reduction)} here and {other!r} for the unit of {group.flat.names[0]!r} inside;"
-                " pass the same reduction= to every fully_shard of a model"
-            )
+    other = next((group for state in states for group in state.groups if group.op != OPERATIONS[reduction]), None)
+    if other is not None:
+        raise UsageError(
+            f"reduction={quoted(reduction)} here and {'mean' if other.op == 'avg' else 'sum'!r} for the unit of"
+            f" {other.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
+        )
     if states:
         return
     if not parameters:
