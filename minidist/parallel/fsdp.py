@@ -7,7 +7,7 @@ A *unit* is a module's parameters in one flat array (a block; what is left of th
     step       an ordinary optimizer on the shards; nothing is gathered before the next forward needs it
 
 Per unit and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n from each rank, where data parallelism
-sends 2. The gathers run in a stream of their own: with `prefetch=d` the next d units are on their way while one
+sends 2. The gathers run in a separate stream: with `prefetch=d` the next d units are on their way while one
 computes, which hides a gather that takes no longer than the computation, and costs the memory of d units.
 
 This file is the interface; fsdp_state.py says when to gather, release and reduce, fsdp_param_group.py how.

@@ -3,7 +3,7 @@
     type         each rank has                     its gradient on each rank is        written
     invariant    the same values                   the same values                     I
     replicated   the same values                   a summand; backward must sum it     R
-    varying      values of its own                 of its own values                   V
+    varying      different values                  of different values                  V
     partial      a summand of the value            the same values                     P
 
 A replicated parameter is I. A border of a region changes the type; backward does at it the conjugate of forward:

@@ -45,8 +45,8 @@ class WeightVersions:
         versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat))
         Pipeline(comm, plan, stages, loss, versions=versions).step(inputs, targets)      # a whole stream, with updates
 
-    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become a flat
-    unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
+    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become another
+    flat unit); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
     first of these. Memory is bounded by the versions in use: there are at most as many as stages.
     keep_gradients: each unit's `gradient` is a copy of that of its latest update. With keep_history=True, which keeps
     everything: history: the flat weights after each update, version 0 first, of every

@@ -61,7 +61,7 @@ class PipelineStage:
         return [parameter for flat in self.flats for parameter in flat.parameters]
 
     def separate(self, names: Sequence[str]) -> FlatParameters | None:
-        """Make its parameters of these names a flat unit of their own, behind the rest; None when it has none."""
+        """Make its parameters of these names a separate flat unit, behind the rest; None when it has none."""
         separated = [p for p in self.parameters if p.requires_grad and p.name in names]
         if not separated:
             return None
