@@ -327,8 +327,8 @@ class MeanOfRows(str):
 
 
 def named_mean(loss: Tensor, over: str) -> Tensor:
-    """Mark the node of a loss that is the mean over the rows at hand ("": of a sum); returns the loss."""
-    if over and loss.node is not None:
+    """Mark the node of a loss that is the mean over the rows at hand; returns the loss."""
+    if loss.node is not None:
         loss.node.name = name = MeanOfRows(loss.node.name)
         name.over = over
     return loss

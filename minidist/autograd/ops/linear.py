@@ -43,9 +43,14 @@ def linear(
     z = xp.empty((*shape[:-1], n_out), w.dtype, w)
     rows = xp.as_rows(z)
     xp.matmul(xp.as_rows(x.data), w, out=rows)
+    biases = []
     if bias is not None:
-        bias = _fitting(bias, weight, n_out)
+        if bias.dtype.itemsize == 2:
+            bias = operand(bias)
+        if bias.shape != (n_out,):
+            raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
         rows += bias.data
+        biases.append((bias, xp.sum_rows))
 
     prepare: Prepare | None = None
     saved: tuple[xp.Array, ...] = ()
@@ -62,30 +67,15 @@ def linear(
         x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
-    weights = [(weight, grad_w)]
-    if bias is not None:
-
-        def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-            return xp.sum_rows(xp.as_rows(g), out)
-
-        weights.append((bias, grad_b))
     flops = 2 * z.size * n_in
 
     def cost() -> tuple[int, list[tuple[int, int]]]:
         nbytes = z.size * x.dtype.itemsize
         product = (flops, x.stored.nbytes + weight.stored.nbytes + nbytes)
-        return flops, [product, product] + [(z.size, nbytes)] * (bias is not None)
+        return flops, [product, product] + [(z.size, nbytes)] * len(biases)
 
+    weights = [(weight, grad_w), *biases]
     return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)
-
-
-def _fitting(bias: Tensor, weight: Tensor, n_out: int) -> Tensor:
-    """Return the bias as the operand that it computes as; ShapeError unless it has the weight's out dim."""
-    if bias.dtype.itemsize == 2:
-        bias = operand(bias)
-    if bias.shape != (n_out,):
-        raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
-    return bias
 
 
 def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:

@@ -12,11 +12,13 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy
 Proved by: tests/parallel/test_tensor.py
 """
 
+from functools import partial
+from operator import imul
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import divisor_and_rows, record_loss
+from minidist.autograd.ops.cross_entropy import divisor_and_rows
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -219,8 +221,8 @@ def vocab_parallel_cross_entropy(
         return exponentials.reshape(shape)
 
     # As `cross_entropy`: 16 bits hold the logits, not their gradient before the loss scale, so it is computed in
-    # backward. In float32 the exponentials become the gradient in place.
-    flops = 5 * scores.size
+    # backward. In float32 the exponentials become the gradient in place, and backward only scales it.
+    saved: tuple[xp.Array, ...]
     if x.half:
         kept, scores_shape = x.saved(), scores.shape
 
@@ -230,9 +232,12 @@ def vocab_parallel_cross_entropy(
             again[:, last - first :] = -xp.inf
             return gradient_from(xp.exp(again, out=again)) * g
 
-        edges, saved = ((x, grad_again),), (largest, totals)
-        return named_mean(record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved), mean_over)
-    return record_loss("vocab_parallel_cross_entropy", loss, x, gradient_from(exponentials), flops, mean_over)
+        edge, saved = (x, grad_again), (largest, totals)
+    else:
+        gradient = gradient_from(exponentials)
+        edge, saved = (x, partial(imul, gradient)), (gradient,)
+    recorded = record("vocab_parallel_cross_entropy", loss, (edge,), cost=5 * scores.size, saved=saved)
+    return named_mean(recorded, mean_over) if mean_over else recorded
 
 
 def _checked_words(

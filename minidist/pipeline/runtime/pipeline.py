@@ -16,6 +16,7 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ from minidist.pipeline.validate import validate
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
 
 
-COMMUNICATION = frozenset({"RECV_F", "RECV_B", "SEND_F", "SEND_B", "REDUCE_GRAD"})  # actions that compute nothing
+SENDS = {"SEND_F": 1, "SEND_B": -1}  # the stage that a transfer goes to, relative to its own
 
 
 class Step(NamedTuple):
@@ -183,6 +184,8 @@ class Pipeline:
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
         if reducers is None and shards is None:
             self.reducers = self._replica_reducers(data, reduction)
+        # Shared parameters are summed over their places first, at the end of the step.
+        self.reduced_early = set() if reduce_each else self.reducers.keys() - self.shared.stages
 
         # [4] Who combines running statistics of batch norms: the ranks of a stage (two in DualPipe), then its replicas.
         self.statistics = self._running_statistics(data)
@@ -293,7 +296,7 @@ class Pipeline:
             got = 0 if targets is None else len(targets)
             raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
         described = inputs.described if isinstance(inputs, MicroBatches) else inputs
-        if self.metadata.inputs != [(value.shape, value.dtype) for value in described]:
+        if self.metadata.inputs != list(map(attrgetter("shape", "dtype"), described)):
             rank_of = self.messages.rank_of
             self._know(exchange_shapes(self.comm, rank_of, self.plan.stages, described, self._dry_run))
         # Zeros of micro-batches whose last stage is elsewhere; a stream's have the places of those that are long ago.
@@ -325,8 +328,17 @@ class Pipeline:
                     messages.wait("F" if kind == "F" else "B", stage, i)
 
             for kind, stage, i, name in item:
-                if kind in COMMUNICATION:
-                    self._communicate(kind, stage, i)
+                # Transfers: a receive into a fresh buffer is posted, a send is started.
+                if kind in ("RECV_F", "RECV_B"):
+                    messages.post(kind[-1], stage, i)
+                    continue
+                if kind in SENDS:
+                    messages.send(kind[-1], stage, stage + SENDS[kind], i)
+                    continue
+                # Reduction: the stage's gradients are complete, so the sum over the replicas starts behind the compute.
+                if kind == "REDUCE_GRAD":
+                    if stage in self.reduced_early:
+                        self._start_reduction(stage)
                     continue
 
                 # The update of the last backward, before anything that may wait: other replicas wait for it.
@@ -344,18 +356,6 @@ class Pipeline:
                 if profile is not None:
                     profile.end(stage, kind)
             messages.release(arrived)
-
-    def _communicate(self, kind: str, stage: int, i: int) -> None:
-        """Post a receive into a fresh buffer, start a send, or start the sum of a stage's gradients."""
-        if kind in ("RECV_F", "RECV_B"):
-            self.messages.post(kind[-1], stage, i)
-        elif kind == "SEND_F":
-            self.messages.send("F", stage, stage + 1, i)
-        elif kind == "SEND_B":
-            self.messages.send("B", stage, stage - 1, i)
-        # The stage's gradients are complete, so the sum over the replicas starts behind the compute.
-        elif stage in self.reducers and stage not in self.shared.stages and not self.reduce_each:
-            self._start_reduction(stage)
 
     def _compute_action(self, kind: str, stage: int, i: int) -> None:
         """Compute an action: take what it needs, bind the weights of its version, run the stage's module."""

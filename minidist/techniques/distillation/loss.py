@@ -13,13 +13,15 @@ Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network"
 Proved by: tests/techniques/test_distillation_loss.py
 """
 
+from functools import partial
 from math import inf
+from operator import imul
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import checked_targets, divisor_and_rows, record_loss
-from minidist.autograd.tensor import Tensor
+from minidist.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
+from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.half import is_half, upcast
@@ -74,8 +76,9 @@ def distillation_loss(
         losses *= counted
         gradient *= counted[:, None]
 
-    loss, cost = losses.sum() / divisor, 15 * scores.size
-    return record_loss("distillation_loss", loss, student, gradient.reshape(shape), cost, mean_over)
+    edges = ((student, partial(imul, gradient.reshape(shape))),)
+    result = record("distillation_loss", losses.sum() / divisor, edges, cost=15 * scores.size, saved=(gradient,))
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def teacher_rows(teacher_logits: Any, shape: tuple[int, ...]) -> xp.Array:

@@ -16,13 +16,16 @@ Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split l
 Proved by: tests/techniques/test_split_distillation_loss.py, tests/techniques/test_distillation.py
 """
 
+from functools import partial
 from math import inf
+from operator import imul
 from typing import Any
 
 from minidist.autograd import Tensor
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import divisor_and_rows, record_loss
+from minidist.autograd.ops.cross_entropy import divisor_and_rows
+from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
@@ -100,8 +103,9 @@ def vocab_parallel_distillation_loss(
     gradient[:, : last - first] += hard * ((1 - weight) / divisor)
     gradient *= counted[:, None]
 
-    cost, gradient = 15 * scores.size, gradient.reshape(shape)
-    return record_loss("vocab_parallel_distillation_loss", loss, x, gradient, cost, mean_over)
+    edges = ((x, partial(imul, gradient.reshape(shape))),)
+    result = record("vocab_parallel_distillation_loss", loss, edges, cost=15 * scores.size, saved=(gradient,))
+    return named_mean(result, mean_over) if mean_over else result
 
 
 def distillation_volume(tokens: int, ranks: int) -> Volume:
