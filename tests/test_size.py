@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_540,
+    "autograd": 3_500,
     "base": 4_250,
     "bench": 2_250,
     "collectives": 3_300,
@@ -27,7 +27,7 @@ LINES = {
     "nn": 2_950,
     "optim": 2_050,
     "parallel": 7_700,
-    "pipeline": 5_575,
+    "pipeline": 5_560,
     "planning": 4_350,
     "report": 4_200,
     "techniques": 6_950,
