@@ -1,4 +1,4 @@
-"""The frame of every picture: a figure of its own (no pyplot, no global state), a legend below, the command below that.
+"""The frame of every picture: a separate figure (no pyplot, no global state), a legend below, the command below that.
 
 A reader should be able to draw every picture again. So the caption names a command that can be run with other numbers.
 
@@ -9,10 +9,10 @@ import importlib
 import sys
 import textwrap
 from collections.abc import Iterable
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
@@ -32,7 +32,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-s
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of so many inches that arranges its own margins."""
+    """Return an empty figure of this size in inches that arranges its own margins."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -195,7 +195,7 @@ def svg(figure: "Figure", alt: str) -> str:
     # Without the XML declaration, so that the text can stand in a page.
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
-    words = escape(alt, {'"': "&quot;"})
+    words = escape(alt, quote=False).replace('"', "&quot;")
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 
 
