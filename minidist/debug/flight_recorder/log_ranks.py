@@ -1,0 +1,199 @@
+"""From the records of a log to the operations of every rank, in the form of a dump.
+
+A record names its rank in the job, in a group, or both; its operation, its group, or both. What one record leaves out
+another one of the same rank and number tells:
+
+    [rank4]: [Rank 0] ... WorkNCCL(SeqNum=7, OpType=ALLREDUCE)           rank 4, number 7
+    [rank4]: [PG ID 2 PG GUID 9 Rank 0] ... at work: 7                   rank 4, rank 0 of group 9, number 7
+                                                                         so ALLREDUCE is number 7 of group 9
+
+Proved by: tests/flight_recorder/test_log_diagnosis.py
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from minidist.debug.flight_recorder.diagnosis import IN_LOGS
+from minidist.debug.flight_recorder.dump import Dump, Operation
+from minidist.debug.flight_recorder.logs import Event, Log, Work, is_default
+
+UNNAMED = ""  # the group of lines that name none
+Progress = dict[str, dict[int, tuple[int | None, int | None]]]  # group -> rank -> (last enqueued, last completed)
+Works = dict[str, dict[int, tuple[Work, str]]]  # group -> number -> (operation, file:line in function)
+
+
+class LoggedOperation(Operation):
+    """An operation of which a log speaks: kind "", sequence -1 and sizes "" where the log leaves them out."""
+
+    in_log: ClassVar[bool] = True
+
+
+def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress]:
+    """Return the ranks of a log that have no dump as dumps, and how far each rank has come in each group."""
+    of_rank = by_rank(log)
+    whole = {rank: works_of(events, log) for rank, events in of_rank.items()}
+    name_the_rest(whole)
+    progress: Progress = defaultdict(dict)
+    for rank, events in of_rank.items():
+        for name in whole[rank]:
+            progress[name][rank] = last_numbers(e for e in events if e.who.group and e.who.group[1] == name)
+
+    # With dumps, groups have the names and the operations the kinds of dumps.
+    names = {name: (name, "") for dump in dumps for name in dump.groups} if dumps else shown_names(of_rank)
+    members = members_of(log, of_rank, progress)
+    groups = {} if dumps else {names[name]: ranks for name, ranks in members.items()}
+    result = []
+    for rank in sorted(of_rank.keys() - {dump.rank for dump in dumps}):
+        operations: list[Operation] = []
+        for name, works in whole[rank].items():
+            for each in operations_of(rank, works, progress[name][rank], bool(dumps)):
+                operations.append(replace(each, number=len(operations), group=names.get(name, (name, ""))[0]))
+        reach = {
+            names.get(name, (name, ""))[0]: math.inf if progress[name][rank][0] is None else progress[name][rank][0]
+            for name in whole[rank]
+        }
+        listed = {name: (description, ranks) for (name, description), ranks in groups.items()}
+        result.append(Dump(rank, "log", listed, tuple(operations), False, reach))  # type: ignore[arg-type]
+    return result, {names.get(name, (name, ""))[0]: ranks for name, ranks in progress.items()}
+
+
+def by_rank(log: Log) -> dict[int, list[Event]]:
+    """Return the events of each rank of the job, in their order.
+
+    A record that names only the rank in a group is of that rank of the job where another record says which it is, or
+    where the group is the one of all ranks; else, where other records have ranks of the job, it is left out.
+    """
+    ranks = {
+        (who.group[1], who.in_group): who.rank
+        for who in (event.who for event in log.events)
+        if who.group and who.in_group is not None and who.rank is not None
+    }
+    in_job = any(event.who.rank is not None for event in log.events)
+    result: dict[int, list[Event]] = defaultdict(list)
+    for event in log.events:
+        who = event.who
+        rank = who.rank
+        if rank is None and who.group and who.in_group is not None:
+            rank = ranks.get((who.group[1], who.in_group))
+        if rank is None and (not in_job or who.group is None or is_default(*who.group[1:])):
+            rank = who.in_group
+        if rank is not None:
+            result[rank].append(event)
+    return result
+
+
+def works_of(events: Sequence[Event], log: Log) -> Works:
+    """Return the operations of a rank by group; those whose group no record names are of UNNAMED."""
+    works: Works = defaultdict(dict)
+    alone: dict[int, tuple[Work, str]] = {}
+    for event in events:
+        name = event.who.group[1] if event.who.group else None
+        if event.work is not None:
+            site = log.sites.get((event.who, event.work), "")
+            number = -1 if event.work.sequence is None else event.work.sequence
+            (alone if name is None else works[name]).setdefault(number, (event.work, site))
+        elif name is not None:
+            works[name]  # the group is known to the rank, though no operation of it may be
+    for event in events:
+        if event.who.group and event.at is not None:
+            known = alone.pop(event.at, None)
+            works[event.who.group[1]].setdefault(event.at, known or (Work("", event.at, "", ""), ""))
+    for name in works:
+        for number in works[name]:
+            alone.pop(number, None)  # the same record, once more
+    if alone:
+        works[UNNAMED] = alone
+    return dict(works)
+
+
+def name_the_rest(whole: dict[int, Works]) -> None:
+    """Move operations without a group to the only group in which another rank has one of this number."""
+    groups: dict[int, set[str]] = defaultdict(set)
+    for works in whole.values():
+        for name, numbers in works.items():
+            for number in numbers if name != UNNAMED else ():
+                groups[number].add(name)
+    for works in whole.values():
+        for number in list(works.get(UNNAMED, ())):
+            if len(groups[number]) == 1 and not works.keys() & groups[number]:
+                works.setdefault(next(iter(groups[number])), {})[number] = works[UNNAMED].pop(number)
+        if UNNAMED in works and not works[UNNAMED]:
+            del works[UNNAMED]
+
+
+def last_numbers(events: Iterable[Event]) -> tuple[int | None, int | None]:
+    """Return the last number that is enqueued, and the last that is completed; None where no event says it."""
+    numbers = [(event.enqueued, event.completed) for event in events]
+    enqueued, completed = ([n[at] for n in numbers if n[at] is not None] for at in (0, 1))
+    return max(enqueued, default=None), max(completed, default=None)  # type: ignore[type-var]
+
+
+def operations_of(
+    rank: int, works: dict[int, tuple[Work, str]], last: tuple[int | None, int | None], beside_dumps: bool
+) -> list[Operation]:
+    """Return the operations of a rank in a group: the last that is completed, and those that have not ended."""
+    enqueued, completed = last
+    found = dict(works)
+    after = max(completed or 0, 0) + 1
+    if enqueued is not None and completed is not None and enqueued >= after and not found:
+        found[after] = (Work("", after, "", ""), "")
+    numbers = sorted(found)
+    done = [completed] if completed is not None and completed > 0 and completed not in found else []
+    result: list[Operation] = []
+    for number in (*done, *numbers):
+        work, site = found.get(number, (Work("", number, "", ""), ""))
+        kind, sizes = work.kind, (work.inputs, work.outputs)
+        if beside_dumps:
+            # A dump has shapes where a log has numbers of elements, and leaves coalesced operations out.
+            kind, sizes = "" if kind == "COALESCED" else IN_LOGS.get(kind, kind.lower()), ("", "")
+        is_done = completed is not None and -1 < number <= completed
+        result.append(LoggedOperation(rank, 0, "", kind, number, None, *sizes, "", is_done, 0, site))
+    return result
+
+
+def shown_names(of_rank: dict[int, list[Event]]) -> dict[str, tuple[str, str]]:
+    """Return group -> (what a report calls it, its description): the number that a group has on all of its ranks."""
+    numbers: dict[str, set[str]] = defaultdict(set)
+    described: dict[str, str] = {UNNAMED: ""}
+    for number, name, description in (e.who.group for events in of_rank.values() for e in events if e.who.group):
+        numbers[name].add(number)
+        described[name] = description or described.get(name, "")
+    result = {}
+    for name, description in described.items():
+        (number, *others) = numbers[name] or [name]
+        taken = any(number in numbers[other] or number == other for other in described if other != name)
+        if others or taken or number in ("", name):
+            result[name] = name, description
+        else:
+            result[name] = number, ", ".join(filter(None, (f"GUID {name}", description)))
+    return result
+
+
+def members_of(log: Log, of_rank: dict[int, list[Event]], progress: Progress) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of every group, as far as the log tells them.
+
+    All ranks are in the default group, and in the one that is not named. Of another group the ranks are those with a
+    line, and those in a hole that is as wide in the job as in the group: ranks of a group are in order.
+    """
+    everyone = range(log.world or max((*of_rank, *log.spoken, *log.awaited), default=-1) + 1)
+    whose: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank in it -> rank of the job
+    default = {UNNAMED}
+    for rank, events in of_rank.items():
+        for who in (event.who for event in events if event.who.group):
+            assert who.group is not None
+            if is_default(*who.group[1:]):
+                default.add(who.group[1])
+            if who.in_group is not None and who.rank is not None:
+                whose[who.group[1]][who.in_group] = rank
+    result = {}
+    for name, ranks in progress.items():
+        members = set(everyone) if name in default else set(ranks)
+        places = sorted(whose[name].items()) if name not in default else []
+        for (place, rank), (next_place, next_rank) in zip([(-1, -1), *places], places, strict=False):
+            if next_place - place == next_rank - rank:
+                members.update(range(rank + 1, next_rank))
+        result[name] = tuple(sorted(members))
+    return result
