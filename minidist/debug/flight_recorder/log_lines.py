@@ -21,18 +21,38 @@ BLOCK = 1 << 20  # bytes that are read at once
 MAX_LINE = 1 << 14  # bytes of a line; the rest of a longer one is read as the next
 MAX_WRAPS = 3  # times that a terminal may have wrapped a line
 
-# A line without any of these tells nothing.
+# A line without any of these tells nothing, unless it is of a stack.
 WORDS = tuple(
     word.encode()
     for word in (
-        *("OpType=", "atchdog", " work:", "imed out", "stuck", "Stack trace", " from ", "onitored", "failed to pass"),
-        *("by peer", "pair closure", "ror [", "collective #", "lagging ranks", "clients joined", "world", "WORLD"),
-        *("initialization options", "Error", "Exception", "exitcode", "rank  ", "async exception"),
+        *(
+            "OpType=",
+            "atchdog",
+            " work:",
+            "imed out",
+            "stuck",
+            "Stack trace of",
+            "onitored",
+            "following ranks",
+            "by peer",
+        ),
+        *(
+            "pair closure",
+            "rror [",
+            "collective #",
+            "lagging ranks",
+            "clients joined",
+            "orld_size",
+            "orld size",
+            "ORLD_SIZE",
+        ),
+        *("initialization options", "Error", "Exception", "exitcode", "rank  "),
     )
 )
 # Where a record of PyTorch's C++ log begins: "[rank3]:[E419 10:42:28.88 ProcessGroupNCCL.cpp:616]", older "[E file:1]".
 RECORD = re.compile(r"(?:\[rank\d{1,7}\]:\s{0,4})?\[[EWIF]\d{0,8}\s[^\[\]]{0,40}?\w{1,60}\.(?:cpp|cc|hpp):\d{1,6}\]")
 # What no terminal puts at the beginning of the second half of a line.
+FRAME = re.compile(r"\s{0,9}#\d{1,4} ")
 BEGINS = re.compile(r"\[rank\d|\[Rank \d|\[PG |ProcessGroup\w+\.cpp|^\s*#\d+ |Traceback")
 COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 
@@ -90,21 +110,24 @@ def pieces(lines: list[bytes]) -> Iterator[bytes]:
 
 def joined(lines: Iterator[bytes]) -> Iterator[str]:
     """Yield the lines with one of WORDS as text, each with what follows it where a terminal has wrapped it."""
-    begun, wraps = "", 0
+    begun, wraps, in_stack = "", 0, False
     for line in lines:
         if begun:
             text = line.decode("utf-8", "replace")
             if wraps < MAX_WRAPS and text and not BEGINS.search(text):
                 begun, wraps = begun + text, wraps + 1
-                if not is_whole(begun):
-                    continue
-                yield begun
-                begun = ""
+                if is_whole(begun):
+                    yield begun
+                    begun = ""
                 continue
             yield begun
             begun = ""
-        if any(word in line for word in WORDS):
+        in_stack = in_stack and FRAME.match(text := line.decode("utf-8", "replace")) is not None
+        if in_stack:
+            yield text
+        elif any(word in line for word in WORDS):
             text = COLOUR.sub("", line.decode("utf-8", "replace"))
+            in_stack = "Stack trace of" in text
             if is_whole(text):
                 yield text
             else:
@@ -115,7 +138,7 @@ def joined(lines: Iterator[bytes]) -> Iterator[str]:
 
 def is_whole(line: str) -> bool:
     """Return whether a record of a watchdog has its end in this line."""
-    last = max((line.rfind(word) for word in ("Watchdog caught", "detected by watchdog", "Timeout at ")), default=-1)
+    last = max(line.rfind(word) for word in ("Watchdog caught", "detected by watchdog", "Timeout at "))
     if last < 0:
         return True
     if line.startswith("Watchdog", last):
@@ -125,5 +148,5 @@ def is_whole(line: str) -> bool:
 
 def records(line: str) -> list[str]:
     """Return the records of a line; what stands before the first belongs to it."""
-    starts = [found.start() for found in RECORD.finditer(line)]
+    starts = [found.start() for found in RECORD.finditer(line)] if ".c" in line or ".h" in line else []
     return [line[a:b] for a, b in zip([0, *starts[1:]], [*starts[1:], len(line)], strict=True)] if starts else [line]

@@ -40,35 +40,36 @@ SHAPE = re.compile(r"TensorShape\s?=\s?(\[[\d, ]{0,200}\])")
 AT = re.compile(r"\sat\s{0,2}(?:[A-Z]{1,8}\s{0,2})?work(?:\s{0,2}sequence\s{0,2}id)?:\s{0,2}(\d{1,18})")
 LAST = re.compile(r"last\s{0,2}(enqueued|completed)\s{0,2}(?:[A-Z]{1,8}\s{0,2})?work:\s{0,2}(-?\d{1,18})", re.I)
 FRAME = re.compile(r"#\d{1,4} (\S{1,200}) from (\S{1,1000}):(\d{1,9})")
-WORLD = (
-    re.compile(r"(?<![\w-])(?<!parallel )(?<!group )(?<!local )world[ _]size\W{1,4}(\d{1,7})\b", re.I),
-    re.compile(r"\d{1,7}/(\d{1,7}) clients joined"),
+WORLD = re.compile(
+    r"(?<![\w-])(?<!parallel )(?<!group )(?<!local )world[ _]size\W{1,4}(\d{1,7})\b|\d/(\d{1,7}) clients joined", re.I
 )
 OPTIONS = re.compile(r"initialization options: size: (\d{1,7}), global rank: (\d{1,7})")
 
-# Other lines than those of a watchdog. A pattern's first group, where it has one, lists the ranks that did not come.
+# Other lines than those of a watchdog: a text that the line has, a pattern, and what has happened. In LATE, it has
+# happened to the ranks of the pattern's first group, in SAID to the rank that has written the line.
 RANKS = r"\[?(\d{1,7}(?:,\s?\d{1,7}){0,4096})\]?"
 BARRIER = "did not reach a monitored barrier in time"
+WAITED = "timed out while it waited for a peer"
 LATE = (
-    (re.compile(rf"ranks?:?\s{{0,2}}{RANKS}\s{{0,2}}failed to pass", re.I), BARRIER),
-    (re.compile(rf"following ranks failed to [^\[]{{0,80}}{RANKS}", re.I), BARRIER),
-    (re.compile(rf"ranks?\s{{0,2}}{RANKS}\s(?:is|are) likely stuck", re.I), "is likely stuck"),
+    ("failed to pass", re.compile(rf"ranks?:?\s{{0,2}}{RANKS}\s{{0,2}}failed to pass", re.I), BARRIER),
+    ("following ranks", re.compile(rf"following ranks failed to [^\[]{{0,80}}{RANKS}"), BARRIER),
+    ("likely stuck", re.compile(rf"ranks?\s{{0,2}}{RANKS}\s(?:is|are) likely stuck", re.I), "is likely stuck"),
     (
+        "didn't join",
         re.compile(rf"{RANKS}\s?finished collective #(\d{{1,18}}), but didn't join collective #(\d{{1,18}})"),
         "ended collective {} and did not call collective {}",
     ),
-    (re.compile(rf"ranks {RANKS} are the lagging ranks"), "called no collective"),
+    ("lagging ranks", re.compile(rf"ranks {RANKS} are the lagging ranks"), "called no collective"),
 )
 SAID = (
-    (re.compile(r"successfully reached monitoredBarrier"), "reached a monitored barrier that failed"),
-    (
-        re.compile(r"Timed out waiting \d{1,18}\s?ms for (?:recv|send) operation"),
-        "timed out while it waited for a peer",
-    ),
-    (re.compile(r"Application timeout caused pair closure"), "timed out while it waited for a peer"),
-    (re.compile(r"Connection closed by peer|(?:Read|Write) error \[.{1,200}(?:reset by peer|pipe)"), "lost a peer"),
-    (re.compile(r"raised the following async exception|remote process exited"), "lost a peer"),
-    (re.compile(r"watchdog got stuck|Heartbeat monitor timed out"), "has a watchdog that makes no progress"),
+    ("successfully reached", re.compile("reached monitoredBarrier"), "reached a monitored barrier that failed"),
+    ("imed out waiting", re.compile(r"Timed out waiting \d{1,18}\s?ms for (?:recv|send) operation"), WAITED),
+    ("pair closure", re.compile("timeout caused pair closure"), WAITED),
+    ("closed by peer", re.compile("Connection closed by peer"), "lost a peer"),
+    ("rror [", re.compile(r"(?:Read|Write) error \[.{1,200}(?:reset by peer|pipe)"), "lost a peer"),
+    ("async exception", re.compile("raised the following async exception"), "lost a peer"),
+    ("atchdog got stuck", re.compile("watchdog got stuck"), "has a watchdog that makes no progress"),
+    ("Heartbeat monitor", re.compile("Heartbeat monitor timed out"), "has a watchdog that makes no progress"),
 )
 JOINED = re.compile(
     r"(\d{1,7})/(\d{1,7}) clients joined|world_size=(\d{1,7}), (?:worker_count|num_workers_\w{1,20})=(\d{1,7})"
@@ -167,19 +168,19 @@ class Reader:
 
     def record(self, text: str, label: int | None) -> int | None:
         """Read one record; return the rank that has written it, None where that is not known."""
-        if frame := FRAME.search(text):
+        if "#" in text and (frame := FRAME.search(text)):
             self.frame(frame)
             return label
         who = identity(text)
         rank = who.rank if who.rank is not None else label
-        for pattern in WORLD:
-            if found := pattern.search(text):
-                self.log.world = max(self.log.world, min(int(found[1]), MAX_RANKS))
+        if ("orld" in text or "ORLD" in text or "clients" in text) and (found := WORLD.search(text)):
+            self.log.world = max(self.log.world, min(int(found[1] or found[2]), MAX_RANKS))
         if who.group is None and who.in_group is None:
             who = Identity(rank, None, None)
         self.stack = self.works.get(who.rank) if "Stack trace of the failed" in text else None
         rank = who.in_group if rank is None else rank
-        self.watchdog(text, who, rank)
+        if "ork" in text or "initialization options" in text:
+            self.watchdog(text, who, rank)
         self.differing(text)
         self.other(text, rank)
         return rank
@@ -233,23 +234,25 @@ class Reader:
 
     def other(self, text: str, rank: int | None) -> None:
         """Read what gloo, a monitored barrier, torchrun or Python says of a rank."""
-        for pattern, what in LATE:
-            if found := pattern.search(text):
+        for word, pattern, what in LATE:
+            if word in text and (found := pattern.search(text)):
                 for late in re.findall(r"\d+", found[1]):
                     self.log.awaited.add(int(late))
                     self.find(what.format(*found.groups()[1:]), int(late))
-        for pattern, what in SAID:
-            if pattern.search(text):
+        for word, pattern, what in SAID:
+            if word in text and pattern.search(text):
                 self.find(what, rank)
-        if found := JOINED.search(text):
+        if ("joined" in text or "orker" in text) and (found := JOINED.search(text)):
             here, all_ = (found[1], found[2]) if found[1] else (found[4], found[3])
             self.find(f"waited at the start: {here} of {all_} ranks joined", rank)
-        if found := ROOT[0].search(text):
+        if "rank  " in text and (found := ROOT[0].search(text)):
             self.failed = int(found[1])
         elif self.failed is not None and (found := ROOT[1].search(text)):
             self.find(f"ended with exit code {found[1]}, says torchrun", self.failed)
             self.failed = None
-        elif rank is not None and rank not in self.log.raised:  # what follows the first is often its consequence
+        elif (
+            ("Error" in text or "Exception" in text) and rank is not None and rank not in self.log.raised
+        ):  # what follows the first is often its consequence
             found = None if AFTER.search(text) else RAISED.search(text[: MAX_SHOWN * 10])
             if found:
                 self.log.raised.add(rank)
@@ -258,9 +261,9 @@ class Reader:
 
 def identity(text: str) -> Identity:
     """Return who has written a record."""
-    in_job = IN_JOB.search(text)
-    found = next((found for pattern in GROUPS if (found := pattern.search(text))), None)
-    inner = IN_GROUP.search(text)
+    in_job = IN_JOB.search(text) if "[rank" in text else None
+    found = next((found for pattern in GROUPS if (found := pattern.search(text))), None) if "[PG" in text else None
+    inner = IN_GROUP.search(text) if "[Rank" in text else None
     in_group = int(found[4]) if found else int(inner[1]) if inner else None
     group = (found[1], found[2] or found[1], found[3] or "") if found else None
     return Identity(int(in_job[1]) if in_job else None, in_group, group)
