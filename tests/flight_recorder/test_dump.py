@@ -93,6 +93,11 @@ def test_a_coalesced_entry_says_that_the_others_have_ended():
     assert [o.is_done for o in dump_of(0, dump(*both)).operations] == [False, False]
 
 
+def test_a_dump_in_json_of_a_rank_that_has_recorded_nothing():
+    empty = {"version": "2.10", "pg_config": {}, "pg_status": {}, "comm_lib_version": "", "nccl_comm_state": {}}
+    assert dump_of(3, empty).operations == ()
+
+
 def test_the_number_at_the_end_of_a_file_s_name_is_the_rank(tmp_path):
     (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps(dump(entry())))
     (tmp_path / "rank0.json").write_text(json.dumps(dump(entry())))

@@ -110,6 +110,16 @@ def test_operations_and_their_groups_meet_by_rank_and_number(found):
     assert "group 17 (tp)" in found(status(4, 1, 1, 0, **tp), status(5, 1, 1, 0, group="ID 4 PG GUID 17(tp)"))[1]
 
 
+def test_last_numbers_of_a_group_that_is_not_named(found):
+    said = "[Rank {}] Timeout at NCCL work: 7, last enqueued NCCL work: {}, last completed NCCL work: 6."
+    lines = [timeout(0, 7), said.format(0, 8), timeout(1, 7), said.format(1, 7)]
+    result, text = found(
+        *lines, "[Rank 2] Received a dump signal. Last enqueued NCCL work: 6, last completed NCCL work: 6."
+    )
+    assert waits(result) == {0: (2,), 1: (2,)}
+    assert "last enqueued in a group that the log does not name: 6 on rank 2, 7 on rank 1, 8 on rank 0" in text
+
+
 def test_a_rank_that_waits_in_another_group(found):
     pp = {"group": "ID 2 PG GUID 5(pp)", "inner": 1}
     result, text = found(*both(0, 12, 12, 11), *both(1, 12, 12, 11), *both(2, 7, 7, 6, "BROADCAST", 3, **pp))

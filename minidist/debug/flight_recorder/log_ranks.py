@@ -39,7 +39,7 @@ def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress]:
     progress: Progress = defaultdict(dict)
     for rank, events in of_rank.items():
         for name in whole[rank]:
-            progress[name][rank] = last_numbers(e for e in events if e.who.group and e.who.group[1] == name)
+            progress[name][rank] = last_numbers(event for event in events if group_of(event) == name)
 
     # With dumps, groups have the names and the operations the kinds of dumps.
     names = {name: (name, "") for dump in dumps for name in dump.groups} if dumps else shown_names(of_rank)
@@ -58,6 +58,11 @@ def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress]:
         listed = {name: (description, ranks) for (name, description), ranks in groups.items()}
         result.append(Dump(rank, "log", listed, tuple(operations), False, reach))  # type: ignore[arg-type]
     return result, {names.get(name, (name, ""))[0]: ranks for name, ranks in progress.items()}
+
+
+def group_of(event: Event) -> str:
+    """Return the name of the group of an event."""
+    return event.who.group[1] if event.who.group else UNNAMED
 
 
 def by_rank(log: Log) -> dict[int, list[Event]]:
@@ -90,22 +95,22 @@ def works_of(events: Sequence[Event], log: Log) -> Works:
     works: Works = defaultdict(dict)
     alone: dict[int, tuple[Work, str]] = {}
     for event in events:
-        name = event.who.group[1] if event.who.group else None
+        name = group_of(event)
         if event.work is not None:
             site = log.sites.get((event.who, event.work), "")
             number = -1 if event.work.sequence is None else event.work.sequence
-            (alone if name is None else works[name]).setdefault(number, (event.work, site))
-        elif name is not None:
+            (alone if name == UNNAMED else works[name]).setdefault(number, (event.work, site))
+        else:
             works[name]  # the group is known to the rank, though no operation of it may be
     for event in events:
-        if event.who.group and event.at is not None:
+        if event.work is None and event.at is not None:
             known = alone.pop(event.at, None)
-            works[event.who.group[1]].setdefault(event.at, known or (Work("", event.at, "", ""), ""))
-    for name in works:
-        for number in works[name]:
+            works[group_of(event)].setdefault(event.at, known or (Work("", event.at, "", ""), ""))
+    for numbers in works.values():
+        for number in numbers:
             alone.pop(number, None)  # the same record, once more
     if alone:
-        works[UNNAMED] = alone
+        works[UNNAMED].update(alone)
     return dict(works)
 
 
@@ -120,8 +125,8 @@ def name_the_rest(whole: dict[int, Works]) -> None:
         for number in list(works.get(UNNAMED, ())):
             if len(groups[number]) == 1 and not works.keys() & groups[number]:
                 works.setdefault(next(iter(groups[number])), {})[number] = works[UNNAMED].pop(number)
-        if UNNAMED in works and not works[UNNAMED]:
-            del works[UNNAMED]
+                if not works[UNNAMED]:
+                    del works[UNNAMED]
 
 
 def last_numbers(events: Iterable[Event]) -> tuple[int | None, int | None]:

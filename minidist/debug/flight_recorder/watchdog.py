@@ -45,8 +45,8 @@ def watch(seconds: float, folder: str | Path) -> threading.Thread:
     recorder = import_module("torch._C._distributed_c10d") if torch.distributed.is_available() else None
     if not hasattr(recorder, "_dump_fr_trace"):
         raise UsageError(
-            f"torch {torch.__version__} has no torch._C._distributed_c10d._dump_fr_trace, which gives the dump of a rank"
-            " on the CPU; install a later version"
+            f"torch {torch.__version__} has no torch._C._distributed_c10d._dump_fr_trace, which gives the dump of a"
+            " rank on the CPU; install a later version"
         )
     with writing("the dumps", folder, "choose another folder"):
         Path(folder).mkdir(parents=True, exist_ok=True)
