@@ -79,6 +79,13 @@ def test_a_rank_without_a_line(found):
     assert "ranks 0, 2 of 5" in text
     assert "add --ranks" not in text
     assert waits(found("world_size=4", *both(0, 7, 8, 6))[0]) == {0: (1, 2, 3)}
+    # An all-gather of 64 elements into 256 is of four ranks.
+    gather = [timeout(0, 7, "_ALLGATHER_BASE", 64, 256), status(0, 7, 8, 6)]
+    assert waits(found(*gather)[0]) == {0: (1, 2, 3)}
+    gather[1] = status(0, 7, 8, 6, group="ID 1 PG GUID 1")
+    result, text = found(*gather)
+    assert waits(result) == {0: ()}
+    assert "no line: ranks 1, 2, 3 of group 1, counted in the group" in text
     with pytest.raises(UsageError, match="has rank 2; give at least 3"):
         found(*both(0, 7, 8, 6), *both(2, 7, 8, 6), world=2)
 
@@ -104,8 +111,13 @@ def test_operations_and_their_groups_meet_by_rank_and_number(found):
     # The hole in the group is one rank wide in the job, too.
     assert {rank: waits(result)[rank] for rank in (4, 5, 7)} == {4: (6,), 5: (6,), 7: (6,)}
     assert "group 3 (GUID 17, tp)" in text
-    result, _ = found(*(status(r, 12, 12, 11, inner=i, **tp) for r, i in ((4, 0), (8, 2))))
+    result, text = found(*(status(r, 12, 12, 11, inner=i, **tp) for r, i in ((4, 0), (8, 2))))
     assert waits(result) == {4: (), 8: ()}  # rank 1 of the group is one of 5, 6 and 7
+    assert "no line: rank 1 of group 3 (GUID 17, tp), counted in the group" in text
+    # A number of a group on one rank may be that of another group elsewhere.
+    text = found(status(4, 1, 1, 0, **tp), status(6, 1, 1, 0, group="ID 3 PG GUID 18"))[1]
+    assert "group 17 (PG ID 3, tp)" in text
+    assert "group 18 (PG ID 3)" in text
     # Two ranks have given the group different numbers, so that its name is shown.
     assert "group 17 (tp)" in found(status(4, 1, 1, 0, **tp), status(5, 1, 1, 0, group="ID 4 PG GUID 17(tp)"))[1]
 

@@ -14,7 +14,9 @@ def read(*lines, rank=None):
 
 def test_an_operation_of_every_version_and_backend():
     for line, work in (
-        (timeout(1, 4, "_ALLGATHER_BASE", 8, 32), Work("_ALLGATHER_BASE", 4, "8 elements", "32 elements")),
+        (timeout(1, 4, "_ALLGATHER_BASE", 8, 32), Work("_ALLGATHER_BASE", 4, "8 elements", "32 elements", 4)),
+        (timeout(1, 4, "_REDUCE_SCATTER_BASE", 6, 2), Work("_REDUCE_SCATTER_BASE", 4, "6 elements", "2 elements", 3)),
+        (timeout(1, 4, "_ALLGATHER_BASE", 8, 33), Work("_ALLGATHER_BASE", 4, "8 elements", "33 elements", 0)),
         (timeout(1, 4, "BROADCAST", 1), Work("BROADCAST", 4, "1 element", "1 element")),
         (timeout(1, 4, form="2.0"), Work("ALLREDUCE", 4, "", "")),
         (timeout(1, 4, size="2, 3", form="1.9"), Work("ALLREDUCE", None, "[2, 3]", "[2, 3]")),
@@ -50,6 +52,10 @@ def test_ranks_and_groups_of_every_version():
         ("[Rank 2]", Identity(None, 2, None)),
         ("(WorkerDict pid=34) [rank7]:[E1 2:3 ProcessGroupNCCL.cpp:1] [Rank 0]", Identity(7, 0, None)),
         ("5: ", Identity(5, None, None)),
+        ("[1,5]<stderr>:", Identity(5, None, None)),
+        ("[5]<stdout>:", Identity(5, None, None)),
+        ("PolicyWorker[rank=5]:", Identity(5, None, None)),
+        ("[rank5]", Identity(5, None, None)),
         ("[default6]:", Identity(6, None, None)),
         (
             "2026-03-01T10:00:00.123456789Z stderr F [rank3]:[E1 2:3 ProcessGroupNCCL.cpp:1] [Rank 3]",

@@ -20,7 +20,7 @@ from minidist.comm.call_log import ranks_text
 from minidist.debug.flight_recorder.diagnosis import MAX_LINES, Diagnosis, Difference, diagnose, shortened, together
 from minidist.debug.flight_recorder.dump import Operation
 from minidist.debug.flight_recorder.files import read_files
-from minidist.debug.flight_recorder.log_ranks import UNNAMED, Progress, log_dumps
+from minidist.debug.flight_recorder.log_ranks import UNNAMED, Members, Progress, log_dumps
 from minidist.debug.flight_recorder.logs import Log, is_default
 
 
@@ -31,6 +31,7 @@ class LogDiagnosis(Diagnosis):
     log: Log = field(default_factory=Log)
     dumps: tuple[int, ...] = ()  # ranks of which there is a dump
     progress: Progress = field(default_factory=dict)
+    holes: Members = field(default_factory=dict)  # group -> ranks in it that have no line, and are not known in the job
 
     @property
     def hangs(self) -> bool:
@@ -53,6 +54,7 @@ class LogDiagnosis(Diagnosis):
                     for number, calls in self.log.differing.items()
                 },
                 "awaited": sorted(self.log.awaited),
+                "ranks_in_group_without_line": self.holes,
             }
         }
 
@@ -65,7 +67,7 @@ class LogDiagnosis(Diagnosis):
         lines.append(f"{self.log.files:,} log{'s' * (self.log.files != 1)} with lines about a hang: {what}{of}")
         silent = {*self.without_dump, *range(self.log.world)} - spoken - set(self.dumps)
         if silent and not self.log.nameless:
-            lines.append(f"no line: {ranks_text(silent)}; a rank without one has crashed, or has reached no timeout")
+            lines.append(f"no line: {ranks_text(silent)}; it has crashed, has reached no timeout, or writes elsewhere")
         for number, calls in sorted(self.log.differing.items())[:MAX_LINES]:
             texts = [f"{what} on {ranks_text(ranks)}" for what, ranks in calls.items()]
             lines.append(f"first difference: number {number} is {', and '.join(texts)}")
@@ -141,6 +143,8 @@ class LogDiagnosis(Diagnosis):
             lines.insert(0, f"look first at {ranks_text(self.log.raised)}, of which the exception is not of a timeout")
         if self.log.awaited:
             lines.insert(0, f"look first at {ranks_text(self.log.awaited)}, for which others have waited")
+        for name, ranks_in_it in self.holes.items():
+            lines.append(f"no line: {ranks_text(ranks_in_it)} of {self.group_text(name)}, counted in the group")
         if UNNAMED in self.groups:
             lines.append("these lines do not name their group, which is taken to be one of all ranks")
         if (
@@ -177,8 +181,10 @@ def diagnose_files(path: str | Path, world: int = 0) -> Diagnosis:
         log.world = 0  # it is the size of a part of the job
     if not log:
         return diagnose(dumps, world)
-    logged, progress = log_dumps(log, dumps)
+    logged, progress, holes = log_dumps(log, dumps)
     found = diagnose([*dumps, *logged], log.world, LogDiagnosis)
     assert isinstance(found, LogDiagnosis)
     versions = tuple(sorted({dump.version for dump in dumps}))
-    return replace(found, log=log, dumps=tuple(d.rank for d in dumps), progress=progress, versions=versions)
+    return replace(
+        found, log=log, dumps=tuple(d.rank for d in dumps), progress=progress, holes=holes, versions=versions
+    )

@@ -22,6 +22,7 @@ from minidist.debug.flight_recorder.logs import Event, Log, Work, is_default
 
 UNNAMED = ""  # the group of lines that name none
 Progress = dict[str, dict[int, tuple[int | None, int | None]]]  # group -> rank -> (last enqueued, last completed)
+Members = dict[str, tuple[int, ...]]  # group -> ranks
 Works = dict[str, dict[int, tuple[Work, str]]]  # group -> number -> (operation, file:line in function)
 
 
@@ -31,8 +32,11 @@ class LoggedOperation(Operation):
     in_log: ClassVar[bool] = True
 
 
-def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress]:
-    """Return the ranks of a log that have no dump as dumps, and how far each rank has come in each group."""
+def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress, Members]:
+    """Return the ranks of a log that have no dump as dumps, how far each rank has come in each group, and what is left.
+
+    That are the ranks of a group, counted in it, that have no line, and of which no line gives the rank in the job.
+    """
     of_rank = by_rank(log)
     whole = {rank: works_of(events, log) for rank, events in of_rank.items()}
     name_the_rest(whole)
@@ -42,22 +46,25 @@ def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress]:
             progress[name][rank] = last_numbers(event for event in events if group_of(event) == name)
 
     # With dumps, groups have the names and the operations the kinds of dumps.
-    names = {name: (name, "") for dump in dumps for name in dump.groups} if dumps else shown_names(of_rank)
-    members = members_of(log, of_rank, progress)
-    groups = {} if dumps else {names[name]: ranks for name, ranks in members.items()}
+    shown = {} if dumps else shown_names(of_rank)
+    title = {name: shown.get(name, (name, ""))[0] for name in progress}
+    members, holes = members_of(log, of_rank, whole, progress)
+    listed = {} if dumps else {title[name]: (shown[name][1], ranks) for name, ranks in members.items()}
     result = []
     for rank in sorted(of_rank.keys() - {dump.rank for dump in dumps}):
         operations: list[Operation] = []
+        reach: dict[str, float] = {}
         for name, works in whole[rank].items():
-            for each in operations_of(rank, works, progress[name][rank], bool(dumps)):
-                operations.append(replace(each, number=len(operations), group=names.get(name, (name, ""))[0]))
-        reach = {
-            names.get(name, (name, ""))[0]: math.inf if progress[name][rank][0] is None else progress[name][rank][0]
-            for name in whole[rank]
-        }
-        listed = {name: (description, ranks) for (name, description), ranks in groups.items()}
-        result.append(Dump(rank, "log", listed, tuple(operations), False, reach))  # type: ignore[arg-type]
-    return result, {names.get(name, (name, ""))[0]: ranks for name, ranks in progress.items()}
+            last = progress[name][rank]
+            for operation in operations_of(rank, works, last, bool(dumps)):
+                operations.append(replace(operation, number=len(operations), group=title[name]))
+            reach[title[name]] = math.inf if last[0] is None else last[0]
+        result.append(Dump(rank, "log", listed, tuple(operations), False, reach))
+    return (
+        result,
+        {title[name]: ranks for name, ranks in progress.items()},
+        {title[name]: ranks for name, ranks in holes.items()},
+    )
 
 
 def group_of(event: Event) -> str:
@@ -170,20 +177,27 @@ def shown_names(of_rank: dict[int, list[Event]]) -> dict[str, tuple[str, str]]:
     for name, description in described.items():
         (number, *others) = numbers[name] or [name]
         taken = any(number in numbers[other] or number == other for other in described if other != name)
-        if others or taken or number in ("", name):
+        if others or number in ("", name):
             result[name] = name, description
+        elif taken:
+            result[name] = name, ", ".join(filter(None, (f"PG ID {number}", description)))
         else:
             result[name] = number, ", ".join(filter(None, (f"GUID {name}", description)))
     return result
 
 
-def members_of(log: Log, of_rank: dict[int, list[Event]], progress: Progress) -> dict[str, tuple[int, ...]]:
-    """Return the ranks of every group, as far as the log tells them.
+def members_of(
+    log: Log, of_rank: dict[int, list[Event]], whole: dict[int, Works], progress: Progress
+) -> tuple[Members, Members]:
+    """Return the ranks of every group, as far as the log tells them, and the others that have no line, as ranks in it.
 
     All ranks are in the default group, and in the one that is not named. Of another group the ranks are those with a
     line, and those in a hole that is as wide in the job as in the group: ranks of a group are in order.
     """
-    everyone = range(log.world or max((*of_rank, *log.spoken, *log.awaited), default=-1) + 1)
+    sizes = {
+        name: max((work.ranks for works in whole.values() for work, _ in works.get(name, {}).values()), default=0)
+        for name in progress
+    }
     whose: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank in it -> rank of the job
     default = {UNNAMED}
     for rank, events in of_rank.items():
@@ -193,12 +207,21 @@ def members_of(log: Log, of_rank: dict[int, list[Event]], progress: Progress) ->
                 default.add(who.group[1])
             if who.in_group is not None and who.rank is not None:
                 whose[who.group[1]][who.in_group] = rank
-    result = {}
+    highest = max((*of_rank, *log.spoken, *log.awaited), default=-1) + 1
+    everyone = range(log.world or max(highest, *(sizes[name] for name in default & sizes.keys() - {UNNAMED}), 0))
+    result, holes = {}, {}
     for name, ranks in progress.items():
+        unknown: list[int] = []
         members = set(everyone) if name in default else set(ranks)
         places = sorted(whose[name].items()) if name not in default else []
         for (place, rank), (next_place, next_rank) in zip([(-1, -1), *places], places, strict=False):
             if next_place - place == next_rank - rank:
                 members.update(range(rank + 1, next_rank))
+            else:
+                unknown += range(place + 1, next_place)
         result[name] = tuple(sorted(members))
-    return result
+        if places:
+            unknown += range(places[-1][0] + 1, sizes[name])
+        if unknown:
+            holes[name] = tuple(unknown)
+    return result, holes

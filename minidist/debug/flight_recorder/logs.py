@@ -23,7 +23,7 @@ from minidist.debug.flight_recorder.log_lines import log_lines, records
 MAX_EVENTS = 200_000  # different ones that are kept
 MAX_SHOWN = 200  # characters of an exception
 
-IN_JOB = re.compile(r"\[rank(\d{1,7})\]:")
+IN_JOB = re.compile(r"\[rank[= ]?(\d{1,7})\]")
 IN_GROUP = re.compile(r"\[Rank\s{0,3}(\d{1,7})\]")
 GROUPS = (
     re.compile(
@@ -31,7 +31,9 @@ GROUPS = (
     ),
     re.compile(r"\[PG\s?()([^\s(\]]{1,200})\s?(?:\(([^)\]]{0,200})\))?\s?Rank\s?(\d{1,7})\]"),
 )
-LABEL = re.compile(r"\s{0,9}(?:\[[A-Za-z_.-]{1,40}(\d{1,7})\]:|(\d{1,7}):\s)")  # of torchrun or srun
+LABEL = re.compile(  # of torchrun; of srun; of mpirun and horovodrun
+    r"\s{0,9}(?:\[[A-Za-z_.-]{1,40}(\d{1,7})\]:|(\d{1,7}):\s|\[(?:\d{1,7},)?(\d{1,7})\]<std(?:out|err)>:)"
+)
 WORK = re.compile(r"Work[A-Z]\w{0,20}\(")
 KIND = re.compile(r"OpType\s?=\s?([A-Za-z_]\w{0,60})")
 NUMBER = re.compile(r"(?:SeqNum|SequenceNumber)\s?=\s?(\d{1,18})")
@@ -101,6 +103,7 @@ class Work:
     sequence: int | None
     inputs: str
     outputs: str
+    ranks: int = 0  # of the group, where the sizes tell it: all-gather and reduce-scatter
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,7 @@ class Reader:
     def line(self, line: str) -> None:
         """Read one line."""
         label = LABEL.match(line)
-        of_line = int(label[1] or label[2]) if label else self.of_file
+        of_line = int(label[1] or label[2] or label[3]) if label else self.of_file
         for record in records(line):
             before = len(self.log.events), len(self.log.findings), len(self.log.differing)
             rank = self.record(record, of_line)
@@ -276,10 +279,14 @@ def work_of(text: str) -> Work:
     again = WORK.search(text, 4)
     text = text[: again.start()] if again else text
     kind, number, shape = KIND.search(text), NUMBER.search(text), SHAPE.search(text)
-    sizes = [elements(int(found[1])) if (found := pattern.search(text)) else "" for pattern in SIZES]
-    if shape and not sizes[0]:
+    given, taken = (int(found[1]) if (found := pattern.search(text)) else None for pattern in SIZES)
+    sizes = ["" if count is None else elements(count) for count in (given, taken)]
+    if shape and given is None:
         sizes = [shape[1], shape[1]]
-    return Work(kind[1] if kind else "", int(number[1]) if number else None, *sizes)
+    name = kind[1] if kind else ""
+    small, large = (given, taken) if "ALLGATHER" in name else (taken, given) if "REDUCE_SCATTER" in name else (0, 0)
+    ranks = large // small if small and large and large % small == 0 and large // small <= MAX_RANKS else 0
+    return Work(name, int(number[1]) if number else None, sizes[0], sizes[1], ranks)
 
 
 def elements(number: int) -> str:
