@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.debug.flight_recorder.log_diagnosis import diagnose_files
@@ -187,3 +189,33 @@ def test_a_log_with_dumps(found, tmp_path):
     # A rank with a dump is not read from the log.
     result, _ = found(timeout(1, 9), status(2, None, 1, 1), folder=True)
     assert waits(result) == {0: (2,), 1: (2,)}
+
+
+LINES = [
+    *both(0, 7, 8, 6),
+    *both(3, 9, 9, -1, "SEND", group="ID 2 PG GUID 9(tp)", inner=1),
+    status(2, None, 6, 6),
+    timeout(1, 7, "_ALLGATHER_BASE", 8, 32, form="2.0"),
+    timeout(1, 7, form="1.9"),
+    "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 2 ms",
+    "[default2]: KeyError: 1",
+    "  rank      : 2 (local_rank: 2)",
+    "  exitcode  : -9 (pid: 77)",
+    "world_size=4, worker_count=3",
+    "Stack trace of the failed collective: ",
+    "#1 step from train.py:5",
+]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(LINES), st.integers(0, 250), st.integers(0, 30), st.booleans()), max_size=12))
+def test_lines_that_are_cut_and_mixed_are_a_report_or_a_sentence(tmp_path_factory, pieces):
+    file = tmp_path_factory.mktemp("log") / "job.log"
+    file.write_text("".join(line[:at] + line[at + cut :] + "\n" * ends for line, at, cut, ends in pieces))
+    for world in (0, 5):
+        try:
+            result = diagnose_files(file, world)
+        except UsageError:
+            continue
+        assert all(line and "\n" not in line for line in result.lines())
+        json.dumps(result.as_dict())

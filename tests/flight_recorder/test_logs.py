@@ -145,6 +145,7 @@ def test_what_else_happens_to_ranks():
         assert list(read(line).findings) == findings, line
     table = read("  rank      : 2 (local_rank: 2)", "  exitcode  : -9 (pid: 77)", "  exitcode  : 1 (pid: 78)")
     assert list(table.findings) == [("ended with exit code -9, says torchrun", 2)]
+    assert list(read("[rank1]: KeyError: a\x1b]0;b\x07\u202ec").findings) == [("raised KeyError: a ]0;b  c", 1)]
     assert list(read("ValueError: x", "KeyError: y", rank=3).findings) == [("raised ValueError: x", 3)]
 
 

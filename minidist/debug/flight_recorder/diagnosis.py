@@ -22,8 +22,10 @@ from minidist.comm.call_log import ranks_text
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.debug.flight_recorder.dump import Dump, Operation
 
+MAX_EDGES = 100  # ranks for which one waits, that are searched for a circle
 MAX_LINES = 16  # of a kind that are shown; a report must be read on a screen
 
+Calls = Mapping[int, dict[int, Operation]]  # of a group: rank -> number -> operation
 Missing = dict[tuple[int, int], tuple[int, ...]]  # (rank, number of its operation) -> the ranks that it waits for
 
 # Which shapes all ranks of a collective must pass equal; of the others ranks may differ.
@@ -275,14 +277,19 @@ def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diag
 
     # [1] Collectives meet by number, [2] messages by order.
     missing: Missing = {}
-    found = [match_collectives(dumps, name, ranks, missing) for name, (_, ranks) in groups.items()]
+    calls, of_rank = all_collectives(dumps), {dump.rank: dump for dump in dumps}
+    found = [match_collectives(calls[name], of_rank, name, ranks, missing) for name, (_, ranks) in groups.items()]
     behind(dumps, missing)
     differences = [difference for difference in found if difference is not None]
     unlike = match_messages(dumps, missing)
 
-    # [3] What has not ended. Every missing rank is needed, so each is an edge of its own.
+    # [3] What has not ended. Every missing rank is needed, so each is an edge; of thousands, the first are enough.
     waits = first_waits(dumps, missing)
-    edges = [Waiting(wait.operation.rank, "main", (r,), wait.operation.kind) for wait in waits for r in wait.missing]
+    edges = [
+        Waiting(wait.operation.rank, "main", (rank,), wait.operation.kind)
+        for wait in waits
+        for rank in wait.missing[:MAX_EDGES]
+    ]
     waiting = {wait.operation.rank for wait in waits}
     awaited = {rank for wait in waits for rank in wait.missing}
     ranks = tuple(dump.rank for dump in dumps)
@@ -325,9 +332,12 @@ def all_groups(dumps: Sequence[Dump], world: int) -> tuple[dict[str, tuple[str, 
     return groups, tuple(name for name in groups if not listed[name])
 
 
-def collectives_of(dump: Dump, group: str) -> dict[int, Operation]:
-    """Return a rank's collectives of a group, by their number."""
-    return {each.sequence: each for each in dump.operations if each.group == group and not each.is_message}
+def all_collectives(dumps: Sequence[Dump]) -> Mapping[str, Calls]:
+    """Return every rank's collectives by group and number."""
+    calls: dict[str, dict[int, dict[int, Operation]]] = defaultdict(lambda: defaultdict(dict))
+    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_message):
+        calls[operation.group][operation.rank][operation.sequence] = operation
+    return calls
 
 
 def differ(made: Sequence[Operation], absent: Sequence[int]) -> bool:
@@ -338,12 +348,14 @@ def differ(made: Sequence[Operation], absent: Sequence[int]) -> bool:
     return len(kinds) > 1 or len(sizes) > 1 or (bool(absent) and not all(operation.is_done for operation in made))
 
 
-def match_collectives(dumps: Sequence[Dump], name: str, ranks: Sequence[int], missing: Missing) -> Difference | None:
+def match_collectives(
+    made_by: Calls, dumps: Mapping[int, Dump], name: str, ranks: Sequence[int], missing: Missing
+) -> Difference | None:
     """Return the first collective of a group in which its ranks differ; note in `missing` for whom each call waits."""
-    calls = {dump.rank: collectives_of(dump, name) for dump in dumps}
+    calls = {rank: made_by.get(rank, {}) for rank in ranks if rank in dumps}
     # A ring buffer that is full has lost the first calls: what a rank did before its oldest entry is unknown.
-    oldest = {dump.rank: first_known(dump, name, calls[dump.rank]) for dump in dumps}
-    newest = {dump.rank: (dump.reach or {}).get(name, -1) for dump in dumps}
+    oldest = {rank: first_known(dumps[rank], made) for rank, made in calls.items()}
+    newest = {rank: (dumps[rank].reach or {}).get(name, -1) for rank in calls}
 
     first: Difference | None = None
     for sequence in sorted(set(chain.from_iterable(calls.values()))):
@@ -357,13 +369,18 @@ def match_collectives(dumps: Sequence[Dump], name: str, ranks: Sequence[int], mi
             first = Difference(name, sequence, tuple(made), tuple(absent))
 
         # A call waits for the ranks that have not made it, and for those that have made another one in its place.
+        by_kind: dict[str, list[int]] = defaultdict(list)
         for operation in made:
-            others = [o.rank for o in made if o.kind != operation.kind and o.kind and operation.kind]
-            missing[operation.rank, operation.number] = tuple(sorted([*absent, *others]))
+            by_kind[operation.kind].append(operation.rank)
+        for kind, ranks_of_kind in by_kind.items():
+            others = chain.from_iterable(each for name, each in by_kind.items() if kind and name not in ("", kind))
+            waits_for = tuple(sorted([*absent, *others]))
+            for rank in ranks_of_kind:
+                missing[rank, calls[rank][sequence].number] = waits_for
     return first
 
 
-def first_known(dump: Dump, group: str, calls: Mapping[int, Operation]) -> int | None:
+def first_known(dump: Dump, calls: Mapping[int, Operation]) -> int | None:
     """Return the number from which on it is known which calls a rank has made in a group; None when none is known."""
     if dump.is_whole or (dump.reach is not None and not calls):
         return 0

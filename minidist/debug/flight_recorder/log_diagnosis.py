@@ -12,6 +12,7 @@ Proved by: tests/flight_recorder/test_log_diagnosis.py
 
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +83,11 @@ class LogDiagnosis(Diagnosis):
         """Return which ranks have ended an operation that waits for nobody."""
         if not operation.in_log:
             return super().met_text(operation)
+        first = self.first_open[operation.group]
         done = [
             rank
             for rank, (_, completed) in self.progress[operation.group].items()
-            if (completed is not None and completed >= operation.sequence > -1) or self.is_past(rank, operation)
+            if max(completed or -1, first.get(rank, 0) - 1) >= operation.sequence > -1
         ]
         if done:
             return f"{ranks_text(done)} {'have' if len(done) > 1 else 'has'} ended this number"
@@ -93,14 +95,13 @@ class LogDiagnosis(Diagnosis):
             return "the log does not name the other side of this message"
         return "every rank with a line about this group is in it"
 
-    def is_past(self, rank: int, operation: Operation) -> bool:
-        """Return whether the first open operation of a rank in the same group comes after this one."""
-        return any(
-            wait.operation.rank == rank
-            and wait.operation.group == operation.group
-            and wait.operation.sequence > operation.sequence > -1
-            for wait in self.waits
-        )
+    @cached_property
+    def first_open(self) -> dict[str, dict[int, int]]:
+        """Group -> rank -> number of its first collective that has not ended."""
+        first: dict[str, dict[int, int]] = defaultdict(dict)
+        for operation in (wait.operation for wait in self.waits if not wait.operation.is_message):
+            first[operation.group][operation.rank] = operation.sequence
+        return first
 
     def absent_text(self, difference: Difference) -> str:
         """Return what is known of the ranks without a call."""

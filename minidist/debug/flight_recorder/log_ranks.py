@@ -11,9 +11,10 @@ Proved by: tests/flight_recorder/test_log_diagnosis.py
 """
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import ClassVar
 
 from minidist.debug.flight_recorder.diagnosis import IN_LOGS
@@ -50,7 +51,7 @@ def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress, Me
     title = {name: shown.get(name, (name, ""))[0] for name in progress}
     members, holes = members_of(log, of_rank, whole, progress)
     listed = {} if dumps else {title[name]: (shown[name][1], ranks) for name, ranks in members.items()}
-    result = []
+    result: list[Dump] = []
     for rank in sorted(of_rank.keys() - {dump.rank for dump in dumps}):
         operations: list[Operation] = []
         reach: dict[str, float] = {}
@@ -59,7 +60,7 @@ def log_dumps(log: Log, dumps: Sequence[Dump]) -> tuple[list[Dump], Progress, Me
             for operation in operations_of(rank, works, last, bool(dumps)):
                 operations.append(replace(operation, number=len(operations), group=title[name]))
             reach[title[name]] = math.inf if last[0] is None else last[0]
-        result.append(Dump(rank, "log", listed, tuple(operations), False, reach))
+        result.append(Dump(rank, "log", {} if result else listed, tuple(operations), False, reach))
     return (
         result,
         {title[name]: ranks for name, ranks in progress.items()},
@@ -173,10 +174,11 @@ def shown_names(of_rank: dict[int, list[Event]]) -> dict[str, tuple[str, str]]:
     for number, name, description in (e.who.group for events in of_rank.values() for e in events if e.who.group):
         numbers[name].add(number)
         described[name] = description or described.get(name, "")
+    used = Counter(chain(described, *numbers.values()))
     result = {}
     for name, description in described.items():
-        (number, *others) = numbers[name] or [name]
-        taken = any(number in numbers[other] or number == other for other in described if other != name)
+        number, *others = numbers[name] or [name]
+        taken = used[number] > 1
         if others or number in ("", name):
             result[name] = name, description
         elif taken:
@@ -194,10 +196,9 @@ def members_of(
     All ranks are in the default group, and in the one that is not named. Of another group the ranks are those with a
     line, and those in a hole that is as wide in the job as in the group: ranks of a group are in order.
     """
-    sizes = {
-        name: max((work.ranks for works in whole.values() for work, _ in works.get(name, {}).values()), default=0)
-        for name in progress
-    }
+    sizes: dict[str, int] = defaultdict(int)
+    for name, works in chain.from_iterable(each.items() for each in whole.values()):
+        sizes[name] = max(sizes[name], *(work.ranks for work, _ in works.values()), 0)
     whose: dict[str, dict[int, int]] = defaultdict(dict)  # group -> rank in it -> rank of the job
     default = {UNNAMED}
     for rank, events in of_rank.items():

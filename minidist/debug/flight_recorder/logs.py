@@ -156,6 +156,8 @@ class Reader:
 
     def line(self, line: str) -> None:
         """Read one line."""
+        if not line.isprintable():
+            line = "".join(character if character.isprintable() else " " for character in line)
         label = LABEL.match(line)
         of_line = int(label[1] or label[2] or label[3]) if label else self.of_file
         for record in records(line):
