@@ -81,6 +81,10 @@ def test_a_rank_without_a_line(found):
     assert "ranks 0, 2 of 5" in text
     assert "add --ranks" not in text
     assert waits(found("world_size=4", *both(0, 7, 8, 6))[0]) == {0: (1, 2, 3)}
+    # A log with the lines of few ranks is one of several.
+    result, text = found(*both(64, 7, 8, 6), *both(65, 7, 8, 6))
+    assert waits(result) == {64: (), 65: ()}
+    assert "no line" not in text
     # An all-gather of 64 elements into 256 is of four ranks.
     gather = [timeout(0, 7, "_ALLGATHER_BASE", 64, 256), status(0, 7, 8, 6)]
     assert waits(found(*gather)[0]) == {0: (1, 2, 3)}
@@ -102,7 +106,13 @@ def test_a_rank_behind_the_others(found):
     # It may have enqueued number 8: the old lines do not say.
     result, text = found(*(timeout(rank, 7 + (rank > 0), form="2.0") for rank in range(3)))
     assert (waits(result), result.differences) == ({0: (), 1: (0,), 2: (0,)}, ())
-    assert "do not name their group" in text
+    assert "do not name their group, which is taken to be one of all ranks; numbers that differ may be" in text
+    # A rank that is silent, too: the call that rank 1 has ended is not one of an unknown kind.
+    result, text = found(*both(0, 7, 7, 6), *both(1, 8, 12, 7), world=3)
+    assert "for rank 2; rank 1 has ended this number" in text
+    assert (
+        "first difference: number 7 of group 0 (default_pg) is ALLREDUCE of 64 elements on rank 0; no line of" in text
+    )
 
 
 def test_operations_and_their_groups_meet_by_rank_and_number(found):

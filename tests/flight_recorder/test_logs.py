@@ -18,6 +18,7 @@ def test_an_operation_of_every_version_and_backend():
         (timeout(1, 4, "_REDUCE_SCATTER_BASE", 6, 2), Work("_REDUCE_SCATTER_BASE", 4, "6 elements", "2 elements", 3)),
         (timeout(1, 4, "_ALLGATHER_BASE", 8, 33), Work("_ALLGATHER_BASE", 4, "8 elements", "33 elements", 0)),
         (timeout(1, 4, "BROADCAST", 1), Work("BROADCAST", 4, "1 element", "1 element")),
+        (timeout(1, 4, "COALESCED", 2**64 - 1), Work("COALESCED", 4, "", "")),  # not set
         (timeout(1, 4, form="2.0"), Work("ALLREDUCE", 4, "", "")),
         (timeout(1, 4, size="2, 3", form="1.9"), Work("ALLREDUCE", None, "[2, 3]", "[2, 3]")),
         (
@@ -73,6 +74,7 @@ def test_numbers_of_every_version():
         (status(1, 4, 5, 3), (4, 5, 3)),
         (status(1, 4, 5, 3, form="2.8"), (4, 5, 3)),
         (status(1, None, 5, 5), (None, 5, 5)),
+        (status(1, 4, 5, 93459313471793), (4, 5, None)),  # not set
         (
             status(1, 4, 5, 3).replace("last completed", "last started NCCL work: 4 (ALLREDUCE), last completed"),
             (4, 5, 3),
@@ -156,6 +158,14 @@ def test_two_calls_that_torch_distributed_debug_has_compared():
         f"Detected mismatch between collectives. {call.format(2, 'ALLREDUCE')}, but {call.format(0, 'BROADCAST')}."
     )
     assert log.differing == {4: {"ALLREDUCE of [8]": {2}, "BROADCAST of [8]": {0}}}
+    other = "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=0OpType=REDUCE)"
+    log = read(
+        f"[rank2]: RuntimeError: Detected mismatch between collectives. {call.format(2, 'ALLREDUCE')}, but {other}."
+    )
+    assert log.differing == {4: {"ALLREDUCE of [8]": {2}, "REDUCE of unknown size as its number 0": {0}}}
+    assert not log.raised
+    old = call.format(3, "SCATTER").replace("running", "running inconsistent").replace("SequenceNumber=4, ", "")
+    assert read(old).differing == {0: {"SCATTER of [8]": {3}}}
 
 
 def test_the_number_of_ranks():

@@ -22,6 +22,7 @@ from minidist.comm.call_log import ranks_text
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.debug.flight_recorder.dump import Dump, Operation
 
+UNKNOWN = "an operation that the log does not name"
 MAX_EDGES = 100  # ranks for which one waits, that are searched for a circle
 MAX_LINES = 16  # of a kind that are shown; a report must be read on a screen
 
@@ -177,8 +178,12 @@ class Diagnosis:
             text = f"{named(operation)} of {what_of(operation, operation.inputs)}"
         what = f" in {text}, {self.group_text(operation.group)}{at(operation)}"
         if wait.missing:
-            return f"{what}, for {ranks_text(wait.missing)}"
-        return f"{what}; {self.met_text(operation)}"
+            return f"{what}, for {ranks_text(wait.missing)}{self.ended_text(operation)}"
+        return f"{what}{self.ended_text(operation) or '; ' + self.met_text(operation)}"
+
+    def ended_text(self, operation: Operation) -> str:
+        """Return which ranks have ended a call that has not ended here: a log tells it, and dumps do not ask."""
+        return ""
 
     def met_text(self, operation: Operation) -> str:
         """Return why an operation has not ended that waits for no rank which is known."""
@@ -193,10 +198,11 @@ class Diagnosis:
         number = f"number {difference.sequence}" if difference.sequence >= 0 else "the operation without a number"
         where = f"first difference: {number} of {self.group_text(difference.group)} is"
         made: dict[str, list[Operation]] = defaultdict(list)
-        for operation in difference.calls:
+        named = [each for each in difference.calls if each.kind]  # a log may leave the kind out
+        for operation in named or difference.calls:
             kind, shapes, site = operation.kind, compared(operation), at(operation)
             if operation.in_log:  # which has the line of some ranks only, and no other shapes
-                kind, shapes, site = kind or "an operation that the log does not name", shapes or operation.inputs, ""
+                kind, shapes, site = kind or UNKNOWN, shapes or operation.inputs, ""
             made[f"{kind} of {what_of(operation, shapes)}{site}"].append(operation)
         calls = [f"{text} on {ranks_text(o.rank for o in operations)}" for text, operations in made.items()]
         return f"{where} {', and '.join(calls)}{self.absent_text(difference)}"
@@ -236,7 +242,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 def named(operation: Operation) -> str:
     """Return "all_reduce number 4"."""
-    kind = operation.kind or "an operation that the log does not name,"
+    kind = operation.kind or f"{UNKNOWN},"
     return f"{kind} number {operation.sequence}" if operation.sequence >= 0 else f"{kind} without a number"
 
 

@@ -80,20 +80,24 @@ class LogDiagnosis(Diagnosis):
         return super().group_text(name) if name != UNNAMED else "a group that the log does not name"
 
     def met_text(self, operation: Operation) -> str:
-        """Return which ranks have ended an operation that waits for nobody."""
+        """Return why an operation has not ended that waits for no rank which is known."""
         if not operation.in_log:
             return super().met_text(operation)
+        if operation.is_message:
+            return "the log does not name the other side of this message"
+        return "every rank with a line about this group is in it"
+
+    def ended_text(self, operation: Operation) -> str:
+        """Return which ranks have ended a call that has not ended here."""
+        if not operation.in_log or operation.is_message:
+            return ""
         first = self.first_open[operation.group]
         done = [
             rank
             for rank, (_, completed) in self.progress[operation.group].items()
             if max(completed or -1, first.get(rank, 0) - 1) >= operation.sequence > -1
         ]
-        if done:
-            return f"{ranks_text(done)} {'have' if len(done) > 1 else 'has'} ended this number"
-        if operation.is_message:
-            return "the log does not name the other side of this message"
-        return "every rank with a line about this group is in it"
+        return f"; {ranks_text(done)} {'have' if len(done) > 1 else 'has'} ended this number" if done else ""
 
     @cached_property
     def first_open(self) -> dict[str, dict[int, int]]:
@@ -147,7 +151,9 @@ class LogDiagnosis(Diagnosis):
         for name, ranks_in_it in self.holes.items():
             lines.append(f"no line: {ranks_text(ranks_in_it)} of {self.group_text(name)}, counted in the group")
         if UNNAMED in self.groups:
-            lines.append("these lines do not name their group, which is taken to be one of all ranks")
+            different = {wait.operation.sequence for wait in self.waits if wait.operation.group == UNNAMED}
+            more = "; numbers that differ may be of different groups" if len(different) > 1 else ""
+            lines.append(f"these lines do not name their group, which is taken to be one of all ranks{more}")
         if (
             self.waits
             and not self.log.in_job

@@ -193,7 +193,8 @@ def members_of(
 ) -> tuple[Members, Members]:
     """Return the ranks of every group, as far as the log tells them, and the others that have no line, as ranks in it.
 
-    All ranks are in the default group, and in the one that is not named. Of another group the ranks are those with a
+    All ranks are in the default group, and in the one that is not named; without their number those up to the last one
+    with a line. Of another group the ranks are those with a
     line, and those in a hole that is as wide in the job as in the group: ranks of a group are in order.
     """
     sizes: dict[str, int] = defaultdict(int)
@@ -208,12 +209,15 @@ def members_of(
                 default.add(who.group[1])
             if who.in_group is not None and who.rank is not None:
                 whose[who.group[1]][who.in_group] = rank
-    highest = max((*of_rank, *log.spoken, *log.awaited), default=-1) + 1
-    everyone = range(log.world or max(highest, *(sizes[name] for name in default & sizes.keys() - {UNNAMED}), 0))
+    seen = {*of_rank, *log.spoken, *log.awaited}
+    size = log.world or max((sizes[name] for name in default & sizes.keys() - {UNNAMED}), default=0)
+    # Where most ranks have no line, and their number is not known, the log is one of several.
+    is_part = not size and max(seen, default=0) >= 3 * len(seen)
+    everyone = seen if is_part else seen | set(range(size or max(seen, default=-1) + 1))
     result, holes = {}, {}
     for name, ranks in progress.items():
         unknown: list[int] = []
-        members = set(everyone) if name in default else set(ranks)
+        members = everyone.copy() if name in default else set(ranks)
         places = sorted(whose[name].items()) if name not in default else []
         for (place, rank), (next_place, next_rank) in zip([(-1, -1), *places], places, strict=False):
             if next_place - place == next_rank - rank:

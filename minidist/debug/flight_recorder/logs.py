@@ -37,11 +37,13 @@ LABEL = re.compile(  # of torchrun; of srun; of mpirun and horovodrun
 WORK = re.compile(r"Work[A-Z]\w{0,20}\(")
 KIND = re.compile(r"OpType\s?=\s?([A-Za-z_]\w{0,60})")
 NUMBER = re.compile(r"(?:SeqNum|SequenceNumber)\s?=\s?(\d{1,18})")
-SIZES = (re.compile(r"NumelIn\s?=\s?(\d{1,18})"), re.compile(r"NumelOut\s?=\s?(\d{1,18})"))
+SIZES = (re.compile(r"NumelIn\s?=\s?(\d{1,20})"), re.compile(r"NumelOut\s?=\s?(\d{1,20})"))
 SHAPE = re.compile(r"TensorShape\s?=\s?(\[[\d, ]{0,200}\])")
 AT = re.compile(r"\sat\s{0,2}(?:[A-Z]{1,8}\s{0,2})?work(?:\s{0,2}sequence\s{0,2}id)?:\s{0,2}(\d{1,18})")
+UNSET = 2**62  # numbers from here on are those of variables that PyTorch has not set
 LAST = re.compile(r"last\s{0,2}(enqueued|completed)\s{0,2}(?:[A-Z]{1,8}\s{0,2})?work:\s{0,2}(-?\d{1,18})", re.I)
 FRAME = re.compile(r"#\d{1,4} (\S{1,200}) from (\S{1,1000}):(\d{1,9})")
+CALLS = re.compile(r"Rank (\d{1,7}) is running (?:inconsistent )?collective: \w{1,40}\(([^()]{0,2000})")
 WORLD = re.compile(
     r"(?<![\w-])(?<!parallel )(?<!group )(?<!local )world[ _]size\W{1,4}(\d{1,7})\b|\d/(\d{1,7}) clients joined", re.I
 )
@@ -81,7 +83,8 @@ RAISED = re.compile(
 )
 # An exception that the hang of others has caused is not the cause of one.
 AFTER = re.compile(
-    r"atchdog|NCCL|[Gg]loo|onitored|Connection|imed? ?out|Timeout|SIGTERM|SignalException|ChildFailed|Store"
+    r"atchdog|NCCL|mismatch between|[Gg]loo|onitored|Connection|imed? ?out|Timeout|SIGTERM|SignalException|ChildFailed"
+    r"|Store"
 )
 ROOT = (re.compile(r"\brank\s{1,8}: (\d{1,7}) \(local_rank"), re.compile(r"\bexitcode\s{1,4}: (-?\d{1,5}) \("))
 
@@ -209,7 +212,13 @@ class Reader:
                 self.find(f"is in {work.kind or 'an operation'} number {work.sequence} of {work.inputs or '?'}", None)
         if work is not None or at or last:
             number = int(at[1]) if at else None
-            self.add(Event(who, work, number, last.get("enqueued"), last.get("completed")))
+            enqueued, completed = last.get("enqueued"), last.get("completed")
+            # Some versions have not set the last one that is completed.
+            if completed is not None and completed > min(
+                (number or UNSET) - 1, UNSET if enqueued is None else enqueued
+            ):
+                completed = None
+            self.add(Event(who, work, number, enqueued, completed))
 
     def add(self, event: Event) -> None:
         """Keep an event, once."""
@@ -232,10 +241,15 @@ class Reader:
         """Read the two calls of "Detected mismatch between collectives"."""
         if "FingerPrint(" not in text:
             return
-        for found in re.finditer(r"Rank (\d{1,7}) is running collective: \w{1,40}\(([^()]{0,2000})", text):
+        calls: dict[str, set[int]] = {}
+        for found in CALLS.finditer(text):
             work = work_of(found[2])
-            calls = self.log.differing.setdefault(work.sequence or 0, {})
-            calls.setdefault(f"{work.kind} of {work.inputs}", set()).add(int(found[1]))
+            number = work.sequence or 0
+            if not calls:
+                calls = self.log.differing.setdefault(number, {})
+                first = number
+            other = f" as its number {number}" if number != first else ""
+            calls.setdefault(f"{work.kind} of {work.inputs or 'unknown size'}{other}", set()).add(int(found[1]))
 
     def other(self, text: str, rank: int | None) -> None:
         """Read what gloo, a monitored barrier, torchrun or Python says of a rank."""
@@ -281,7 +295,8 @@ def work_of(text: str) -> Work:
     again = WORK.search(text, 4)
     text = text[: again.start()] if again else text
     kind, number, shape = KIND.search(text), NUMBER.search(text), SHAPE.search(text)
-    given, taken = (int(found[1]) if (found := pattern.search(text)) else None for pattern in SIZES)
+    counts = [int(found[1]) if (found := pattern.search(text)) else UNSET for pattern in SIZES]
+    given, taken = (count if count < UNSET else None for count in counts)
     sizes = ["" if count is None else elements(count) for count in (given, taken)]
     if shape and given is None:
         sizes = [shape[1], shape[1]]
