@@ -22,7 +22,7 @@ LINES = {
     "commands": 4_500,
     "course": 13_300,
     "data": 1_350,
-    "debug": 3_810,
+    "debug": 3_840,
     "job": 11_400,
     "nn": 2_950,
     "optim": 2_050,

@@ -29,8 +29,13 @@ def test_the_folders_of_torchrun(tmp_path):
         folder = tmp_path / "run_x1" / "attempt_0" / str(rank)
         folder.mkdir(parents=True)
         (folder / "stderr.log").write_text(ERROR)
+    for place in ("run_x1/27/job.log", "rank4/job.log"):  # a date, and an experiment
+        (tmp_path / place).parent.mkdir()
+        (tmp_path / place).write_text("RuntimeError: Connection closed by peer\n")
     (tmp_path / "weights.bin").write_bytes(b"\0ValueError: x")
-    assert read_files(tmp_path)[1].spoken == {0, 12}
+    log = read_files(tmp_path)[1]
+    assert log.spoken == {0, 12}
+    assert log.nameless
 
 
 def test_a_text_that_tells_nothing_is_refused(tmp_path):

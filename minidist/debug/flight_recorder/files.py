@@ -64,9 +64,9 @@ def read_text(file: Path, log: Log) -> bool:
                 return False
     except OSError:
         return False
-    # Whose it is: of the log of a rank, and of the folder that torchrun makes for one.
-    named = re.search(r"rank[_.-]?(\d{1,7})", file.name) or re.fullmatch(r"(\d{1,7})", file.parent.name)
-    return read_log(file, log, int(named[1]) if named else None)
+    # Whose it is: the name of the log says it, or the folder that torchrun makes for a rank.
+    named = re.search(r"rank[_.-]?(\d{1,7})[^/]*$|(?:^|/)(\d{1,7})/std(?:out|err)\.log$", file.as_posix())
+    return read_log(file, log, int(named[1] or named[2]) if named else None)
 
 
 def files_of(path: str | Path) -> list[Path]:
