@@ -58,7 +58,8 @@ COMMANDS = {
         " same."
     ),
     "hang": (
-        "Read the dumps of PyTorch's Flight Recorder: which rank waits for which, and where the ranks differ first."
+        "Read dumps of PyTorch's Flight Recorder, and logs: which rank waits for which, and where the ranks differ"
+        " first."
     ),
     "torch": "Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.",
     "run": "Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them).",

@@ -276,3 +276,9 @@ def test_what_our_run_cannot_use_is_refused(tmp_path):
         folder = write_dump(tmp_path / f"case-{number}", [tensors], {})
         with pytest.raises(UsageError, match=sentence):
             report(folder)
+
+
+def test_another_number_of_key_value_heads_is_named(tmp_path):
+    folder = planted.data_parallel(tmp_path, "llama")
+    with pytest.raises(UsageError, match=r"k_proj\.weight has the shape .*; give --kv-heads 2$"):
+        compare_with_ours(read_dump(folder), "llama", planted.HEADS, None)
