@@ -64,14 +64,18 @@ def test_a_mistake_in_the_decorator_is_an_error():
         each("b", [1])(lambda a: None)
 
 
-SEEN = set()
+def test_the_first_case_and_some_are_tried_and_all_where_that_is_asked_for():
+    tried = []
 
+    @each("number", range(50), sampled=5)
+    def test(number):
+        tried.append(number)
 
-@each("number", range(50), sampled=5)
-def test_the_first_case_and_some_are_tried_and_all_where_that_is_asked_for(number):
-    SEEN.add(number)
-
-
-def test_the_sample_is_not_all():
-    assert 0 in SEEN
-    assert 3 < len(SEEN) <= 50
+    (mark,) = test.pytestmark
+    assert [getattr(value, "marks", ()) for value in mark.args[1]] == [(), (pytest.mark.exhaustive,)]
+    test(cases="sample")
+    assert tried[0] == 0
+    assert 3 < len(tried) < 25
+    tried.clear()
+    test(cases="all")
+    assert tried == list(range(50))

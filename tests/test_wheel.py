@@ -64,6 +64,14 @@ def installed(wheel, tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="module")
+def lessons(installed, tmp_path_factory):
+    """What `minidist lesson copy` writes."""
+    folder = tmp_path_factory.mktemp("copied")
+    assert installed("minidist lesson copy course", folder).returncode == 0
+    return folder / "course"
+
+
 def test_the_wheel_has_types_lessons_and_examples_and_no_solution(wheel):
     files = {name: data for name, data in read(wheel).items() if ".dist-info/" not in name}
     assert {"minidist/py.typed", "minidist/course/lesson/par.json"} <= files.keys()
@@ -141,11 +149,9 @@ def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
         ("train --device cuda", "install it with: pip install 'minidist[cuda]'"),
     ],
 )
-def test_without_an_extra_or_a_clone_a_command_says_what_to_do(command, remedy, installed, tmp_path):
+def test_without_an_extra_or_a_clone_a_command_says_what_to_do(command, remedy, installed, lessons, tmp_path):
     (tmp_path / "x.py").write_text("")
-    if "COPY" in command:
-        assert installed("minidist lesson copy course", tmp_path).returncode == 0
-    done = installed(f"minidist {command.replace('COPY', 'course')}", tmp_path)
+    done = installed(f"minidist {command.replace('COPY', str(lessons))}", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("minidist: ")
     assert done.stderr.count("\n") == 1

@@ -63,6 +63,7 @@ def test_4_ranks(comm, name):
     check(comm, name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(8)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_8_ranks(comm, name):

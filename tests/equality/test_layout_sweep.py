@@ -179,6 +179,7 @@ def test_several_processes_give_the_rows_of_one():
 
 
 @pytest.mark.mpi(4, timeout=60)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(4))
 def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_world(comm, number):
     config = layout_sweep.config_of(sample_under_mpi()[number])

@@ -71,6 +71,7 @@ def test_wrong_input_is_said_once(run):
     assert output.count("minidist: --timeout -1") == 1, output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
