@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from minidist import cli
+from tests.cases import each
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[1]
@@ -168,9 +169,7 @@ def test_the_files_to_read_have_the_lines_that_the_readme_says():
     assert len(re.findall(r"^\| \[\w+/\]", README, flags=re.M)) <= 12
 
 
-@pytest.mark.parametrize(
-    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-)
+@each("page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]))
 def test_every_link_of_a_page_leads_somewhere(page):
     path = ROOT / page
     text = re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8"))  # code is not a link

@@ -20,6 +20,7 @@ import pytest
 from minidist.course.lesson import solutions
 from minidist.course.lesson.exercise import exercises
 from minidist.course.lesson.handout import handed_out
+from tests.cases import each
 from tests.test_readme import commands
 
 ROOT = Path(__file__).parents[1]
@@ -124,6 +125,7 @@ def test_the_commands_of_the_page_run_in_an_empty_folder(installed, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"lessons", "mpi_examples"}
 
 
+@pytest.mark.exhaustive
 def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
     done = installed("minidist demo --steps 2 --ranks 2", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -135,7 +137,7 @@ def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
     assert installed("minidist lesson quiz --questions 1 -o quiz.csv", tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "remedy"),
     [
         ("lesson build", "there are no lessons in 'lessons'; write them there with: minidist lesson copy lessons"),

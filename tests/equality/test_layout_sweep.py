@@ -14,6 +14,7 @@ from minidist.comm import SimWorld
 from minidist.job.equality import layout_sweep
 from minidist.job.train.trainer import train
 from minidist.parallel import GradientReducer
+from tests.cases import each
 
 RANKS = 8
 
@@ -148,7 +149,7 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
     assert "is varied by --matrix" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "words"),
     [
         (["--matrix", "--sample", "0"], "--sample is 0"),

@@ -16,6 +16,7 @@ from minidist.course.lesson.exercise import find
 from minidist.course.lesson.grade import exercises_of, grade
 from minidist.course.lesson.runner import Limits
 from minidist.course.lesson.submission import read, source_of
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 RING = """
@@ -118,7 +119,7 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
     assert "a_mistake" not in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("def gpipe(p, m):\n    while True: pass", "computed for more than"),
@@ -157,7 +158,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         grade(written(tmp_path, "", "a.txt"), "16.gpipe", 5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "message"),
     [
         ("a.ipynb", "{}", "'a.ipynb' is not a notebook; save it again"),

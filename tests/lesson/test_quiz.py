@@ -10,6 +10,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_quiz
 from minidist.course.lesson.quiz import CHOICES, as_csv, as_qti, bank
+from tests.cases import each
 
 BANK = bank(45, 3)
 
@@ -32,7 +33,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(FORMS))
+@each("name", sorted(FORMS))
 def test_what_is_measured_is_the_closed_form(name):
     asked = [item for item in BANK if item.name == name]
     assert len(asked) >= 3

@@ -14,6 +14,7 @@ import pytest
 
 from minidist import cli
 from minidist.course.lesson import solution
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
@@ -58,7 +59,7 @@ def run(command, folder, monkeypatch):
     return end.value.code or 0
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith(LONG)])
+@each("command", [command for command in COMMANDS if not command.startswith(LONG)])
 def test_a_command_of_the_page_runs(command, folder, monkeypatch):
     if "--leaderboard" in command:  # of the files that the loop writes
         loop = next(other for other in COMMANDS if other.startswith("for "))

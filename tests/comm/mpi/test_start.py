@@ -7,12 +7,13 @@ import pytest
 
 from minidist.base.errors import LauncherError
 from minidist.comm.launched import check_family, launched_rank, launched_size
+from tests.cases import each
 from tests.comm.mpi.conftest import UNRECEIVED
 
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("environment", "size", "rank"),
     [
         ({}, None, 0),
