@@ -39,7 +39,7 @@ def each(names, values, *, ids=None, sampled=None):
         left = [p for p in taken.parameters.values() if p.name not in names]
 
         def run(**fixtures):
-            whole = fixtures.pop("cases", "all") == "all"
+            whole = sampled is None or fixtures.pop("cases") == "all"
             try_each(test, cases if whole else sample(cases, sampled), fixtures)
 
         run = functools.wraps(test)(run)

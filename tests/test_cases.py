@@ -67,9 +67,10 @@ def test_a_mistake_in_the_decorator_is_an_error():
 def test_the_first_case_and_some_are_tried_and_all_where_that_is_asked_for():
     tried = []
 
+    @each("sign", [1])
     @each("number", range(50), sampled=5)
-    def test(number):
-        tried.append(number)
+    def test(number, sign):
+        tried.append(sign * number)
 
     (mark,) = test.pytestmark
     assert [getattr(value, "marks", ()) for value in mark.args[1]] == [(), (pytest.mark.exhaustive,)]

@@ -307,9 +307,14 @@ def test_experts_and_context_parallel_together(top_k, factor, kind):
 
 
 @each(
-    ("shape", "top_k", "factor"), [((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0)]
+    ("shape", "top_k", "factor", "sequence_parallel"),
+    [
+        (*case, cut)
+        for case in (((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0))
+        for cut in (False, True)
+    ],
+    sampled=3,
 )
-@each("sequence_parallel", [False, True])
 def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_parallel):
     """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer
     state.

@@ -73,8 +73,10 @@ def messages_of(cfg, workers, steps, rank, compute=gradient):
     return len(world.traces[rank].messages)
 
 
-@each("consistency", ["bsp", "delay:1", "ssp:0", "ssp:1", "asp"])
-@each("servers", [1, 2])
+CONSISTENCIES = ("bsp", "delay:1", "ssp:0", "ssp:1", "asp")
+
+
+@each(("consistency", "servers"), list(itertools.product(CONSISTENCIES, (1, 2))), sampled=3)
 def test_a_death_at_every_message_of_every_worker(consistency, servers):
     cfg, workers, steps = config(servers, consistency), 3, 3
     for victim in range(servers, servers + workers):

@@ -211,6 +211,7 @@ PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # 
     + [("topk:0.05", 2, {"precision": "bf16", **ZERO_2})]
     + [("bf16", 2, {"precision": "fp16", "loss_scale": 2.0**24}), ("sign", 4, {**PIPELINE, **ZERO_1})]
     + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2, "precision": "bf16", **ZERO_1})],
+    sampled=2,
 )
 def test_it_equals_one_device_that_keeps_every_replicas_residual(method, ranks, layout):
     result = verdict(ranks, compression=method, **layout)
