@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_300,
     "comm": 6_100,
     "commands": 4_500,
-    "course": 13_300,
+    "course": 13_250,
     "data": 1_350,
     "debug": 2_600,
     "job": 11_400,

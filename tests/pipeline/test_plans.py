@@ -164,7 +164,7 @@ def orders_of_torch(p, m, v, group, last):
 INTERLEAVED_PLANS = (18, 24, 30, 39, 42, 57, 51, 75, 72, 90, 87, 126, 102, 138)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("m", range(1, 15))
 def test_interleaved_takes_groups_larger_than_the_ranks(m):
     """torch's rounds where the caller gives no size, Megatron-LM's groups where it does; both for every size."""

@@ -96,6 +96,7 @@ def test_evaluating_changes_nothing_of_the_training():
         (4, {"ep": 2, "experts": 4, "pp": 2, "microbatches": 2, "recompute": "full"}),
         (2, {"local_steps": 2}),
     ],
+    sampled=3,
 )
 def test_every_layout_has_the_loss_of_one_device(ranks, values):
     """Bit for bit where no sum is cut, else to 1e-12; and every byte is in the closed form under its purpose."""

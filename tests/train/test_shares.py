@@ -72,6 +72,7 @@ def check_bytes(config, batches, world, results, runs=None):
             "context": 64,
         },
     ],
+    sampled=3,
 )
 def test_uneven_shares_equal_one_device_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)
