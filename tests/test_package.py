@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import minidist
+from tests.cases import each
 
 
 def imported_by(statement: str) -> set[str]:
@@ -36,7 +37,7 @@ LISTED = """
 """
 
 
-@pytest.mark.parametrize("name", LISTED.split())
+@each("name", LISTED.split())
 def test_the_help_of_a_package_lists_its_modules(name):
     package = importlib.import_module(f"minidist.{name}")
     parts = [m.name + ("/" if m.ispkg else ".py") for m in pkgutil.iter_modules(package.__path__)]

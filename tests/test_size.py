@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_260,
     "comm": 6_060,
     "commands": 4_584,
-    "course": 13_530,
+    "course": 13_460,
     "data": 1_350,
     "debug": 3_837,
     "job": 11_500,

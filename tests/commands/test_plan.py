@@ -9,6 +9,7 @@ import pytest
 from minidist.cli import main
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import RANGES
+from tests.cases import each
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
 SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
@@ -317,7 +318,7 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         assert found == names
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "sentence"),
     [
         (["--gpu", "h100"], "--layers is missing"),
@@ -390,8 +391,8 @@ KEYS = {
 MACHINE = {"fp16": 1e12, "memory": 1e11, "memory_bandwidth": 1e11, "link": 1e10, "network": 1e9}
 
 
-@pytest.mark.parametrize("command", [["plan"], ["memory", "--model"]], ids=["plan", "memory"])
-@pytest.mark.parametrize(
+@each("command", [["plan"], ["memory", "--model"]], ids=["plan", "memory"])
+@each(
     ("change", "sentence"),
     [
         ({"model_type": ["llama"]}, r"minidist: model_type \['llama'\] in 'c.json' is not a string; it must be one of"),

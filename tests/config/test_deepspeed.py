@@ -1,5 +1,6 @@
 """DeepSpeed's file: each key applies or is named, the batch follows DeepSpeed's rules, and figures are counted."""
 
+import itertools
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build, make_optimizer
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
@@ -179,7 +181,7 @@ def test_the_batch_triple_has_deepspeeds_rules(total, micro, steps, world, pp):
     assert (got.global_batch, got.micro_batch, got.accumulation) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "words"),
     [
         ({}, "DeepSpeed needs one of them"),
@@ -346,8 +348,8 @@ def rates_of_deepspeed(kind, steps, lr, warmup, curve, total=None, least=1e-4):
     return found
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 4, 15])
-@pytest.mark.parametrize("curve", ["linear", "log", None])
+@each("warmup", [0, 1, 4, 15])
+@each("curve", ["linear", "log", None])
 def test_the_warmup_has_the_steps_of_deepspeed(warmup, curve):
     """The first two steps have rate 0: the schedule is stepped after the optimizer."""
     common = {"warmup_num_steps": warmup, **({"warmup_type": curve} if curve else {})}
@@ -463,7 +465,7 @@ def file_with(key, value):
     return content
 
 
-@pytest.mark.parametrize("key", APPLIED)
+@each("key", APPLIED)
 def test_every_key_of_the_page_that_is_honoured_is(key):
     said = translate(file_with(key, APPLIED[key].example))
     becomes = {name: how for name, _, how in said.applied}[key]
@@ -473,7 +475,7 @@ def test_every_key_of_the_page_that_is_honoured_is(key):
     assert not flags or any(flag in shown for flag in flags), (flags, shown)
 
 
-@pytest.mark.parametrize("key", NOTED)
+@each("key", NOTED)
 def test_every_key_of_the_page_that_is_noted_is(key):
     # A value that is none of those that minidist has anyway.
     inner = f"{key}.other" if key in SECTIONS_OF_OTHERS else key
@@ -485,7 +487,7 @@ def test_every_key_of_the_page_that_is_noted_is(key):
         assert key not in dict(said.ignored)
 
 
-@pytest.mark.parametrize(("key", "content", "why"), REFUSED)
+@each(("key", "content", "why"), REFUSED)
 def test_every_key_of_the_page_that_is_refused_is(key, content, why):
     content = content if key == "train_batch_size" else {**SMALL, **content}
     with pytest.raises(UsageError):
@@ -554,7 +556,7 @@ PEOPLES = {
 }
 
 
-@pytest.mark.parametrize("name", PEOPLES)
+@each("name", PEOPLES)
 def test_files_as_people_have_them_describe_a_job_that_can_run(name):
     """No rule refuses the job, and every key of the file is in one of the two lists."""
     said = translate(PEOPLES[name])
@@ -695,10 +697,10 @@ def test_the_commands(tmp_path, capsys):
     assert end.value.code == 2
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}}]
-)
-@pytest.mark.parametrize("stage", range(4))
+MORE = ({}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}})
+
+
+@each(("stage", "more"), list(itertools.product(range(4), MORE)), sampled=3)
 def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeypatch):
     """Bytes, messages and memory are those of the real run of all."""
     content = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 7, **more}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.commands.grade import grade as grade_command
 from minidist.course.lesson import solution
@@ -19,6 +20,7 @@ from minidist.course.lesson.exercise import find
 from minidist.course.lesson.grade import exercises_of, grade
 from minidist.course.lesson.runner import Limits
 from minidist.course.lesson.submission import read, source_of
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 RING = """
@@ -121,7 +123,7 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
     assert "a_mistake" not in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("def gpipe(p, m):\n    while True: pass", "computed for more than"),
@@ -160,7 +162,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         grade(written(tmp_path, "", "a.txt"), "16.gpipe", 5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "message"),
     [
         ("a.ipynb", "{}", "'a.ipynb' is not a notebook; save it again"),
@@ -172,10 +174,12 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         ("a.py", "\0", "a.py"),
     ],
 )
-def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, name, text, message):
-    done = program(tmp_path, written(tmp_path, text, name), "--assignment", "16", "--json", "r.json")
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, monkeypatch, capsys, name, text, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["grade", str(written(tmp_path, text, name)), "--assignment", "16", "--json", "r.json"])
+    assert end.value.code == 1
+    assert "Traceback" not in "".join(capsys.readouterr())
     results = json.loads((tmp_path / "r.json").read_text())
     assert results["score"] == 0
     assert [test["max_score"] for test in results["tests"]] == [10]

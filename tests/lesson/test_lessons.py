@@ -9,29 +9,55 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.course.lesson import build, names
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = build.sources(ROOT / "lessons")
-each_lesson = pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+each_lesson = each("source", LESSONS, ids=lambda source: source.stem)
 
 
-# A lesson whose seal fits has not changed since its notebook was made; `make lessons` runs all of them. The tests look
-# at the seals themselves: every worker imports this file, and only one of them runs it.
-@each_lesson
-def test_a_changed_lesson_runs_as_a_script(source, monkeypatch, capsys):
-    if build.unchanged(source):
-        return
+@pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+def test_a_lesson_prints_what_its_notebook_says(source, monkeypatch):
+    from tests.lesson import in_process  # every worker imports this file, and one of them runs it
+
+    assert build.stale(source, lambda source: in_process.make(source, monkeypatch)) == ""
+
+
+def test_a_lesson_that_prints_something_else_or_raises_is_noticed_in_this_process_too(tmp_path, monkeypatch):
+    from tests.lesson import in_process
+
+    (tmp_path / "lessons").mkdir()
+    source = tmp_path / "lessons" / "92_small.py"
+    source.write_text("# %%\nimport sys\nprint(1)\nprint(2, file=sys.stderr)\ndisplay('shown')\nlen\n# %%\n1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        in_process.make(source, monkeypatch)
+    source.write_text(source.read_text().replace("1 / 0", "'end'"))
+    notebook = in_process.make(source, monkeypatch)
+    assert [build.printed(cell) for cell in notebook.cells] == ["1\n2\n'shown'<function len(obj, /)>", "'end'"]
+    build.tidy(notebook)
+    build.write(notebook, source.with_suffix(".ipynb"))
+    assert build.stale(source, lambda source: in_process.make(source, monkeypatch)) == ""
+    notebook.cells[0].outputs[0].text = "3\n"
+    build.write(notebook, source.with_suffix(".ipynb"))
+    assert "prints something else now" in build.stale(source, lambda source: in_process.make(source, monkeypatch))
+
+
+# As a reader runs them: in a kernel or as a script, with jobs under mpiexec. test_readme.py does it with the first one.
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+def test_the_notebook_of_a_kernel_is_current(source):
+    assert build.stale(source) == ""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("source", LESSONS, ids=lambda source: source.stem)
+def test_a_lesson_runs_as_a_script(source, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("minidist.course.lesson.mpi_leg.mpiexec", lambda: None)  # the notebook's run has that leg
     runpy.run_path(str(source), run_name="__main__")
     # The exercises of these send nothing.
     alone = ["01", "02", "10", "16", "17", "18", "19", "20", "25", "27", "33", "34", "37", "38"]
     assert "there is no MPI here" in capsys.readouterr().out or source.name[:2] in alone
-
-
-@each_lesson
-def test_the_committed_notebook_is_current(source):
-    assert build.unchanged(source) or build.stale(source) == ""
 
 
 @each_lesson
@@ -171,37 +197,11 @@ def test_a_built_notebook_is_current_and_says_what_changed(tiny, capsys):
     notebook.write_text(original)
 
 
-def test_an_edited_source_makes_the_notebook_stale_without_running_it(tiny, monkeypatch):
-    monkeypatch.setattr(build, "make", lambda source: pytest.fail("ran"))
+def test_an_edited_source_makes_the_notebook_stale_without_running_it(tiny):
     text = tiny.read_text()
     tiny.write_text(text.replace("# # A lesson", "# # The lesson"))
-    assert "was built from another" in build.stale(tiny)
+    assert "was built from another" in build.stale(tiny, lambda source: pytest.fail("ran"))
     tiny.write_text(text)
-
-
-def test_a_seal_fits_until_the_source_the_output_or_an_imported_package_changes(tiny, tmp_path, monkeypatch):
-    notebook = tiny.with_suffix(".ipynb")
-    original, text = notebook.read_text(), tiny.read_text()
-    assert build.unchanged(tiny)
-    notebook.write_text(original.replace("3.0049 µs", "3.0050 µs"))
-    assert not build.unchanged(tiny)
-    notebook.write_text(original)
-    tiny.write_text(text + "\n# more\n")
-    assert not build.unchanged(tiny)
-    tiny.write_text(text)
-    assert build.unchanged(tiny)
-
-    ring = next(source for source in LESSONS if source.name.startswith("04_"))
-    files = build.ingredients(ring)
-    names = {path.relative_to(build.PACKAGE.parent).as_posix() for path in files}
-    assert {"minidist/collectives/ring.py", "minidist/comm/sim/world.py", "minidist/base/trace.py"} <= names
-    assert any(name.startswith("minidist/course/lesson/exercises/e04") for name in names)
-    assert not any(name.startswith("minidist/course/lesson/exercises/e06") for name in names)
-    committed = nbformat.read(ring.with_suffix(".ipynb"), as_version=4)
-    before = build.seal(ring, committed)
-    monkeypatch.setattr(build, "ingredients", lambda source: [*files, tmp_path / "other.py"])
-    (tmp_path / "other.py").write_text("x = 1\n")
-    assert build.seal(ring, committed) != before
 
 
 def test_two_builds_are_the_same_file(tiny):

@@ -14,6 +14,7 @@ from minidist.base.errors import UsageError
 from minidist.commands.lesson import lesson_autograder, lesson_quiz
 from minidist.course.lesson.quiz import CHOICES, bank
 from minidist.course.lesson.quiz_files import PACKAGE, as_csv, as_gift, as_qti
+from tests.cases import each
 
 BANK = bank(45, 3)
 
@@ -36,7 +37,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(FORMS))
+@each("name", sorted(FORMS))
 def test_what_is_measured_is_the_closed_form(name):
     asked = [item for item in BANK if item.name == name]
     assert len(asked) >= 3

@@ -16,6 +16,7 @@ from minidist.course.lesson import solution
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.handout import handout
 from minidist.course.lesson.student import solutions_of, student_notebook, without_solutions
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sources(ROOT / "lessons")
@@ -61,7 +62,7 @@ def test_a_handed_out_notebook_has_neither_our_solution_nor_what_it_printed(tmp_
     assert handout(path) == path.read_bytes()
 
 
-@pytest.mark.parametrize("source", LESSONS[::4], ids=lambda source: source.stem)
+@each("source", LESSONS[::4], ids=lambda source: source.stem)
 def test_a_lesson_for_students_has_its_stub_and_no_solution(source):
     notebook = student_notebook(source, 7)
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]

@@ -12,6 +12,7 @@ import pytest
 
 from minidist import cli
 from minidist.course.lesson import solution
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "teaching.md").read_text(encoding="utf-8")
@@ -55,7 +56,7 @@ def run(command, folder, monkeypatch):
 CLASS = next(command for command in COMMANDS if command.startswith("minidist grade submissions/*"))
 
 
-@pytest.mark.parametrize("command", dict.fromkeys(command for command in COMMANDS if not command.startswith(LONG)))
+@each("command", list(dict.fromkeys(command for command in COMMANDS if not command.startswith(LONG))))
 def test_a_command_of_the_page_runs(command, folder, monkeypatch):
     if "--leaderboard" in command and not list((folder / "results").glob("*.json")):
         run(CLASS, folder, monkeypatch)
