@@ -8,6 +8,7 @@ Proved by: tests/torch_ranks/test_rank_process.py
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted, quoted_path, reason
+
+_IS_LOCAL_RANK = re.compile("--local[-_]rank")
+_LOCAL_RANK = re.compile(r"""["'](--local[-_]rank)["']""")
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,15 @@ class UserProgram:
         if not self.is_module:
             self._code_of_file()
 
-    def run(self, name: str = "__main__") -> dict[str, Any]:
+    def run(self, name: str = "__main__", local_rank: int | None = None) -> dict[str, Any]:
         """Run the program as module `name` and return its namespace.
 
-        UsageError when it cannot be read; otherwise what the program raises.
+        local_rank: given to a file that has the flag --local-rank, as torch.distributed.launch does. UsageError when
+        the program cannot be read; otherwise what the program raises.
         """
         module = ModuleType(name)
-        sys.argv = [self.source, *self.arguments]
+        if name == "__main__":
+            sys.argv = [self.source, *self._local_rank(local_rank), *self.arguments]
         # Its neighbours can be imported; those of the folder where the command was given, with -m.
         folder = os.getcwd() if self.is_module else str(Path(self.source).resolve().parent)
         if folder not in sys.path:
@@ -46,7 +52,7 @@ class UserProgram:
         if self.is_module:
             spec, code = self._code_of_module()
             module.__spec__, module.__package__, module.__file__ = spec, spec.parent, spec.origin
-            sys.argv[0] = spec.origin or self.source
+            sys.argv[:1] = [spec.origin or self.source]
         else:
             code = self._code_of_file()
             module.__file__ = self.source
@@ -56,6 +62,12 @@ class UserProgram:
             sys.modules["__main__"] = module
         exec(code, vars(module))
         return vars(module)
+
+    def _local_rank(self, rank: int | None) -> list[str]:
+        if rank is None or self.is_module or any(_IS_LOCAL_RANK.match(argument) for argument in self.arguments):
+            return []
+        flag = _LOCAL_RANK.search(Path(self.source).read_text(encoding="utf-8"))
+        return [f"{flag[1]}={rank}"] if flag else []
 
     def _code_of_file(self) -> CodeType:
         path = Path(self.source)
