@@ -44,6 +44,8 @@ ZERO = (
     *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "memory_allocated", "memory_reserved"),
     "utilization",
 )
+# What torch's own code asks to find out where it runs. It asks the others for a device that the program has named.
+QUESTIONS = frozenset({"current_accelerator", "device_count", "is_available", "is_bf16_supported", "is_initialized"})
 GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables")
 
 
@@ -105,8 +107,6 @@ class CpuForCuda(TorchFunctionMode):
             return args[0]
         if function is torch.Tensor.pin_memory:
             return args[0]
-        if function is torch.Tensor.record_stream:
-            return None
 
         # From a GPU this is a copy, which the program may change without changing the original.
         if run.first_use is not None and function in (torch.Tensor.cpu, torch.Tensor.to) and of_program():
@@ -241,13 +241,16 @@ def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
     }
 
 
-def answering(run: CudaOnCpu, original: Any, answer: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that answers a program, and leaves torch's own code and other threads to the original."""
+def answering(
+    run: CudaOnCpu, original: Any, answer: Callable[..., Any], is_question: bool = True
+) -> Callable[..., Any]:
+    """Return a function that answers a program. Torch's own questions and other threads are left to the original."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if not of_program():
+        if of_program():
+            run.note()
+        elif is_question or not in_rank():
             return original(*args, **kwargs)
-        run.note()
         return answer(*args, **kwargs)
 
     return function
@@ -259,7 +262,8 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
     for module in (torch.cuda, torch.accelerator):
         for name, answer in found.items():
             original = getattr(module, name, None)
-            yield module, name, answer if isinstance(original, type) else answering(run, original, answer)
+            is_question = name in QUESTIONS
+            yield module, name, answer if isinstance(original, type) else answering(run, original, answer, is_question)
     for name in ("range_push", "range_pop", "mark"):
         yield torch.cuda.nvtx, name, lambda *_, **__: None
     yield torch.cuda.nvtx, "range", lambda *_, **__: nullcontext()
@@ -286,9 +290,12 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
     for kernel in sync_batch_norm.KERNELS:
         yield torch, kernel.__name__, kernel
 
+    yield torch.Tensor, "record_stream", lambda *_: None
+
     # What chooses a device of the process.
     ddp = nn.parallel.DistributedDataParallel
     yield ddp, "__init__", without(run, ddp.__init__, "device_ids", "output_device")
+    yield ddp, "_check_comm_hook", _check_comm_hook(ddp._check_comm_hook)
     yield torch, "load", _load(torch.load)
     for module in (dist, dist.distributed_c10d):
         yield module, "init_process_group", without(run, dist.init_process_group, "device_id")
@@ -329,9 +336,9 @@ def without(run: CudaOnCpu, original: Any, *names: str) -> Callable[..., Any]:
     """Return a function that is not given the arguments `names` in a rank."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        if in_rank():
-            if any([kwargs.pop(name, None) is not None for name in names]):
-                run.note()
+        given = [kwargs.pop(name, None) for name in names] if in_rank() else []
+        if any(value is not None for value in given):
+            run.note()
         return original(*args, **kwargs)
 
     return function
@@ -344,6 +351,17 @@ def _load(original: Any) -> Callable[..., Any]:
         return original(f, map_location, *args, **kwargs)
 
     return load
+
+
+def _check_comm_hook(original: Any) -> Callable[..., Any]:
+    def check(model: Any, hook: Any) -> None:
+        try:
+            original(model, hook)
+        except TypeError as error:
+            if not str(error).startswith("BF16"):  # it needs a GPU's library
+                raise
+
+    return check
 
 
 def _fsdp(module: ModuleType) -> None:
