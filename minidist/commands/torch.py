@@ -81,6 +81,7 @@ def torch(
     installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
+    from minidist.debug.torch_ranks.isolation import random_numbers_from
     from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
@@ -105,7 +106,7 @@ def torch(
     # Every rank's tensors beside those of one device.
     verdict = None
     if compare is not None:
-        with program.random_numbers_from(seed):
+        with random_numbers_from(seed):
             alone = program.as_arrays(load_function(compare)())
         of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
         verdict = compare_returned(returned_tensors("one device", alone), of_ranks, tolerance)

@@ -91,9 +91,10 @@ def test_the_host_s_copy_is_another_tensor(tmp_path):
     """From a GPU it is one, so that a program may keep it while it trains on."""
     run(
         "import torch\nweight = torch.ones(2, device='cuda')\n"
-        "kept = [weight.cpu(), weight.to('cpu'), weight.to(torch.device('cpu'), torch.float64), weight.to(device='cpu')]\n"
-        "same = weight.cuda()\nweight += 1\n"
-        "assert [each.tolist() for each in kept] == [[1, 1]] * 4 and same is weight and kept[2].dtype is torch.float64\n",
+        "kept = [weight.cpu(), weight.to('cpu'), weight.to(torch.device('cpu'), torch.float64)]\n"
+        "kept += [weight.to(device='cpu'), weight.cpu().cuda()]\nsame = weight.cuda()\nweight += 1\n"
+        "assert [each.tolist() for each in kept] == [[1, 1]] * 5 and same is weight, kept\n"
+        "assert kept[2].dtype is torch.float64\n",
         tmp_path,
     )
 

@@ -64,7 +64,8 @@ class RankPopen:
     method = "rank"
 
     def __init__(self, processes: "Processes", process: Any, forked: bool) -> None:
-        self.processes, self.returncode = processes, None
+        self.processes = processes
+        self.returncode: int | None = None
         self.pid = os.getpid()
         self.sentinel = os.open(os.devnull, os.O_RDONLY)
         processes.start(self, process, forked)

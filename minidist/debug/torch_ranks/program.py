@@ -102,9 +102,7 @@ def run_on_ranks(
             run.cuda = stack.enter_context(cuda_on_cpu(ranks))
         run.processes = stack.enter_context(processes_as_ranks(run))
         start = _Start(beginning, generator, torch.get_default_dtype())
-        is_file = isinstance(program, UserProgram)
-        mains = [partial(program.run, local_rank=rank) if is_file else program for rank in range(ranks)]
-        results = run.run_world(mains, start)
+        results = run.run_world([main_of(program, rank) for rank in range(ranks)], start)
     worlds = run.worlds[1:] if run.main is not None else run.worlds
     outputs = [run.outputs[rank] for rank in sorted(run.outputs)]
     return TorchRun(
@@ -220,6 +218,11 @@ class _Run:
                 self.results = self.run_world(programs, _Start(began, generator, dtype))
 
         main.call(run)
+
+
+def main_of(program: Callable[[], Any] | UserProgram, rank: int) -> Callable[[], Any]:
+    """Return what a rank calls to run a program."""
+    return partial(program.run, local_rank=rank) if isinstance(program, UserProgram) else program
 
 
 def variables_of(rank: int, size: int, given: Mapping[Any, Any]) -> dict[str, str]:

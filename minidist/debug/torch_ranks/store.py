@@ -40,11 +40,15 @@ class Condition:
 
 @dataclass
 class Shared:
-    """What several ranks see. waiting: (world, stream) of the ranks that wait for a change."""
+    """What several ranks see. waiting: (world, stream) of the ranks that wait for a change.
+
+    stores: kept until the run is over; a PrefixStore keeps only the half of a store that is not Python's.
+    """
 
     values: dict[str, bytes] = field(default_factory=dict)
     queues: dict[str, deque[Any]] = field(default_factory=dict)
     waiting: list[tuple[Any, Any]] = field(default_factory=list)
+    stores: list[Any] = field(default_factory=list)
 
     def wait(self, is_there: Callable[[], bool], what: str) -> None:
         """Let other ranks run until `is_there()`."""
@@ -79,6 +83,7 @@ class RankStore(dist.Store):
     def __init__(self, shared: Shared | None = None) -> None:
         super().__init__()
         self.shared = Shared() if shared is None else shared
+        self.shared.stores.append(self)
 
     def set(self, key: str, value: Any) -> None:
         """Set a key."""
@@ -124,6 +129,8 @@ class RankStore(dist.Store):
     def num_keys(self) -> int:
         """Return how many keys are set."""
         return len(self.shared.values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # as a PrefixStore calls them
 
     def list_keys(self) -> list[str]:
         """Return the keys that are set."""
