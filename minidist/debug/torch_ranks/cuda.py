@@ -10,13 +10,12 @@ CPU. What only waits or counts on a GPU (streams, events, memory) does nothing.
 Proved by: tests/torch_ranks/test_cuda.py
 """
 
-import importlib.util
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -30,6 +29,7 @@ from torch.utils._device import DeviceContext
 from minidist.base.errors import UsageError
 from minidist.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks import sync_batch_norm
+from minidist.debug.torch_ranks.isolation import when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 CPU, Device = torch.device("cpu"), torch.device
@@ -364,52 +364,25 @@ def _check_comm_hook(original: Any) -> Callable[..., Any]:
     return check
 
 
-def _fsdp(module: ModuleType) -> None:
+def _fsdp(module: Any) -> Iterator[tuple[Any, str, Any]]:
     """Let FullyShardedDataParallel be told the CPU, whatever device its program names."""
-    kind: Any = module.FullyShardedDataParallel
-    original = kind.__init__
+    original = module.FullyShardedDataParallel.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if in_rank() and current_rank().on_cpu:
+        if in_rank():
             kwargs["device_id"] = CPU
         original(self, *args, **kwargs)
 
-    kind.__init__ = init
-
-
-class WhenImported:
-    """A finder that changes a module as soon as it has been imported: to import it now would take seconds."""
-
-    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
-        self.changes = dict(changes)
-        for name in [name for name in changes if name in sys.modules]:
-            self.changes.pop(name)(sys.modules[name])
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        """Return the spec that the other finders find, with a loader that changes the module."""
-        change = self.changes.pop(name, None)
-        spec = importlib.util.find_spec(name) if change is not None else None
-        if spec is None or spec.loader is None or change is None:
-            return None
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            change(module)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    yield module.FullyShardedDataParallel, "__init__", init
 
 
 @contextmanager
 def cuda_on_cpu(devices: int) -> Iterator[CudaOnCpu]:
     """Let programs of ranks name CUDA devices inside the block. A rank's thread enters `CpuForCuda` in addition."""
     run = CudaOnCpu(devices)
-    finder: Any = WhenImported({"torch.distributed.fsdp.fully_sharded_data_parallel": _fsdp})
     with ExitStack() as stack:
         for holder, name, replacement in list(replacements(run)):
             if hasattr(holder, name):  # in this version of torch
                 stack.enter_context(mock.patch.object(holder, name, replacement))
-        sys.meta_path.insert(0, finder)
-        stack.callback(sys.meta_path.remove, finder)
+        stack.enter_context(when_imported("torch.distributed.fsdp.fully_sharded_data_parallel", _fsdp))
         yield run

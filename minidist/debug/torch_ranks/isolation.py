@@ -8,6 +8,7 @@ Proved by: tests/torch_ranks/test_program.py
 """
 
 import concurrent.futures
+import importlib.util
 import random
 import sys
 import threading
@@ -122,7 +123,7 @@ def submit_here(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `ThreadPoolExecutor.submit`, which runs a rank's asynchronous checkpoint at once: it communicates."""
 
     def submit(pool: Any, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
-        if not in_rank() or not getattr(function, "__module__", "").startswith("torch.distributed.checkpoint._async"):
+        if not in_rank() or not getattr(function, "__module__", "").startswith("torch.distributed.checkpoint"):
             return original(pool, function, *arguments, **keywords)
         future: Any = concurrent.futures.Future()
         try:
@@ -132,6 +133,69 @@ def submit_here(original: Callable[..., Any]) -> Callable[..., Any]:
         return future
 
     return submit
+
+
+Changes = Callable[[Any], Iterator[tuple[Any, str, Any]]]
+
+
+class _Finder:
+    """Finds one module, as the other finders do."""
+
+    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
+        self.name, self.change = name, change
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """Return the spec of the module, with a loader that changes it as soon as it has been imported."""
+        if name != self.name:
+            return None
+        self.name = ""  # the others find it
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self.change(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def when_imported(name: str, changes: Changes) -> Iterator[None]:
+    """Change a module when the program imports it inside the block: importing it now would take seconds.
+
+    changes: (module) -> (object, name, what takes its place), all of which is undone after the block.
+    """
+    with ExitStack() as stack:
+
+        def change(module: Any) -> None:
+            for holder, attribute, replacement in changes(module):
+                stack.enter_context(mock.patch.object(holder, attribute, replacement))
+
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            finder: Any = _Finder(name, change)
+            sys.meta_path.insert(0, finder)
+            stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Let stages of a pipeline greet each other in one dtype: torch 2.9 sends int64, and receives it as float32."""
+    kind = stages._PipelineStageBase
+    original = getattr(kind, "_get_init_p2p_neighbors_ops", None)
+
+    def operations(stage: Any) -> list[Any]:
+        result: list[Any] = original(stage)  # type: ignore[misc]
+        for operation in result:
+            operation.tensor = torch.zeros(1)
+        return result
+
+    if original is not None:
+        yield kind, "_get_init_p2p_neighbors_ops", operations
 
 
 @contextmanager
@@ -161,7 +225,7 @@ def isolated() -> Iterator[None]:
         settings.update(backend_options=None, device_id=None)
         return make_group(group_size, group_rank, ranks, dist.Backend(BACKEND), *arguments, **settings)
 
-    def make_own_mesh(mesh: Any, *arguments: Any, **settings: Any) -> None:
+    def make_own_mesh(mesh: Any, /, *arguments: Any, **settings: Any) -> None:
         """Take the place of torch's: a table of DTensor must not give a rank what it holds of another rank's mesh."""
         make_mesh(mesh, *arguments, **settings)
         if in_rank():
@@ -177,6 +241,7 @@ def isolated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_timeout", **default))
         stack.enter_context(mock.patch.object(DeviceMesh, "__init__", make_own_mesh))
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # torch puts the rank before an error
+        stack.enter_context(when_imported("torch.distributed.pipelining.stage", same_greeting))
         pool = concurrent.futures.ThreadPoolExecutor
         stack.enter_context(mock.patch.object(pool, "submit", submit_here(pool.submit)))
         stack.enter_context(mock.patch.object(RankStore, "of_run", {}))

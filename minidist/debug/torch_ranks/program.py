@@ -145,9 +145,9 @@ class _Run:
         self.worlds.append(world)
         try:
             return world.run(lambda comm: self.of_rank(comm, programs[comm.rank], start))
-        except MinidistError:
+        except (MinidistError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # of the program: what it passed of ours and of torch's says nothing
+        except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
             raise ProgramError(error, __file__, user_program.__file__, multiprocessing.process.__file__) from None
 
     def of_rank(self, comm: Comm, program: Callable[[], Any], start: _Start) -> Any:
@@ -167,7 +167,6 @@ class _Run:
             process.leave()
 
         thread = RankThread(comm, lambda: self.to_its_end(program), leave, enter)
-        thread.on_cpu = self.cuda is not None
         self.threads.append(thread)
         self.states[thread] = process, state
         return thread.run()

@@ -65,7 +65,6 @@ class RankThread:
         self._failure: BaseException | None = None
         self.open_works: list[Any] = []  # that the program has begun
         self.groups: list[Any] = []  # process groups that the program has made
-        self.on_cpu = False  # a CUDA device means the CPU
 
     def run(self) -> Any:
         """Run the program to its end and return its result. This is what the rank does in its world."""
