@@ -28,6 +28,7 @@ from minidist.base.errors import UsageError
 from minidist.comm.call_site import is_of_user
 
 MARKER = "minidist.debug.rank_process.marker"
+_MARKER = ModuleType(MARKER)
 NEVER = frozenset({"minidist", "torch", "numpy"})  # cannot be imported twice, or hold what ranks exchange
 ALWAYS = frozenset({"__main__", "__mp_main__"})
 
@@ -83,6 +84,22 @@ class Output(io.TextIOBase):
         self.stream.flush()
 
 
+class Variables(dict[Any, Any]):
+    """Environment variables, as os.environ holds them. own: the names whose values may differ from the process's."""
+
+    def __init__(self, beginning: dict[Any, Any], more: Mapping[Any, Any]) -> None:
+        super().__init__({**beginning, **more})
+        self.own = {*getattr(beginning, "own", ()), *more}
+
+    def __setitem__(self, name: Any, value: Any) -> None:
+        self.own.add(name)
+        super().__setitem__(name, value)
+
+    def __delitem__(self, name: Any) -> None:
+        self.own.add(name)
+        super().__delitem__(name)
+
+
 @dataclass(frozen=True)
 class Beginning:
     """What every rank begins with: what the process had when the run began."""
@@ -102,13 +119,13 @@ class RankProcess:
         self.beginning, self.modules = beginning, dict[str, ModuleType]()
         self.output, self.folder = Output(beginning.stdout), beginning.folder
         self.argv, self.path = beginning.argv, list(beginning.path)
-        # In the form in which os.environ holds them; a rank that sets or deletes one does so here.
         key, value = os.environ.encodekey, os.environ.encodevalue
-        self.variables = {**beginning.variables, **{key(name): value(text) for name, text in environment.items()}}
+        encoded = {key(name): value(text) for name, text in environment.items()}
+        self.variables = Variables(beginning.variables, encoded)
 
     def enter(self) -> None:
         """Make the process this rank's: called each time it goes on."""
-        sys.modules[MARKER] = ModuleType(MARKER)
+        sys.modules[MARKER] = _MARKER
         sys.modules.update(self.modules)
         _set_variables(self.variables)
         sys.argv, sys.path[:], sys.stdout = self.argv, self.path, self.output
@@ -142,7 +159,7 @@ def own_process_state(modules: UserModules) -> Iterator[Beginning]:
     """
     hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if modules.has(name)}
     variables, folder = _variables(), _folder()
-    beginning = Beginning(modules, dict(variables), folder, sys.argv, list(sys.path), sys.stdout)
+    beginning = Beginning(modules, variables, folder, sys.argv, list(sys.path), sys.stdout)
     try:
         yield beginning
     finally:
@@ -160,19 +177,22 @@ def _variables() -> dict[Any, Any]:
 def _set_variables(variables: dict[Any, Any]) -> None:
     """Give the process other environment variables: those that Python sees, and those that a new process inherits."""
     before = _variables()
-    for name, value in variables.items() - before.items():
-        os.putenv(name, value)
-    for name in before.keys() - variables.keys():
-        os.unsetenv(name)
+    for name in getattr(before, "own", set()) | getattr(variables, "own", set()):
+        value = variables.get(name)
+        if value is None:
+            os.unsetenv(name)
+        elif value != before.get(name):
+            os.putenv(name, value)
     os.environ._data = variables  # type: ignore[attr-defined]
     if os.supports_bytes_environ:
         os.environb._data = variables  # type: ignore[attr-defined]
 
 
 def _folder() -> str:
-    with suppress(OSError):  # it has been removed
+    try:
         return os.getcwd()
-    return ""
+    except OSError:  # it has been removed
+        return ""
 
 
 def _go_to(folder: str, now: str) -> None:

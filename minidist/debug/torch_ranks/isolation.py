@@ -70,7 +70,8 @@ class TorchState:
     def enter(self) -> None:
         """Make the process this rank's: called in its thread, each time it goes on."""
         torch.set_rng_state(self.generator)
-        torch.set_default_dtype(self.dtype)
+        if torch.get_default_dtype() is not self.dtype:
+            torch.set_default_dtype(self.dtype)
         for place, holder, name in loaded_tables():
             own = self.tables.get((place, name))
             setattr(holder, name, emptied(getattr(holder, name)) if own is None else own)

@@ -205,7 +205,7 @@ class _Run:
         def run() -> None:
             began = Beginning(
                 process.beginning.modules,
-                dict(process.variables),
+                process.variables,
                 process.folder,
                 process.argv,
                 list(process.path),
