@@ -78,10 +78,12 @@ museum: .venv/test.stamp
 mutants: .venv/test.stamp
 	$(BIN)/python -m tests.mutants.mutants_run
 
-# The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it.
+# The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it;
+# then a table of programs on simulated ranks and on real processes with gloo, by number.
 peers: .venv/test.stamp
 	@$(call INSTALL,peers)
 	$(BIN)/python -m pytest -n 2 -m peers
+	$(BIN)/python -m tests.torch_ranks.against_gloo
 
 # Every valid layout of 8 ranks against one device, on two cores.
 matrix: .venv/demo.stamp
