@@ -55,6 +55,7 @@ from minidist.comm.header import (
     dtype_name,
     has_checksum,
     header_of,
+    is_of_replicas,
     is_payload,
     pack,
     unpack,
@@ -404,16 +405,20 @@ class MPIWorld:
         # The sender may wait inside MPI; its watchdog answers through the job's folder, within a second.
         theirs: Sequence[Call] = ()
         in_call = comm.opened is not None
-        if in_call and self.watchdog is not None and (unlike or sent.operation != unpack(expected).operation):
+        if in_call and self.watchdog is not None:
             theirs = self.watchdog.ask(sender).calls.get(comm.name, ())
 
-        # Where the calls before this one differ, that is the cause, whatever the message is.
-        if unlike and (found := unlike_calls(comm.name, {self.rank: self.logs[comm.name].recent, sender: theirs})):
-            raise MismatchError(found)
+        # Where the calls before this one differ, that is the cause, whatever the message is; else what they were given.
+        if in_call and (unlike or (theirs and not is_of_replicas(key))):
+            mine = self.logs[comm.name].recent
+            number = next(call[0] for call in reversed(mine) if call[0] % HEADER_TAG == comm.tag % OWN_TAG)
+            met = number if sent.operation == unpack(expected).operation else None
+            if found := unlike_calls(comm.name, {self.rank: mine, sender: theirs}, met=met):
+                raise MismatchError(found)
 
         # Its own call, in full and with its line, if it is known.
         where = f"{request.site} (receiver)"
-        for number, operation, site in theirs:
+        for number, operation, site, _ in theirs:
             if number % HEADER_TAG == comm.tag:
                 sent = sent._replace(operation=operation)
                 where = where if site == request.site else f"{site} (sender) and {where}"

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import MismatchError, UsageError
+from minidist.base.fibers import current
 from minidist.base.trace import MessageEvent, current_purpose
 from minidist.comm.buffers import changed, checksum
 from minidist.comm.call_site import CallSite
-from minidist.comm.header import compare, dtype_name, header_of
+from minidist.comm.header import compare, dtype_name, header_of, is_of_replicas
 from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.failures import Failures
@@ -164,15 +165,8 @@ class Matching:
                 or source.dtype != target.dtype
                 or source.shape != target.shape
             ):
-                compare(
-                    header_of(send.comm.match_key, source),
-                    header_of(receive.comm.match_key, target),
-                    send.stream.rank,
-                    receive.stream.rank,
-                    str(send.site)
-                    if send.site == receive.site
-                    else f"{send.site} (sender) and {receive.site} (receiver)",
-                )
+                self._refuse(send, receive)
+                return  # while the world looks ahead
             for request in (send, receive):
                 if request.checksum is not None and checksum(request.array) != request.checksum:
                     raise changed(request.stream.rank, request.describe())
@@ -191,6 +185,20 @@ class Matching:
             if request.waiter is not None:
                 self.state.ready.append(request.waiter)
                 request.waiter = None
+
+    def _refuse(self, send: SimRequest, receive: SimRequest) -> None:
+        """Raise MismatchError for two sides of a message that differ; those of two collective calls end the run."""
+        lines = f"{send.site}" if send.site == receive.site else f"{send.site} (sender) and {receive.site} (receiver)"
+        ours, theirs = header_of(receive.comm.match_key, receive.array), header_of(send.comm.match_key, send.array)
+        try:
+            compare(theirs, ours, send.stream.rank, receive.stream.rank, lines)
+        except MismatchError as error:
+            # Whoever gives a wildcard its message is no rank, and cannot pause.
+            in_calls = None not in (send.comm.opened, receive.comm.opened) and current() is self.state.running.fiber
+            if not in_calls or is_of_replicas(ours.operation) or is_of_replicas(theirs.operation):
+                raise
+            self.state.refuse(error, receive.comm, ours.operation == theirs.operation)
+            self.block(send if send.stream is self.state.running else receive)
 
     # receives from any rank -------------------------------------------------------------------------------------------
 

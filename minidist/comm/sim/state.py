@@ -6,19 +6,21 @@
 Proved by: tests/comm/sim/test_world.py
 """
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
+from types import FrameType, TracebackType
 from typing import Any
 
-from minidist.base.errors import RankDeadError
+from minidist.base.errors import MismatchError, RankDeadError
 from minidist.base.fibers import Fiber
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
 from minidist.comm.call_log import Call, CallLog
 from minidist.comm.claims import Claim
-from minidist.comm.point_to_point import PointToPoint, Request, Work
+from minidist.comm.point_to_point import MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser
 from minidist.comm.sim.clock import LinkModel
 
@@ -87,6 +89,9 @@ class SimState:
     thread: int = field(default_factory=get_ident)  # that runs the ranks
     comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
     switches: int = 0  # of streams; stands still while a rank computes
+    # Two ranks' calls differ, which ends the run: the error, the communicator, the number of the call, and whether it
+    # was the sizes of arrays that have not fitted.
+    unlike: tuple[MismatchError, str, int, bool] | None = None
 
     def __post_init__(self) -> None:
         ranks = range(self.size)
@@ -100,6 +105,18 @@ class SimState:
     def calls(self, name: str) -> dict[int, Iterable[Call]]:
         """Return the last collective calls on the communicator `name`, by world rank."""
         return {rank: log.recent for rank, log in self.logs[name].items()}
+
+    def refuse(self, error: MismatchError, call: PointToPoint, sizes: bool) -> None:
+        """End the run with an error about two ranks' calls, as soon as the stream that runs has paused."""
+        # The stack of the rank that has noticed it, as an exception raised there would have it.
+        frame: FrameType | None = sys._getframe(1)
+        steps: TracebackType | None = None
+        while frame is not None:
+            steps = TracebackType(steps, frame, frame.f_lasti, frame.f_lineno)
+            frame = frame.f_back
+        numbers = [number for number, *_ in self.logs[call.name][self.running.rank].recent]
+        number = next((number for number in reversed(numbers) if number % (MAX_TAG + 1) == call.tag % OWN_TAG), 0)
+        self.unlike = error.with_traceback(steps), call.name, number, sizes
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""

@@ -46,6 +46,7 @@ from minidist.comm.sim.deadlock_report import deadlock
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.look_ahead import look_ahead
 from minidist.comm.sim.matching import Matching, second_thread
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import SimState, Stream
@@ -94,7 +95,7 @@ class SimWorld:
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
         self.on_failure = on_failure
-        self.in_run = False
+        self.in_run = self.looking_ahead = False
         self.uneven = ()
         self.place = ""
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
@@ -125,7 +126,7 @@ class SimWorld:
             totals=self.record == "totals",
             weights=self._weights(),
         )
-        self.place = ""
+        self.place, self.looking_ahead = "", False
         self.failures = Failures(state, self.pending_kills)
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
@@ -241,6 +242,8 @@ class SimWorld:
                 except (Exception, SystemExit) as error:
                     self._annotate(error, stream)
                     raise
+                if state.unlike is not None:
+                    raise look_ahead(self, *state.unlike)
 
             # No stream is ready: [1] and [2] of the picture.
             if self.matching.match_one_wildcard():
@@ -449,8 +452,10 @@ class SimWorld:
         # The first rank's value, and how many ranks have come.
         key = call.name, call.tag
         first, count = self.state.call_values.get(key, (value, 0))
-        if value != first:
-            raise MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
+        if value != first and self.state.unlike is None:
+            error = MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
+            self.state.refuse(error, call, False)
+            self.hub.switch()
         self.state.call_values[key] = first, count + 1
         if count + 1 == call.size:
             del self.state.call_values[key]
