@@ -88,6 +88,7 @@ class SimState:
     weights: dict[int, int] = field(default_factory=dict)  # the ranks that each running one stands for (`FoldedWorld`)
     thread: int = field(default_factory=get_ident)  # that runs the ranks
     comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
+    programs: dict[int, int] = field(default_factory=dict)  # ranks whose program runs in another thread: its identifier
     switches: int = 0  # of streams; stands still while a rank computes
     # Two ranks' calls differ, which ends the run: the error, the communicator, the number of the call, and whether it
     # was the sizes of arrays that have not fitted.

@@ -57,7 +57,8 @@ class SimWorld:
 
     eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
-    headers and watch buffers in flight. timeout: seconds of real time that one rank may compute without communicating.
+    headers and watch buffers in flight. check_buffers: False leaves out the watch on buffers, which costs checksums of
+    each nonblocking message. timeout: seconds of real time that one rank may compute without communicating.
     record: keep traces; "totals" keeps the bytes by purpose alone, so that a long run's memory does not grow.
     on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
 
@@ -86,6 +87,7 @@ class SimWorld:
         timeout: float = 60.0,
         record: bool | str = True,
         on_failure: str = "end",
+        check_buffers: bool = True,
     ) -> None:
         check_record(record)
         if ranks < 1:
@@ -94,7 +96,7 @@ class SimWorld:
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
         self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
-        self.on_failure = on_failure
+        self.on_failure, self.check_buffers = on_failure, checks and check_buffers
         self.in_run = self.looking_ahead = False
         self.uneven = ()
         self.place = ""

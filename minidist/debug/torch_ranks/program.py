@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path, reason
+from minidist.base.errors import BufferReuseError, MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import Comm, SimWorld
 from minidist.comm.sim.choosers import seeded
@@ -22,6 +22,7 @@ from minidist.comm.sim.state import Stream
 from minidist.debug.torch_ranks.isolation import RankState, isolated
 from minidist.debug.torch_ranks.process_group import register
 from minidist.debug.torch_ranks.rank_thread import RankThread
+from minidist.debug.torch_ranks.tensors_in_flight import Races
 
 TESTED = "2.13"  # the version of torch with which the tests run
 
@@ -45,7 +46,7 @@ def run_on_ranks(
     are those of SimWorld.run: a DeadlockError names every rank's operation with the program's line.
     """
     register()
-    world = make_world(ranks, **options)
+    world, races = make_world(ranks, **options), Races()
     outputs, groups = [""] * ranks, {"world": "default_pg"}
     generator = torch.get_rng_state()
 
@@ -66,12 +67,16 @@ def run_on_ranks(
             return result
 
         thread = RankThread(comm, with_its_works, state.put_away, state.put_back)
+        thread.races = races
         return thread.run()
 
     with isolated(ranks):
         try:
             results = world.run(of_rank)
-        except MinidistError:
+            races.check()
+        except MinidistError as error:
+            for race in races.sentences if not isinstance(error, BufferReuseError) else ():
+                error.add_note(race)
             raise
         except (Exception, SystemExit) as error:  # of the program: what it passed of ours and of torch's says nothing
             raise ProgramError(error, __file__) from None
