@@ -28,7 +28,9 @@ def said(tmp_path, source, **options):
 SENT = "rank 0: the tensor of its isend of float32[4] to rank 1 at race.py:6 has changed between then and its wait() at"
 RECEIVED = "rank 1: the tensor of its irecv of float32[4] from rank 0 at race.py:10 is"
 # The lines 5 to 8 are rank 0's, then follow rank 1's.
-PAIR = "if r == 0:\n    w = dist.isend(t, 1)\n    {}\n    w.wait()\nelse:\n    w = dist.irecv(t, 0)\n    {}\n    w.wait()\n"
+PAIR = "if r == 0:\n    w = dist.isend(t, 1)\n    {}\n    w.wait()\n" + (
+    "else:\n    w = dist.irecv(t, 0)\n    {}\n    w.wait()\n"
+)
 RACES = {
     "a write": (PAIR.format("t.fill_(9)", ""), [f"{SENT} race.py:8"]),
     "a write by NumPy": (PAIR.format("t.numpy()[1] = 9", ""), [f"{SENT} race.py:8"]),
@@ -51,15 +53,11 @@ RACES = {
     ),
     "an input": (
         "out = torch.empty(8)\nw = dist.all_gather_into_tensor(out, t, async_op=True)\nt.add_(1)\nw.wait()\n",
-        [
-            "rank 1: the tensor of its all_gather of float32[4] at race.py:6 has changed between then and its wait() at race"
-        ],
+        ["rank 1: the tensor of its all_gather of float32[4] at race.py:6 has changed between then and its wait() at"],
     ),
     "another operation": (
         "w = dist.all_reduce(t, async_op=True)\nv = dist.broadcast(t, 0, async_op=True)\nw.wait()\nv.wait()\n",
-        [
-            "rank 1: the tensor of its all_reduce of float32[4] at race.py:5 is read by broadcast of float32[4] at race.py:6"
-        ],
+        ["rank 1: the tensor of its all_reduce of float32[4] at race.py:5 is read by broadcast of float32[4] at race"],
     ),
     "a loop": (
         "for step in range(10**9):\n    w = dist.all_reduce(t, async_op=True)\n    t.mean()\n    w.wait()\n",
@@ -96,7 +94,8 @@ RIGHT = {
         "assert (x + 1).tolist() == [n + 1.0] * 4\n"
     ),
     "memory that is given back": (
-        "o = torch.empty(2)\nw = dist.reduce_scatter_tensor(o, t, async_op=True)\nt.untyped_storage().resize_(0)\nw.wait()\n"
+        "o = torch.empty(2)\nw = dist.reduce_scatter_tensor(o, t, async_op=True)\nt.untyped_storage().resize_(0)\n"
+        "w.wait()\n"
     ),
 }
 

@@ -78,7 +78,8 @@ HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 class MPIWorld:
     """All processes that `mpiexec` started.
 
-    checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
+    checks: send and compare headers. check_buffers: False leaves out the watch on the buffers of nonblocking messages;
+    without `checks` there is none. timeout: seconds that an operation may be pending before the watchdog reports
     every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
     (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace; "totals" keeps the
     bytes by purpose alone. on_failure: for programs that run in both worlds; here a rank that dies always ends the job,
@@ -99,6 +100,7 @@ class MPIWorld:
         synchronous: bool = False,
         record: bool | str = True,
         on_failure: str = "end",
+        check_buffers: bool = True,
     ) -> None:
         check_record(record)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
@@ -111,6 +113,7 @@ class MPIWorld:
             if starting.initialized:
                 finalize_at_exit(MPI)
             self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
+            self.check_buffers = checks and check_buffers
             self.unchecked = not (checks or record or synchronous)
             self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
             check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
@@ -314,7 +317,7 @@ class MPIWorld:
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if guarded:
             self.unwaited[id(request)] = request
-        if self.checks and (guarded or self.open.start_of):
+        if self.check_buffers and (guarded or self.open.start_of):
             self.open.add(self.rank, request, guarded)
 
         if tag > self.highest_tag:
@@ -330,7 +333,7 @@ class MPIWorld:
             raise self._cannot_be_used(comm, site)
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
-            if self.checks and (guarded or self.running is not None) and request.buffer is array:
+            if self.check_buffers and (guarded or self.running is not None) and request.buffer is array:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
@@ -342,7 +345,7 @@ class MPIWorld:
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
             # The header is asked for now; the payload when the header has come and fits.
-            if self.checks and guarded and array.nbytes and request.buffer is array:
+            if self.check_buffers and guarded and array.nbytes and request.buffer is array:
                 request.checksum = checksum(array)  # the program must not write into it before the wait
                 request.buffer = xp.empty_like(array)
             if self.checks:
@@ -487,7 +490,7 @@ class MPIWorld:
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:
-            raise changed(self.rank, request.describe())
+            raise changed(self.rank, request.describe(), call_site(sys._getframe(1), NOWHERE))
         if receiving and request.header is not None and has_checksum(request.header):
             self._compare_payload(request)
         if self.open.start_of:

@@ -87,7 +87,8 @@ class HangWatchdog:
         if self.error is None:
             self.error = RankTimeoutError(
                 f"rank {self.state.running.rank} computed for more than {self.timeout:g} s without communicating, at"
-                f" {call_site_of_thread(self._thread())}; it may compute without end: look at the last line of the traceback, or raise --timeout"
+                f" {call_site_of_thread(self._thread())}; it may compute without end: look at the last line of the"
+                " traceback, or raise --timeout"
             )
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread()), ctypes.py_object(Stopped))
         return place

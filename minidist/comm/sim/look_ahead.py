@@ -29,7 +29,7 @@ from minidist.base.fibers import FiberExit
 from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import CallSite
 from minidist.comm.point_to_point import ANY, PointToPoint, Request
-from minidist.comm.sim.state import SimState, Stream
+from minidist.comm.sim.state import SimState, Stream, UnlikeCalls
 
 CALLS = 7  # one less than a world keeps for reports, so that the call that differs is still known
 SECONDS = 2.0
@@ -54,22 +54,20 @@ else:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def look_ahead(world: Any, error: MismatchError, name: str, number: int, sizes: bool) -> MismatchError:
-    """Return the error of two unlike calls with what all ranks call then; `error` where that says nothing.
-
-    name, number: the communicator and the call. sizes: whether it was the arrays that have not fitted.
-    """
+def look_ahead(world: Any, unlike: UnlikeCalls) -> MismatchError:
+    """Return the error of two unlike calls with what all ranks call then; that of before where this says nothing."""
     state: SimState = world.state
+    error, name, number, sizes, _ = unlike
     with no_files() as safe, redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if safe:
-            _run_on(world, state, name, number)
+            _run_on(world, state, unlike)
     found = unlike_calls(name, state.calls(name), state.returned, number if sizes else None)
     return MismatchError(found).with_traceback(error.__traceback__) if found else error
 
 
-def _run_on(world: Any, state: SimState, name: str, number: int) -> None:
+def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
     """Let every rank go on: those that wait, and those that have not come so far."""
-    last, deadline, logs = number + CALLS, time.monotonic() + SECONDS, state.logs[name]
+    last, deadline, logs = unlike.number + CALLS, time.monotonic() + SECONDS, state.logs[unlike.name]
 
     def post(
         comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
@@ -93,9 +91,7 @@ def _run_on(world: Any, state: SimState, name: str, number: int) -> None:
     for stream in waiting:
         request: Any = stream.waiting
         request.matched, request.waiter, request.checksum = True, None, None
-    ready = [*waiting, *(stream for stream in state.ready if stream not in waiting)]
-    state.ready.clear()
-    state.ready.extend(ready)
+    state.ready.extend([*waiting, *(stream for stream in unlike.ready if stream not in waiting)])
     while state.ready and time.monotonic() < deadline:
         _resume(world, state, state.ready.popleft())
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError
+from minidist.base.errors import BufferReuseError, MismatchError, UsageError
 from minidist.base.fibers import current
 from minidist.base.trace import MessageEvent, current_purpose
 from minidist.comm.buffers import changed, checksum
@@ -53,7 +53,7 @@ class Matching:
         # A rank that is to die dies before it posts.
         state = self.state
         stream = state.running
-        rank, nbytes, checks = stream.rank, array.nbytes, state.checks
+        rank, nbytes, watches = stream.rank, array.nbytes, state.watches
         if get_ident() != state.thread:
             raise second_thread(comm, site)
         if comm.members[comm.rank] != rank:
@@ -94,11 +94,11 @@ class Matching:
         # Watch its buffer, when other code runs before the wait: always beside a stream, the rank's main program.
         if guarded:
             state.unwaited[rank][id(request)] = request
-        request.watched = watched = checks and (guarded or not stream.is_main)
-        if checks and (guarded or state.open[rank].start_of):
+        request.watched = watched = watches and (guarded or not stream.is_main)
+        if watches and (guarded or state.open[rank].start_of):
             # A buffered send has left its buffer at once, which may be freed before the wait.
             state.open[rank].add(rank, request, guarded and not (kind == "send" and nbytes <= state.eager_limit))
-        if checks and kind == "receive" and stream.is_main and state.works[rank].guards:
+        if watches and kind == "receive" and stream.is_main and state.works[rank].guards:
             state.works[rank].refuse(request)
 
         if kind == "send":
@@ -167,13 +167,21 @@ class Matching:
             ):
                 self._refuse(send, receive)
                 return  # while the world looks ahead
-            for request in (send, receive):
-                if request.checksum is not None and checksum(request.array) != request.checksum:
-                    raise changed(request.stream.rank, request.describe())
+            if send.checksum is not None and checksum(source) != send.checksum:
+                raise self._changed(send)
 
         # The message itself: one copy, from the sender's array into the receiver's.
-        target[...] = source
-        if receive.watched:
+        if not receive.watched:
+            target[...] = source
+        elif id(receive) in self.state.unwaited[receive.stream.rank]:
+            # Its program goes on: what it reads before the wait must not depend on the order of the ranks.
+            self.state.arrived[id(receive)] = source.copy()
+            if receive.checksum is None:
+                receive.checksum = checksum(target)
+        else:
+            if receive.checksum is not None and checksum(target) != receive.checksum:
+                raise self._changed(receive)
+            target[...] = source
             receive.checksum = checksum(target)
 
         # The times of the two are those of the picture in `clock`.
@@ -185,6 +193,11 @@ class Matching:
             if request.waiter is not None:
                 self.state.ready.append(request.waiter)
                 request.waiter = None
+
+    def _changed(self, request: SimRequest) -> BufferReuseError:
+        """Return the error for a message whose buffer is not as it was, with the line that its rank has come to."""
+        rank = request.stream.rank
+        return changed(rank, request.describe(), self.state.line_of(rank))
 
     def _refuse(self, send: SimRequest, receive: SimRequest) -> None:
         """Raise MismatchError for two sides of a message that differ; those of two collective calls end the run."""
@@ -271,8 +284,12 @@ class Matching:
                 alpha, _ = links.cost(dead, stream.rank)
                 stream.time = event.end = max(stream.time, state.dead[dead] + alpha)
                 raise request.error
-        if request.checksum is not None and checksum(request.array) != request.checksum:
-            raise changed(stream.rank, request.describe())
+        if request.checksum is not None:
+            if checksum(request.array) != request.checksum:
+                raise self._changed(request)
+            arrived = state.arrived.pop(id(request), None)
+            if arrived is not None:
+                request.array[...] = arrived
 
         # When is it complete?
         if receiving:

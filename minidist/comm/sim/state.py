@@ -12,13 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from minidist.base.errors import MismatchError, RankDeadError
 from minidist.base.fibers import Fiber
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
 from minidist.comm.call_log import Call, CallLog
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
 from minidist.comm.point_to_point import MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser
@@ -61,6 +64,16 @@ class SimRequest(Request):
     arrival: float = field(default=0.0, init=False)
 
 
+class UnlikeCalls(NamedTuple):
+    """Two ranks have made unlike calls. sizes: the arrays have not fitted. ready: the streams that could go on."""
+
+    error: MismatchError
+    name: str  # of the communicator
+    number: int  # of the call
+    sizes: bool
+    ready: list[Stream]
+
+
 @dataclass(eq=False)
 class SimState:
     """One run of a simulated world."""
@@ -72,6 +85,7 @@ class SimState:
     record: bool
     eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
     isolate: bool  # a killed rank does not end the run
+    watches: bool  # buffers in flight
     ready: deque[Stream]  # streams that can run
     mains: list[Stream]
     running: Stream  # whose turn it is
@@ -90,9 +104,7 @@ class SimState:
     comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
     programs: dict[int, int] = field(default_factory=dict)  # ranks whose program runs in another thread: its identifier
     switches: int = 0  # of streams; stands still while a rank computes
-    # Two ranks' calls differ, which ends the run: the error, the communicator, the number of the call, and whether it
-    # was the sizes of arrays that have not fitted.
-    unlike: tuple[MismatchError, str, int, bool] | None = None
+    unlike: "UnlikeCalls | None" = None  # two ranks' calls differ, which ends the run
 
     def __post_init__(self) -> None:
         ranks = range(self.size)
@@ -100,12 +112,19 @@ class SimState:
             Trace(rank, self.size, keeps_events=self.record, ranks=self.weights.get(rank, 1)) for rank in ranks
         ]
         self.open = [OpenMessages() for _ in ranks]
+        self.arrived: dict[int, np.ndarray] = {}  # by the id of a receive, what its wait is to write into its array
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
         self.works = [WorkArrays(rank) for rank in ranks]
 
     def calls(self, name: str) -> dict[int, Iterable[Call]]:
         """Return the last collective calls on the communicator `name`, by world rank."""
         return {rank: log.recent for rank, log in self.logs[name].items()}
+
+    def line_of(self, rank: int) -> CallSite:
+        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
+        main = self.mains[rank]
+        frame = sys._getframe(1) if main is self.running else getattr(main.fiber, "gr_frame", None)
+        return call_site(frame, NOWHERE)
 
     def refuse(self, error: MismatchError, call: PointToPoint, sizes: bool) -> None:
         """End the run with an error about two ranks' calls, as soon as the stream that runs has paused."""
@@ -117,7 +136,8 @@ class SimState:
             frame = frame.f_back
         numbers = [number for number, *_ in self.logs[call.name][self.running.rank].recent]
         number = next((number for number in reversed(numbers) if number % (MAX_TAG + 1) == call.tag % OWN_TAG), 0)
-        self.unlike = error.with_traceback(steps), call.name, number, sizes
+        self.unlike = UnlikeCalls(error.with_traceback(steps), call.name, number, sizes, list(self.ready))
+        self.ready.clear()
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""

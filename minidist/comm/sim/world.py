@@ -122,6 +122,7 @@ class SimWorld:
             self.record is True,
             self.eager_bytes or -1,
             self.on_failure == "isolate",
+            self.check_buffers,
             ready=self._ready_queue([mains[rank] for rank in self.running_ranks()]),
             mains=mains,
             running=mains[0],
@@ -244,10 +245,10 @@ class SimWorld:
                 except (Exception, SystemExit) as error:
                     self._annotate(error, stream)
                     raise
-                if state.unlike is not None:
-                    raise look_ahead(self, *state.unlike)
 
-            # No stream is ready: [1] and [2] of the picture.
+            # No stream is ready: [1] and [2] of the picture. Two calls that differ let no other stream run.
+            if state.unlike is not None:
+                raise look_ahead(self, state.unlike)
             if self.matching.match_one_wildcard():
                 continue
             if not state.dead or not self.failures.notify(self.matching.match_waiting):
@@ -312,7 +313,7 @@ class SimWorld:
         # The main program ran until here: did it write into the arrays of its works in other streams?
         works = self.state.works[stream.rank]
         if stream.is_main and works.running:
-            works.check()
+            works.check(self.state.line_of)
         self.hub.switch()
         if stream.is_main and works.running:
             works.refresh()
@@ -334,7 +335,7 @@ class SimWorld:
         state.unwaited[rank][id(work)] = work
 
         # From here to the wait the program must not write into the arrays.
-        if self.checks and work.arrays:
+        if self.check_buffers and work.arrays:
             work.guards = state.works[rank].add(work, work.arrays)
 
         # A stream whose queue was empty has ended; it starts again.
@@ -350,7 +351,7 @@ class SimWorld:
             stream.time = max(stream.time, work.started)
             works = self.state.works[stream.rank]
             if work.guards:
-                works.begin(work, work.guards)
+                works.begin(work, work.guards, self.state.line_of)
             try:
                 result = work.context.run(work.function)
                 work.result = has_run(result, work.function, work.comm.rank) if isinstance(result, LAZY) else result

@@ -9,8 +9,8 @@ Here a tensor is sent as it was when the operation began, and what is received i
 run has the same numbers whatever the order of its ranks; and it goes on, so that all races of a program are found.
 A race that is found a second time, in a loop, ends the run.
 
-A read is not seen through another tensor of the same memory that was made before, such as `p.grad.data` or NumPy's view,
-nor in C++ (autograd's formulas), nor one by torch.distributed itself. A write is seen in all of these.
+A read is not seen through another tensor of the same memory that was made before, such as `p.grad.data` or an array of
+NumPy's, nor in C++ (autograd's formulas), nor one by torch.distributed itself. A write is seen in all of these.
 
 Proved by: tests/torch_ranks/test_tensors_in_flight.py
 """
@@ -32,10 +32,17 @@ from minidist.comm.call_site import NOWHERE, CallSite, call_site
 INTERNAL = f"{os.sep}torch{os.sep}distributed{os.sep}"
 GUARD = "_minidist_operation"  # the attribute of an InFlightTensor
 # What tells the form of a tensor, and reads no element.
-FORM = frozenset(
-    "__get__ __len__ __hash__ size dim ndimension stride numel nelement element_size is_contiguous data_ptr storage_offset"
-    " untyped_storage is_floating_point is_complex is_signed get_device is_shared is_same_size register_hook".split()
-)
+FORM = {"__get__", "__len__", "__hash__", "size", "dim", "ndimension", "stride", "numel", "nelement", "element_size"}
+FORM |= {
+    "is_contiguous",
+    "data_ptr",
+    "storage_offset",
+    "untyped_storage",
+    "is_floating_point",
+    "is_complex",
+    "is_signed",
+}
+FORM |= {"get_device", "is_shared", "is_same_size", "register_hook"}
 WRITES = re.compile(r"\w*[^_]_|__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
 
 
@@ -147,7 +154,7 @@ def _flat(values: Sequence[Any]) -> list[Any]:
 
 
 def _line_of_program(frame: FrameType | None) -> CallSite | None:
-    """Return the line of the program that led here; None where torch.distributed is on the way, which knows its waits."""
+    """Return the line of the program that led here; None where torch.distributed is on the way, which waits itself."""
     site = call_site(frame, NOWHERE)
     while frame is not None and frame.f_code.co_filename != site.filename:
         if INTERNAL in frame.f_code.co_filename:
