@@ -39,7 +39,8 @@ def launch(
     Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes`, `--synchronous`, `--no-check-buffers` and `--traceback`
     from the command line and leaves everything else to the program. An error on any rank ends the whole job with one
     report: exit code 2 for wrong input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never
-    call `os._exit` in a rank: it leaves no chance to report, the launcher decides what becomes of the other ranks, and may report success.
+    call `os._exit` in a rank: it leaves no chance to report, the launcher decides what becomes of the other ranks, and
+    may report success.
     """
     # The program's own documentation comes first in the help.
     words = list(sys.argv[1:] if argv is None else argv)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
@@ -18,6 +18,21 @@ from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
 MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program
+
+
+def _tolerance(given: float | None, rounding: str | None, compare: str | None) -> float:
+    """Return the tolerance of a comparison, as a share of a tensor's largest entry; with `rounding` that of a dtype."""
+    if rounding is None:
+        return 1e-5 if given is None else given
+    from minidist.job.equality.rounding import MARGIN, UNIT
+
+    if rounding not in UNIT:
+        raise UsageError(f"--rounding {quoted(rounding)}; give one of {', '.join(UNIT)}")
+    if compare is None:
+        raise UsageError(f"--rounding {rounding} is of --compare; give --compare FILE.py:FUNCTION, or leave it out")
+    if given is not None:
+        raise UsageError(f"--rounding {rounding} with --tolerance {given:g}; each gives the tolerance: leave one out")
+    return MARGIN * UNIT[rounding]
 
 
 @json_or_table
@@ -34,11 +49,19 @@ def torch(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="with --compare: largest difference, as a share of a tensor's largest entry", callback=within_limits
+            help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
+            callback=within_limits,
         ),
-    ] = 1e-5,
+    ] = None,
+    rounding: Annotated[
+        str | None,
+        typer.Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
+    ] = None,
+    check_buffers: Annotated[
+        bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
+    ] = True,
     interleavings: Annotated[
         int,
         typer.Option(help="run so many times more, the ranks in other orders, and compare what they print and send"),
@@ -56,6 +79,7 @@ def torch(
     check_count(interleavings, "--interleavings", most=10_000)
     if compare is not None and not is_user_function(script):
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
+    allowed = _tolerance(tolerance, rounding, compare)
     extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
@@ -66,14 +90,15 @@ def torch(
     if compare is not None:
         returned, alone = main, load_function(compare)
         main = lambda: program.as_arrays(returned())  # noqa: E731
-    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes}
-    first = program.run_on_ranks(main, ranks, **options)
-    races = ""
-    for seed in range(interleavings):
-        other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
-        if races := program.first_difference(first, other):
-            races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
-            break
+    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes, "check_buffers": check_buffers}
+    with program.groups_begin_when_asked(compare is not None):
+        first = program.run_on_ranks(main, ranks, **options)
+        races = ""
+        for seed in range(interleavings):
+            other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
+            if races := program.first_difference(first, other):
+                races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
+                break
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
@@ -81,7 +106,7 @@ def torch(
     verdict = None
     if compare is not None:
         of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
-        verdict = compare_returned(returned_tensors("one device", program.as_arrays(alone())), of_ranks, tolerance)
+        verdict = compare_returned(returned_tensors("one device", program.as_arrays(alone())), of_ranks, allowed)
 
     rows = program.bytes_by_operation(first)
     value = {

@@ -6,13 +6,17 @@ Proved by: tests/torch_ranks/test_program.py
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from minidist.base.errors import BufferReuseError, MinidistError, UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import ProgramError, is_user_function, load_function
@@ -81,6 +85,25 @@ def run_on_ranks(
         except (Exception, SystemExit) as error:  # of the program: what it passed of ours and of torch's says nothing
             raise ProgramError(error, __file__) from None
     return TorchRun(world, results, outputs, groups)
+
+
+@contextmanager
+def groups_begin_when_asked(wanted: bool) -> Iterator[None]:
+    """Let a program that begins no process group have one as soon as it asks for one, inside the block, if wanted."""
+    name = "_get_default_group"
+    get_group = getattr(distributed_c10d, name)
+
+    def begin_and_get() -> Any:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        return get_group()
+
+    with ExitStack() as stack:
+        # In every module that has imported it by its name, such as DistributedDataParallel's.
+        for module in list(sys.modules.values()) if wanted else ():
+            if getattr(module, "__dict__", {}).get(name) is get_group:
+                stack.enter_context(mock.patch.object(module, name, begin_and_get))
+        yield
 
 
 def load_program(source: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:

@@ -407,9 +407,8 @@ def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
         SimWorld(2).run(program)
     assert f"rank {0 if side == 'send' else 1}: the buffer of its {side}" in str(caught.value)
     lines = [int(line) for line in re.findall(r"test_world\.py:(\d+)", str(caught.value))]
-    assert len(lines) == 2 and lines[0] < lines[1] <= program.__code__.co_firstlineno + 12, (
-        "the post, and a line after it"
-    )
+    assert len(lines) == 2
+    assert lines[0] < lines[1] <= program.__code__.co_firstlineno + 12, "the post, and a line after it"
     for off in ({"checks": False}, {"check_buffers": False}):
         SimWorld(2, **off).run(program)
 
