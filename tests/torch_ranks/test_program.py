@@ -177,8 +177,8 @@ def test_the_tensors_of_a_call_are_named_and_who_skips_one(tmp_path, capsys):
         + "    print('step', step)\n"
     )
     words = (
-        r"call 3 of world is all_reduce of float32\[2, 3\] on ranks 0, 2 and of float32\[5\] on rank 1, at \S*skips.py:8"
-        "; rank 1 made no call like call 3 of rank 0, and its later calls are rank 0's, one earlier"
+        r"call 3 of world is all_reduce of float32\[2, 3\] on ranks 0, 2 and of float32\[5\] on rank 1, at \S*skips"
+        ".py:8; rank 1 made no call like call 3 of rank 0, and its later calls are rank 0's, one earlier"
     )
     with pytest.raises(MinidistError, match=words):
         run_on_ranks(load_program(str(tmp_path / "skips.py")), 3)
