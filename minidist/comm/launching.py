@@ -51,7 +51,7 @@ def launch(
         return []
 
     if flags.no_check_buffers:
-        options["check_buffers"] = False
+        options["checks"] = "headers"
     # Also for the reports of the other places that end a run.
     if flags.traceback:
         os.environ["MINIDIST_TRACEBACK"] = "1"

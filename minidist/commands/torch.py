@@ -90,7 +90,7 @@ def torch(
     if compare is not None:
         returned, alone = main, load_function(compare)
         main = lambda: program.as_arrays(returned())  # noqa: E731
-    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes, "check_buffers": check_buffers}
+    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes, "checks": check_buffers or "headers"}
     with program.groups_begin_when_asked(compare is not None):
         first = program.run_on_ranks(main, ranks, **options)
         races = ""

@@ -77,7 +77,7 @@ def test_every_race_has_both_lines(tmp_path):
             assert part in text, (name, text)
         assert len(text.split("\n")) == len(set(text.split("\n"))), (name, text)
         if name not in ("a loop", "no wait"):
-            assert said(tmp_path, source, check_buffers=False) == "", name
+            assert said(tmp_path, source, checks="headers") == "", name
 
 
 RIGHT = {

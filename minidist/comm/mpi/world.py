@@ -38,7 +38,7 @@ from minidist.base.errors import (
 from minidist.base.fibers import current, spawn
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
-from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
+from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_checks, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
@@ -78,12 +78,11 @@ HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 class MPIWorld:
     """All processes that `mpiexec` started.
 
-    checks: send and compare headers. check_buffers: False leaves out the watch on the buffers of nonblocking messages;
-    without `checks` there is none. timeout: seconds that an operation may be pending before the watchdog reports
-    every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
-    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace; "totals" keeps the
-    bytes by purpose alone. on_failure: for programs that run in both worlds; here a rank that dies always ends the job,
-    which is MPI's rule.
+    checks: send and compare headers, and watch the buffers of nonblocking messages; "headers" leaves the watch out.
+    timeout: seconds that an operation may be pending before the watchdog reports every rank's pending operation and
+    ends the job (0: no watchdog). synchronous: every send waits for its receive (MPI_Issend), which makes programs that
+    rely on buffering deadlock at once. record: keep a trace; "totals" keeps the bytes by purpose alone. on_failure: for
+    programs that run in both worlds; here a rank that dies always ends the job, which is MPI's rule.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -95,14 +94,14 @@ class MPIWorld:
     def __init__(
         self,
         *,
-        checks: bool = True,
+        checks: bool | str = True,
         timeout: float = 60.0,
         synchronous: bool = False,
         record: bool | str = True,
         on_failure: str = "end",
-        check_buffers: bool = True,
     ) -> None:
         check_record(record)
+        check_checks(checks)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
         self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
         self.watchdog: Watchdog | None = None
@@ -112,8 +111,8 @@ class MPIWorld:
             MPI = starting.start_mpi()
             if starting.initialized:
                 finalize_at_exit(MPI)
-            self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
-            self.check_buffers = checks and check_buffers
+            self.MPI, self.checks, self.synchronous, self.record = MPI, bool(checks), synchronous, record
+            self.check_buffers = checks is True
             self.unchecked = not (checks or record or synchronous)
             self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
             check_launcher(self.size, MPI.Get_library_version().splitlines()[0])

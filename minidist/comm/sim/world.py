@@ -33,7 +33,7 @@ from minidist.base.errors import (
 )
 from minidist.base.fibers import FiberExit, current, spawn, throw
 from minidist.base.interrupts import interruptible
-from minidist.base.trace import SpanEvent, Trace, check_record
+from minidist.base.trace import SpanEvent, Trace, check_checks, check_record
 from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
@@ -57,8 +57,8 @@ class SimWorld:
 
     eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
-    headers and watch buffers in flight. check_buffers: False leaves out the watch on buffers, which costs checksums of
-    each nonblocking message. timeout: seconds of real time that one rank may compute without communicating.
+    headers and watch buffers in flight; "headers" leaves out the watch on buffers, which costs checksums of each
+    nonblocking message. timeout: seconds of real time that one rank may compute without communicating.
     record: keep traces; "totals" keeps the bytes by purpose alone, so that a long run's memory does not grow.
     on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
 
@@ -83,20 +83,20 @@ class SimWorld:
         eager_bytes: int = 0,
         links: LinkModel | None = None,
         chooser: Chooser = earliest,
-        checks: bool = True,
+        checks: bool | str = True,
         timeout: float = 60.0,
         record: bool | str = True,
         on_failure: str = "end",
-        check_buffers: bool = True,
     ) -> None:
         check_record(record)
+        check_checks(checks)
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
-        self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
-        self.on_failure, self.check_buffers = on_failure, checks and check_buffers
+        self.chooser, self.checks, self.timeout, self.record = chooser, bool(checks), timeout, record
+        self.on_failure, self.check_buffers = on_failure, checks is True
         self.in_run = self.looking_ahead = False
         self.uneven = ()
         self.place = ""

@@ -533,8 +533,8 @@ def main(comm):
         2,
     )
     assert code == 1
-    assert "operation mismatch: rank 1 sent broadcast/naive" in output, output
-    assert "rank 0 expected all_reduce/recursive_doubling of float64[1]" in output  # in full, though a header cuts it
+    words = r"operation mismatch: call 2 of world is all_reduce/recursive_doubling of .* on rank 0 at .* and broadcast"
+    assert re.search(words, output), output
     code, output = run(
         """
 def main(comm):

@@ -409,8 +409,10 @@ def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     lines = [int(line) for line in re.findall(r"test_world\.py:(\d+)", str(caught.value))]
     assert len(lines) == 2
     assert lines[0] < lines[1] <= program.__code__.co_firstlineno + 12, "the post, and a line after it"
-    for off in ({"checks": False}, {"check_buffers": False}):
-        SimWorld(2, **off).run(program)
+    for checks in (False, "headers"):
+        SimWorld(2, checks=checks).run(program)
+    with pytest.raises(UsageError, match='it must be True, False or "headers"'):
+        SimWorld(2, checks="buffers")
 
 
 @pytest.mark.parametrize("eager_bytes", [0, 1000])
