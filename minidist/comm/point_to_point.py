@@ -351,7 +351,12 @@ class PointToPoint:
             ) from None
 
     def collective(
-        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+        self,
+        operation: str,
+        equal: str = "",
+        root: int | None = None,
+        sends_itself: bool = False,
+        array: np.ndarray | None = None,
     ) -> "PointToPoint":
         """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
         raise NotImplementedError

@@ -246,7 +246,7 @@ def test_ranks_that_pass_other_shapes_are_told(operation, shapes):
     def program(comm):
         getattr(collectives, operation)(comm, np.ones(shapes[comm.rank]))
 
-    with pytest.raises(MismatchError, match=r"^shape mismatch: rank . sent .*\[2, 3\].*an array of the same shape"):
+    with pytest.raises(MismatchError, match=r"^shape mismatch: .*\[2, 3\].*an array of the same shape"):
         SimWorld(2).run(program)
 
 
@@ -257,7 +257,7 @@ def test_an_array_of_2_by_3_does_not_meet_one_of_3_by_2(operation, algorithm):
     def program(comm):
         getattr(collectives, operation)(comm, np.ones([(2, 3), (3, 2)][comm.rank]), algorithm=algorithm)
 
-    with pytest.raises(MismatchError, match=r"^shape mismatch: rank . sent .*\[[23], [32]\]"):
+    with pytest.raises(MismatchError, match=r"^shape mismatch: .*\[2, 3\] on rank 0.*\[3, 2\] on rank 1"):
         SimWorld(2).run(program)
 
 
@@ -357,5 +357,8 @@ def test_ranks_that_pass_unlike_arguments_are_told_at_once(what, eager_bytes):
     call, words = UNLIKE[what]
     with pytest.raises(MismatchError, match=words) as error:
         SimWorld(2, eager_bytes=eager_bytes).run(call)
-    assert re.search(r"rank [01] sent .*, rank [01] expected ", str(error.value))
+    assert re.search(
+        r"call 0 of world is .* on rank 0.* and .* on rank 1|rank [01] sent all_to_all.*, rank [01] expected",
+        str(error.value),
+    )
     assert "\n" not in str(error.value)
