@@ -1,0 +1,151 @@
+"""MPI's constants and its errors.
+
+The numbers of error classes are this package's: a program compares them with the names, as the standard asks.
+
+Proved by: tests/mpi_ranks/test_objects.py
+"""
+
+from typing import Any
+
+ANY_SOURCE, PROC_NULL, ROOT = -1, -2, -3
+ANY_TAG, UNDEFINED, KEYVAL_INVALID = -1, -32766, -1
+IDENT, CONGRUENT, SIMILAR, UNEQUAL = 0, 1, 2, 3
+TAG_LIMIT = 2**31 - 1  # the largest tag, TAG_UB
+KEYVALS = {"TAG_UB": 1, "HOST": 2, "IO": 3, "WTIME_IS_GLOBAL": 4, "UNIVERSE_SIZE": 5, "APPNUM": 6, "LASTUSEDCODE": 7}
+
+_NAMES = (
+    "SUCCESS BUFFER COUNT TYPE TAG COMM RANK REQUEST ROOT GROUP OP TOPOLOGY DIMS ARG UNKNOWN TRUNCATE OTHER INTERN"
+    " PENDING IN_STATUS ACCESS AMODE ASSERT BAD_FILE BASE CONVERSION DISP DUP_DATAREP FILE_EXISTS FILE_IN_USE FILE"
+    " INFO_KEY INFO_NOKEY INFO_VALUE INFO IO KEYVAL LOCKTYPE NAME NO_MEM NOT_SAME NO_SPACE NO_SUCH_FILE PORT QUOTA"
+    " READ_ONLY RMA_CONFLICT RMA_SYNC SERVICE SIZE SPAWN UNSUPPORTED_DATAREP UNSUPPORTED_OPERATION WIN RMA_RANGE"
+    " RMA_ATTACH RMA_SHARED RMA_FLAVOR PROC_ABORTED VALUE_TOO_LARGE SESSION ERRHANDLER REVOKED PROC_FAILED"
+    " PROC_FAILED_PENDING ABI"
+)
+ERRORS = {("" if name == "SUCCESS" else "ERR_") + name: code for code, name in enumerate(_NAMES.split())}
+ERR_LASTCODE = 2**30 - 1
+_texts = {code: f"MPI_{name}" for name, code in ERRORS.items()}
+_classes = dict(zip(_texts, _texts, strict=True))  # error code -> error class
+
+
+class Exception(RuntimeError):  # noqa: A001  its name in MPI
+    """An error of MPI. code: one of MPI's, such as MPI.ERR_RANK. text: what is wrong, in one sentence."""
+
+    def __init__(self, code: int = 0, text: str = "") -> None:
+        super().__init__(code, text)
+        self.error_code, self.text = code if code in _classes else ERRORS["ERR_UNKNOWN"], text
+
+    @property
+    def error_class(self) -> int:
+        """The class of the error, which is the code itself for those of the standard."""
+        return _classes[self.error_code]
+
+    @property
+    def error_string(self) -> str:
+        """The name of the class, and what is wrong."""
+        return _texts[self.error_code] + (f": {self.text}" if self.text else "")
+
+    def Get_error_code(self) -> int:
+        """Return the error's code."""
+        return self.error_code
+
+    def Get_error_class(self) -> int:
+        """Return the error's class."""
+        return self.error_class
+
+    def Get_error_string(self) -> str:
+        """Return the error in words."""
+        return self.error_string
+
+    def __str__(self) -> str:
+        return self.error_string
+
+    def __int__(self) -> int:
+        return self.error_code
+
+    def __bool__(self) -> bool:
+        return self.error_code != 0
+
+    def __hash__(self) -> int:
+        return hash(self.error_code)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, int | Exception) and self.error_code == int(other)
+
+    def __lt__(self, other: Any) -> bool:
+        return self.error_code < int(other)
+
+    def __le__(self, other: Any) -> bool:
+        return self.error_code <= int(other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self.error_code > int(other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self.error_code >= int(other)
+
+
+def failed(name: str, text: str) -> Exception:
+    """Return the error of a class, such as "ERR_RANK"."""
+    return Exception(ERRORS[name], text)
+
+
+def unsupported(what: str, instead: str = "run it under mpiexec") -> NotImplementedError:
+    """Return the error for a part of MPI that simulated ranks do not have."""
+    return NotImplementedError(f"{what} is not simulated by minidist mpi; {instead}")
+
+
+# errors of a program's own --------------------------------------------------------------------------------------------
+
+
+def _known(code: int) -> int:
+    if code not in _classes:
+        raise failed("ERR_ARG", f"error code {code} is unknown; use one of MPI's, or add it with Add_error_code")
+    return code
+
+
+def Get_error_class(errorcode: int) -> int:
+    """Return the class of an error code."""
+    return _classes[_known(errorcode)]
+
+
+def Get_error_string(errorcode: int) -> str:
+    """Return an error code in words."""
+    return _texts[_known(errorcode)]
+
+
+def Add_error_class() -> int:
+    """Return a new error class."""
+    code = max(max(_classes) + 1, ERR_LASTCODE + 1)
+    _classes[code], _texts[code] = code, ""
+    return code
+
+
+def Add_error_code(errorclass: int) -> int:
+    """Return a new error code of a class."""
+    code = Add_error_class()
+    _classes[code] = _known(errorclass)
+    return code
+
+
+def Add_error_string(errorcode: int, string: str) -> None:
+    """Set the words of an error code that the program has added."""
+    _texts[_added(errorcode)] = string
+
+
+def Remove_error_string(errorcode: int) -> None:
+    """Take the words of an error code away."""
+    _texts[_added(errorcode)] = ""
+
+
+def Remove_error_code(errorcode: int) -> None:
+    """Forget an error code that the program has added."""
+    del _classes[_added(errorcode)], _texts[errorcode]
+
+
+Remove_error_class = Remove_error_code
+
+
+def _added(code: int) -> int:
+    if _known(code) <= ERR_LASTCODE:
+        raise failed("ERR_ARG", f"error code {code} is one of MPI's; only those of Add_error_code can be changed")
+    return code

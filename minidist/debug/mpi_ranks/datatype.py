@@ -1,0 +1,421 @@
+"""Datatypes: where the elements of a message lie in memory, and how they are packed into one array.
+
+A datatype is a list of byte offsets, one for each element, and an extent, after which the next one begins:
+
+    DOUBLE.Create_vector(2, 1, 3)     offsets 0, 24    extent 32      x . . x
+    DOUBLE.Create_resized(0, 16)      offsets 0        extent 16      x .
+
+A message of a datatype is a 1-D array of its elements. Where they lie one behind the other it is the program's own
+memory; otherwise they are copied.
+
+Proved by: tests/mpi_ranks/test_buffers.py
+"""
+
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from minidist.debug.mpi_ranks.attributes import Attributed
+from minidist.debug.mpi_ranks.constants import failed
+from minidist.debug.mpi_ranks.handle import Handle
+
+ORDER_C, ORDER_FORTRAN = 56, 57
+
+
+class Layout:
+    """What a datatype is.
+
+    element: the dtype of its elements; bytes where they differ. offsets: of each element, in bytes. lb, extent: where
+    the datatype begins, and its bytes up to the next one. size: bytes of data, where padding is none. recipe: the name
+    of the constructor, its integers, addresses and datatypes.
+    """
+
+    def __init__(
+        self,
+        element: np.dtype[Any],
+        offsets: np.ndarray,
+        lb: int,
+        extent: int,
+        recipe: tuple[str, list[int], list[int], list[Any]],
+        size: int | None = None,
+    ) -> None:
+        self.element, self.offsets, self.lb, self.extent, self.recipe = element, offsets, lb, extent, recipe
+        self.size = len(offsets) * element.itemsize if size is None else size
+        self.name, self.typechar = "", "V"
+        self.attributes: dict[int, Any] = {}
+        # Whether elements of several datatypes in a row lie one behind the other.
+        step = element.itemsize
+        self.contiguous = extent == len(offsets) * step and bool((offsets == np.arange(len(offsets)) * step).all())
+
+
+def place(layout: Layout, starts: np.ndarray) -> np.ndarray:
+    """Return the offsets of all elements of datatypes that begin at `starts`."""
+    return (np.asarray(starts, np.int64)[:, None] + layout.offsets).reshape(-1)
+
+
+class Datatype(Handle, Attributed):
+    """A datatype, such as MPI.DOUBLE."""
+
+    is_handle = True
+    held: Layout | None
+    names: ClassVar[dict[str, "Datatype"]] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """What the datatype is; MPI.Exception for DATATYPE_NULL."""
+        if self.held is None:
+            raise failed("ERR_TYPE", "the datatype is DATATYPE_NULL; pass one such as MPI.DOUBLE")
+        return self.held
+
+    def Get_size(self) -> int:
+        """Return the bytes of data in one element."""
+        return self.layout.size
+
+    def Get_extent(self) -> tuple[int, int]:
+        """Return the lower bound, and the bytes from one element to the next."""
+        return self.layout.lb, self.layout.extent
+
+    def Get_true_extent(self) -> tuple[int, int]:
+        """Return where the data begins, and its bytes from the first to the last."""
+        layout = self.layout
+        if not len(layout.offsets):
+            return 0, 0
+        low = int(layout.offsets.min())
+        return low, int(layout.offsets.max()) + layout.element.itemsize - low
+
+    # constructors -----------------------------------------------------------------------------------------------------
+
+    def _derive(
+        self, recipe: tuple[str, list[int], list[int]], offsets: np.ndarray, bounds: tuple[int, int] | None = None
+    ) -> Self:
+        """Return a datatype of this one's elements at these offsets; without bounds those of the data."""
+        old = self.layout
+        if bounds is None:
+            bounds = (0, 0)
+            if len(offsets):
+                starts = offsets.reshape(-1, max(1, len(old.offsets)))[:, 0] - (old.offsets[:1].sum() - old.lb)
+                bounds = int(starts.min()), int(starts.max() - starts.min()) + old.extent
+        return self.of(Layout(old.element, offsets, *bounds, (*recipe, [self])))
+
+    def _at(self, recipe: tuple[str, list[int], list[int]], blocks: Sequence[int], starts: Sequence[int]) -> Self:
+        """Return a datatype of blocks of this one: `blocks[k]` of them from byte `starts[k]`."""
+        if len(blocks) != len(starts):
+            raise ValueError(f"expecting {len(blocks)} displacements, got {len(starts)}")
+        if any(block < 0 for block in blocks):
+            raise failed("ERR_ARG", f"block lengths {list(blocks)}; they must be at least 0")
+        step = self.layout.extent
+        begins = [start + step * k for block, start in zip(blocks, starts, strict=True) for k in range(block)]
+        return self._derive(recipe, place(self.layout, np.array(begins, np.int64)))
+
+    def Dup(self) -> Self:
+        """Return a copy."""
+        old = self.layout
+        return self.of(Layout(old.element, old.offsets, old.lb, old.extent, ("DUP", [], [], [self]), old.size))
+
+    def Create_contiguous(self, count: int) -> Self:
+        """Return `count` of this datatype in a row."""
+        return self._at(("CONTIGUOUS", [count], []), [count], [0])
+
+    def Create_vector(self, count: int, blocklength: int, stride: int) -> Self:
+        """Return `count` blocks whose beginnings are `stride` elements apart."""
+        starts = [k * stride * self.layout.extent for k in range(count)]
+        return self._at(("VECTOR", [count, blocklength, stride], []), [blocklength] * count, starts)
+
+    def Create_hvector(self, count: int, blocklength: int, stride: int) -> Self:
+        """Return `count` blocks whose beginnings are `stride` bytes apart."""
+        starts = [k * stride for k in range(count)]
+        return self._at(("HVECTOR", [count, blocklength], [stride]), [blocklength] * count, starts)
+
+    def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Self:
+        """Return blocks at displacements in elements."""
+        recipe = "INDEXED", [len(blocklengths), *blocklengths, *displacements], list[int]()
+        return self._at(recipe, blocklengths, [d * self.layout.extent for d in displacements])
+
+    def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Self:
+        """Return blocks at displacements in bytes."""
+        recipe = "HINDEXED", [len(blocklengths), *blocklengths], list(displacements)
+        return self._at(recipe, blocklengths, displacements)
+
+    def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
+        """Return blocks of one length at displacements in elements."""
+        recipe = "INDEXED_BLOCK", [len(displacements), blocklength, *displacements], list[int]()
+        starts = [d * self.layout.extent for d in displacements]
+        return self._at(recipe, [blocklength] * len(starts), starts)
+
+    def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
+        """Return blocks of one length at displacements in bytes."""
+        recipe = "HINDEXED_BLOCK", [len(displacements), blocklength], list(displacements)
+        return self._at(recipe, [blocklength] * len(displacements), displacements)
+
+    @classmethod
+    def Create_struct(
+        cls, blocklengths: Sequence[int], displacements: Sequence[int], datatypes: Sequence["Datatype"]
+    ) -> Self:
+        """Return blocks of several datatypes at displacements in bytes."""
+        if not len(blocklengths) == len(displacements) == len(datatypes):
+            raise ValueError("block lengths, displacements and datatypes must be as many")
+        parts = [t._at(("", [], []), [n], [0]).layout for n, t in zip(blocklengths, datatypes, strict=True)]
+        # Elements of one dtype stay elements; others are sent as bytes.
+        dtypes = {part.element for part in parts if len(part.offsets)}
+        element = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
+        offsets, ends, align = [np.empty(0, np.int64)], list[tuple[int, int]](), 1
+        for start, part in zip(displacements, parts, strict=True):
+            if not len(part.offsets):
+                continue
+            width = np.arange(part.element.itemsize // element.itemsize) * element.itemsize
+            offsets.append(((part.offsets + start)[:, None] + width).reshape(-1))
+            ends.append((start + part.lb, start + part.lb + part.extent))
+            align = max(align, part.element.alignment)
+        low, high = min((a for a, _ in ends), default=0), max((b for _, b in ends), default=0)
+        recipe = (
+            "STRUCT",
+            [len(blocklengths), *blocklengths],
+            list(displacements),
+            list(datatypes),
+        )
+        padded = -(-(high - low) // align) * align  # as a compiler pads a struct
+        return cls.of(Layout(element, np.concatenate(offsets), low, padded, recipe))
+
+    def Create_subarray(
+        self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
+    ) -> Self:
+        """Return a part of an array of `sizes`: `subsizes` elements from index `starts`."""
+        if not len(sizes) == len(subsizes) == len(starts):
+            raise ValueError("sizes, subsizes and starts must be as many")
+        for size, part, start in zip(sizes, subsizes, starts, strict=True):
+            if not 0 <= start <= start + part <= size:
+                raise failed("ERR_ARG", f"a subarray of {part} from {start} of {size}; it must lie inside the array")
+        every = np.arange(math.prod(sizes)).reshape(sizes, order="C" if order == ORDER_C else "F")
+        part = every[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
+        inside = np.sort(part.reshape(-1)) * self.layout.extent
+        recipe = "SUBARRAY", [len(sizes), *sizes, *subsizes, *starts, order], list[int]()
+        return self._derive(recipe, place(self.layout, inside), (0, math.prod(sizes) * self.layout.extent))
+
+    def Create_resized(self, lb: int, extent: int) -> Self:
+        """Return this datatype with other bounds."""
+        return self._derive(("RESIZED", [], [lb, extent]), self.layout.offsets, (lb, extent))
+
+    def Commit(self) -> Self:
+        """Return this datatype: nothing is left to do."""
+        return self
+
+    def Free(self) -> None:
+        """Make this DATATYPE_NULL."""
+        if self.layout.recipe[0] == "NAMED":
+            raise failed("ERR_TYPE", f"{self.name} is predefined and cannot be freed")
+        self.held = None
+
+    # what it is made of -----------------------------------------------------------------------------------------------
+
+    def Get_envelope(self) -> tuple[int, int, int, int, int]:
+        """Return the number of integers, addresses, large counts and datatypes, and the combiner."""
+        name, integers, addresses, datatypes = self.layout.recipe
+        return len(integers), len(addresses), 0, len(datatypes), COMBINERS[name]
+
+    def Get_contents(self) -> tuple[list[int], list[int], list[int], list["Datatype"]]:
+        """Return the integers, addresses, large counts and datatypes that it was made of."""
+        name, integers, addresses, datatypes = self.layout.recipe
+        if name == "NAMED":
+            raise failed("ERR_TYPE", f"{self.name} is predefined: it was not made of others")
+        return integers, addresses, [], datatypes
+
+    def decode(self) -> tuple["Datatype", str, dict[str, Any]]:
+        """Return the datatype that this one is made of, its constructor's name and arguments."""
+        name, n, a, types = self.layout.recipe
+        made = {
+            "NAMED": lambda: {},
+            "DUP": lambda: {},
+            "CONTIGUOUS": lambda: {"count": n[0]},
+            "VECTOR": lambda: dict(zip(("count", "blocklength", "stride"), n, strict=True)),
+            "HVECTOR": lambda: {"count": n[0], "blocklength": n[1], "stride": a[0]},
+            "INDEXED": lambda: {"blocklengths": n[1 : n[0] + 1], "displacements": n[n[0] + 1 :]},
+            "HINDEXED": lambda: {"blocklengths": n[1:], "displacements": a},
+            "INDEXED_BLOCK": lambda: {"blocklength": n[1], "displacements": n[2:]},
+            "HINDEXED_BLOCK": lambda: {"blocklength": n[1], "displacements": a},
+            "STRUCT": lambda: {"blocklengths": n[1:], "displacements": a, "datatypes": types},
+            "SUBARRAY": lambda: dict(
+                zip(("sizes", "subsizes", "starts"), np.reshape(n[1:-1], (3, n[0])).tolist(), strict=True),
+                order=n[-1],
+            ),
+            "RESIZED": lambda: {"lb": a[0], "extent": a[1]},
+        }[name]()
+        base = self if name == "NAMED" else self.__class__() if name == "STRUCT" else types[0]
+        return base, name, made
+
+    envelope, contents = property(Get_envelope), property(Get_contents)
+    size = property(Get_size)
+    extent = property(lambda self: self.layout.extent)
+    lb = property(lambda self: self.layout.lb)
+    ub = property(lambda self: self.layout.lb + self.layout.extent)
+    true_lb = property(lambda self: self.Get_true_extent()[0])
+    true_extent = property(lambda self: self.Get_true_extent()[1])
+    true_ub = property(lambda self: sum(self.Get_true_extent()))
+    combiner = property(lambda self: self.Get_envelope()[-1])
+    is_named = property(lambda self: self.layout.recipe[0] == "NAMED")
+    is_predefined = property(lambda self: self.held is None or self.layout.recipe[0] == "NAMED")
+    typechar = property(lambda self: self.held.typechar if self.held else "V")
+    typestr = property(lambda self: self.held.element.str if self.held else "V0")
+
+    def Get_name(self) -> str:
+        """Return the name."""
+        return self.held.name if self.held else "MPI_DATATYPE_NULL"
+
+    def Set_name(self, name: str) -> None:
+        """Set the name."""
+        self.layout.name = name
+
+    name = property(Get_name, Set_name)
+
+    @classmethod
+    def fromcode(cls, code: str) -> "Datatype":
+        """Return the datatype of one of NumPy's type codes."""
+        return datatype_of(code)
+
+    def tocode(self) -> str:
+        """Return NumPy's type code."""
+        if not self.is_named:
+            raise ValueError("cannot map to a type code: the datatype is derived")
+        return self.layout.element.str[1:]
+
+    # packing ----------------------------------------------------------------------------------------------------------
+
+    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
+        """Copy a message's data to `outbuf` from byte `position`; return where it ends."""
+        from minidist.debug.mpi_ranks.buffers import memory
+
+        return self._packed(inbuf, memory(outbuf, writable=True), position)
+
+    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
+        """Copy data that `Pack` has packed, from byte `position`, to a buffer; return where it ends."""
+        from minidist.debug.mpi_ranks.buffers import memory, whole
+
+        block = whole(outbuf, self)
+        end = position + block.count * self.layout.size
+        block.put(memory(inbuf)[position:end].view(self.layout.element))
+        return end
+
+    def _packed(self, inbuf: Any, out: np.ndarray, position: int) -> int:
+        from minidist.debug.mpi_ranks.buffers import whole
+
+        data = whole(inbuf, self).get().view(np.uint8)
+        if position + data.size > out.size:
+            raise failed("ERR_TRUNCATE", f"{data.size} B do not fit into {out.size} B from byte {position}")
+        out[position : position + data.size] = data
+        return position + data.size
+
+    def Pack_size(self, count: int, comm: Any) -> int:
+        """Return the bytes of `count` elements when they are packed."""
+        return count * self.layout.size
+
+    def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
+        """Pack with the most significant byte first."""
+        from minidist.debug.mpi_ranks.buffers import memory
+
+        out = memory(outbuf, writable=True)
+        end = self._packed(inbuf, out, position)
+        _swap(out[position:end], self.layout.element)
+        return end
+
+    def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
+        """Unpack what `Pack_external` has packed."""
+        from minidist.debug.mpi_ranks.buffers import memory
+
+        swapped = memory(inbuf).copy()
+        _swap(swapped[position:], self.layout.element)
+        return self.Unpack(swapped, position, outbuf, None)
+
+    def Pack_external_size(self, datarep: str, count: int) -> int:
+        """Return the bytes of `count` elements when they are packed."""
+        return count * self.layout.size
+
+
+def _swap(data: np.ndarray, element: np.dtype[Any]) -> None:
+    whole = data[: data.size // element.itemsize * element.itemsize]
+    whole[...] = whole.view(element).byteswap().view(np.uint8)
+
+
+COMBINERS = {
+    name: number
+    for number, name in enumerate(
+        "NAMED DUP CONTIGUOUS VECTOR HVECTOR INDEXED HINDEXED INDEXED_BLOCK HINDEXED_BLOCK STRUCT SUBARRAY DARRAY"
+        " RESIZED VALUE_INDEX F90_INTEGER F90_REAL F90_COMPLEX".split()
+    )
+}
+# MPI's names of each of NumPy's types; the first one is what a buffer of that type has.
+_OF_NUMPY = {
+    "b": "SIGNED_CHAR INT8_T SINT8_T INTEGER1",
+    "h": "SHORT SIGNED_SHORT INT16_T SINT16_T INTEGER2",
+    "i": "INT SIGNED_INT INT32_T SINT32_T INTEGER INTEGER4 F_INT LOGICAL F_BOOL LOGICAL4",
+    "l": "LONG SIGNED_LONG INT64_T SINT64_T INTEGER8 AINT OFFSET COUNT LOGICAL8",
+    "q": "LONG_LONG SIGNED_LONG_LONG",
+    "B": "UNSIGNED_CHAR UINT8_T",
+    "H": "UNSIGNED_SHORT UINT16_T",
+    "I": "UNSIGNED UNSIGNED_INT UINT32_T",
+    "L": "UNSIGNED_LONG UINT64_T",
+    "Q": "UNSIGNED_LONG_LONG",
+    "e": "FLOAT16_T REAL2",
+    "f": "FLOAT FLOAT32_T REAL REAL4 F_FLOAT",
+    "d": "DOUBLE FLOAT64_T DOUBLE_PRECISION REAL8 F_DOUBLE",
+    "g": "LONG_DOUBLE REAL16",
+    "F": "C_FLOAT_COMPLEX C_COMPLEX CXX_FLOAT_COMPLEX COMPLEX COMPLEX8 F_COMPLEX F_FLOAT_COMPLEX",
+    "D": "C_DOUBLE_COMPLEX CXX_DOUBLE_COMPLEX DOUBLE_COMPLEX COMPLEX16 F_DOUBLE_COMPLEX",
+    "G": "C_LONG_DOUBLE_COMPLEX CXX_LONG_DOUBLE_COMPLEX COMPLEX32",
+    "?": "C_BOOL BOOL CXX_BOOL LOGICAL1",
+    "S1": "CHAR CHARACTER",
+    "U1": "WCHAR",
+    "u1": "BYTE PACKED",
+}
+_PAIRS = {"SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d", "LONG_DOUBLE_INT": "g"}
+_of_code: dict[str, Datatype] = {}
+
+
+def _named(name: str, element: np.dtype[Any], size: int | None = None) -> Datatype:
+    layout = Layout(element, np.zeros(1, np.int64), 0, element.itemsize, ("NAMED", [], [], []), size)
+    layout.name, layout.typechar = f"MPI_{name}", element.char
+    Datatype.names[name] = Datatype.of(layout, name)
+    return Datatype.names[name]
+
+
+for _code, _names in _OF_NUMPY.items():
+    for _name in _names.split():
+        # Text is sent as the numbers of its characters, so that bytes may meet characters.
+        _element = np.dtype({"S1": "u1", "U1": "u4", "b": "i1"}.get(_code, _code))
+        _made = _named(_name, _element)
+        for _key in {_code, np.dtype(_code).str, np.dtype(_code).str[1:], np.dtype(_code).name}:
+            if _code != "u1":
+                _of_code.setdefault(_key, _made)
+for _name, _code in _PAIRS.items():
+    _pair = np.dtype([("value", _code), ("index", "i")], align=True)
+    _named(_name, _pair, _pair["value"].itemsize + 4)
+_of_code.update(c=Datatype.names["CHAR"], complex=_of_code["D"], float=_of_code["d"], int=_of_code["l"])
+Datatype.names["TWOINT"] = Datatype.names["INT_INT"]
+BYTE = Datatype.names["BYTE"]
+_of_code[""] = BYTE
+
+
+def datatype_of(key: Any) -> Datatype:
+    """Return a datatype: itself, or that of one of NumPy's type codes. KeyError when there is none."""
+    if isinstance(key, Datatype):
+        return key
+    if isinstance(key, str) and key[:1] in "@<=|" and key[1:] in _of_code:
+        key = key[1:]
+    found = _of_code.get(key) if isinstance(key, str) else None
+    if found is None and isinstance(key, str) and key[:1] == "Z":  # complex, in the words of the buffer protocol
+        found = _of_code.get(key[1:].upper())
+    if found is None:
+        raise KeyError(f"cannot map {key!r} to MPI datatype")
+    return found
+
+
+def signature(layouts: Sequence[Layout]) -> np.dtype[Any]:
+    """Return the dtype of a message of several datatypes: theirs, or bytes where they differ."""
+    dtypes = {layout.element for layout in layouts}
+    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
+
+
+def largest(values: Sequence[int]) -> int:
+    """Return the largest of some numbers, 0 of none."""
+    return reduce(max, values, 0)

@@ -1,0 +1,226 @@
+"""The modules that a rank imports as mpi4py: one set for each rank, whose COMM_WORLD is that of the rank.
+
+    import mpi4py               mpi4py.rc, get_include, get_config
+    from mpi4py import MPI      the constants, classes and functions of this package
+    from mpi4py.util import dtlib, pkl5
+
+Proved by: tests/mpi_ranks/test_program.py, tests/mpi_ranks/test_objects.py
+"""
+
+import platform
+from functools import cache
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from minidist.comm.communicator import Comm as Members
+from minidist.debug.mpi_ranks import buffers, collective, communicator, constants, datatype, objects, op, request, topology
+from minidist.debug.mpi_ranks.constants import failed, unsupported
+from minidist.debug.mpi_ranks.group import Group
+from minidist.debug.mpi_ranks.group import Members as GroupMembers
+from minidist.debug.mpi_ranks.world import MPIWorld
+
+VERSION = (4, 0)  # of the standard
+THREADS = {f"THREAD_{name}": k for k, name in enumerate(("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"))}
+_NUMBERS = {
+    "VERSION": VERSION[0],
+    "SUBVERSION": VERSION[1],
+    "MAX_PROCESSOR_NAME": 256,
+    "MAX_ERROR_STRING": 512,
+    "MAX_OBJECT_NAME": 128,
+    "MAX_LIBRARY_VERSION_STRING": 256,
+    "MAX_PORT_NAME": 256,
+    "MAX_INFO_KEY": 255,
+    "MAX_INFO_VAL": 1024,
+    "MAX_DATAREP_STRING": 128,
+    "ORDER_F": datatype.ORDER_FORTRAN,
+    "COMM_TYPE_HW_GUIDED": 2,
+    "COMM_TYPE_HW_UNGUIDED": 3,
+    "COMM_TYPE_RESOURCE_GUIDED": 4,
+    "LOCK_EXCLUSIVE": 1,
+    "LOCK_SHARED": 2,
+    "MODE_RDONLY": 2,
+    "MODE_WRONLY": 4,
+    "MODE_RDWR": 8,
+    "MODE_CREATE": 1,
+}
+
+
+@cache
+def _shared() -> dict[str, Any]:
+    """Return what the modules of all ranks have in common."""
+    names: dict[str, Any] = {**_NUMBERS, **THREADS, **constants.ERRORS, **constants.KEYVALS}
+    names |= {f"COMBINER_{name}": number for name, number in datatype.COMBINERS.items()}
+    names |= {**datatype.Datatype.names, **op.OPS, **buffers.CONSTANTS}
+    for module in (buffers, collective, communicator, constants, datatype, objects, op, request, topology):
+        # What begins with a capital letter, and is not a class of this package alone.
+        for name, value in vars(module).items():
+            public = name[0].isupper() and not name.startswith(("KEYVALS", "ERRORS", "TAG_LIMIT", "CONSTANTS"))
+            if public and (name.isupper() or getattr(value, "__module__", "") == module.__name__):
+                names.setdefault(name, value)
+    for private in ("Aborted", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
+        names.pop(private, None)
+    for private in ("Grid", "Graph", "Distributed", "Pending", "Pickled", "Plan", "Refused", "EMPTY", "NO_PROC", "OPS"):
+        names.pop(private, None)
+    for name, error in (("ERRORS_RETURN", "MPI_ERRORS_RETURN"), ("ERRORS_ARE_FATAL", "MPI_ERRORS_ARE_FATAL")):
+        names[name] = objects.Errhandler.of(error, name)
+    names["ERRORS_ABORT"] = objects.Errhandler.of("MPI_ERRORS_ABORT", "ERRORS_ABORT")
+    nulls: dict[str, Any] = {
+        "COMM_NULL": communicator.Comm,
+        "REQUEST_NULL": request.Request,
+        "MESSAGE_NULL": request.Message,
+        "DATATYPE_NULL": datatype.Datatype,
+        "OP_NULL": op.Op,
+        "GROUP_NULL": Group,
+        "INFO_NULL": objects.Info,
+        "ERRHANDLER_NULL": objects.Errhandler,
+        "WIN_NULL": objects.Win,
+        "FILE_NULL": objects.File,
+        "SESSION_NULL": objects.Session,
+    }
+    for name, kind in nulls.items():
+        names[name] = kind.of(None, name)
+    names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")
+    names.update(Group=Group, pickle=objects.pickle, Compute_dims=topology.compute_dims)
+    names["MESSAGE_NO_PROC"] = request.Message.of(request.Held(None, None), "MESSAGE_NO_PROC")
+    names["Exception"].__module__ = "mpi4py.MPI"
+    return names
+
+
+def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
+    """Return the functions of MPI that belong to a rank."""
+    state = {"finalized": False, "level": THREADS["THREAD_MULTIPLE"]}
+
+    def Attach_buffer(buf: Any) -> None:
+        """Give buffered sends room."""
+        automatic = buf is None or buf is buffers.BUFFER_AUTOMATIC
+        world.buffered[rank] = 2**62 if automatic else buffers.memory(buf).size
+        state["buffer"] = buf
+
+    def Detach_buffer() -> Any:
+        """Return the buffer of buffered sends; messages in it have left it."""
+        world.buffered[rank] = 0
+        return state.pop("buffer", None)
+
+    def Finalize() -> None:
+        """Say that the program uses MPI no more."""
+        state["finalized"] = True
+
+    def get_address(location: Any) -> int:
+        """Return the address of a buffer."""
+        return buffers.address_of(location)
+
+    def reject(name: str) -> Any:
+        def refuse(*_: Any, **__: Any) -> Any:
+            raise unsupported(f"MPI.{name}", "start as many ranks as the program needs with --ranks")
+
+        return refuse
+
+    refused = ("Open_port", "Close_port", "Publish_name", "Unpublish_name", "Lookup_name", "Register_datarep")
+    return {
+        **{name: reject(name) for name in refused},
+        "Attach_buffer": Attach_buffer,
+        "Detach_buffer": Detach_buffer,
+        "Flush_buffer": lambda: None,
+        "Iflush_buffer": lambda: request.Request.of(request.Pending(None)),
+        "Init": lambda: None,
+        "Init_thread": lambda required=state["level"]: state["level"],
+        "Finalize": Finalize,
+        "Is_initialized": lambda: True,
+        "Is_finalized": lambda: state["finalized"],
+        "Query_thread": lambda: state["level"],
+        "Is_thread_main": lambda: True,
+        "Get_version": lambda: VERSION,
+        "Get_abi_version": lambda: (-1, -1),
+        "Get_library_version": lambda: "minidist, simulated ranks",
+        "get_vendor": lambda: ("minidist", (1, 0, 0)),
+        "Get_processor_name": platform.node,
+        "Wtime": lambda: world.seconds(rank),
+        "Wtick": lambda: 1e-9,
+        "Pcontrol": lambda level: None,
+        "Get_address": get_address,
+        "Aint_add": lambda base, disp: base + disp,
+        "Aint_diff": lambda addr1, addr2: addr1 - addr2,
+        "Alloc_mem": lambda size, info=None: memoryview(bytearray(size)),
+        "Free_mem": lambda mem: mem.release(),
+        "_typecode": lambda kind: None if kind.held is None else kind.layout.element.char,
+        "_sizeof": lambda value: buffers.memory(value).size,
+        "_addressof": buffers.address_of,
+    }
+
+
+def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
+    """Return the modules of a rank, by name. comm: of all ranks, seen from this one."""
+    rank, intracomm = comm.rank, communicator.Intracomm
+    own = Members(world, "self", [rank], 0, f"{rank}")
+    mpi = _module("mpi4py.MPI", {**_shared(), **_functions(world, rank)})
+    for name, members in (("COMM_WORLD", comm), ("COMM_SELF", own)):
+        setattr(mpi, name, intracomm.of(communicator.Context(members, f"MPI_{name}"), name))
+    mpi.GROUP_EMPTY = Group.of(GroupMembers([], rank), "GROUP_EMPTY")  # type: ignore[attr-defined]
+
+    dtlib = _module("mpi4py.util.dtlib", {"from_numpy_dtype": from_numpy_dtype, "to_numpy_dtype": to_numpy_dtype})
+    pkl5 = _module(
+        "mpi4py.util.pkl5",
+        {
+            "Comm": communicator.Comm,
+            "Intracomm": intracomm,
+            "Request": request.Request,
+            "Message": request.Message,
+            "pickle": objects.pickle,
+        },
+    )
+    util = _module("mpi4py.util", {"dtlib": dtlib, "pkl5": pkl5})
+    settings = SimpleNamespace(
+        initialize=True,
+        threads=True,
+        thread_level="multiple",
+        finalize=None,
+        fast_reduce=True,
+        recv_mprobe=True,
+        irecv_bufsz=communicator.IRECV_BYTES,
+        errors="exception",
+    )
+    package = _module(
+        "mpi4py",
+        {
+            "MPI": mpi,
+            "util": util,
+            "rc": settings,
+            "profile": lambda *_: None,
+            "get_include": lambda: "",
+            "get_config": dict,
+            "__version__": "4.1.0",
+        },
+    )
+    package.__path__ = []
+    util.__path__ = []
+    return {module.__name__: module for module in (package, mpi, util, dtlib, pkl5)}
+
+
+def _module(name: str, values: dict[str, Any]) -> ModuleType:
+    module = ModuleType(name, "mpi4py on the simulated ranks of minidist.")
+    vars(module).update(values)
+    return module
+
+
+def from_numpy_dtype(dtype: Any) -> datatype.Datatype:
+    """Return the datatype of one of NumPy's dtypes, which may have fields or be an array."""
+    dtype = np.dtype(dtype)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return from_numpy_dtype(base).Create_contiguous(int(np.prod(shape)))
+    if not dtype.names:
+        return datatype.datatype_of(dtype.str if dtype.kind != "b" else "?")
+    fields = [dtype.fields[name] for name in dtype.names]  # type: ignore[index]
+    parts = [from_numpy_dtype(found[0]) for found in fields]
+    struct = datatype.Datatype.Create_struct([1] * len(parts), [found[1] for found in fields], parts)
+    return struct.Create_resized(0, dtype.itemsize)
+
+
+def to_numpy_dtype(kind: datatype.Datatype) -> np.dtype[Any]:
+    """Return NumPy's dtype of a datatype without gaps."""
+    layout = kind.layout
+    if not layout.contiguous:
+        raise failed("ERR_TYPE", f"{kind.Get_name() or 'the datatype'} has gaps, which no dtype here has")
+    return layout.element if len(layout.offsets) == 1 else np.dtype((layout.element, (len(layout.offsets),)))
