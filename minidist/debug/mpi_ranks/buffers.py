@@ -10,15 +10,15 @@ Source: the tutorial of mpi4py, "Communication of buffer-like objects".
 Proved by: tests/mpi_ranks/test_buffers.py
 """
 
-import ctypes
 from collections.abc import Sequence
 from operator import index
 from typing import Any
 
 import numpy as np
 
-from minidist.debug.mpi_ranks.constants import PROC_NULL, failed, unsupported
+from minidist.debug.mpi_ranks.constants import PROC_NULL, failed
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype, Layout, datatype_of, place
+from minidist.debug.mpi_ranks.memory import bytes_at, bytes_of, has_interface
 
 
 class Named(int):
@@ -42,6 +42,7 @@ for _number, _kind in ((-1, "IN_PLACE"), (0, "BOTTOM"), (-2, "BUFFER_AUTOMATIC")
     CONSTANTS[_kind] = type(f"{_kind.title().replace('_', '')}Type", (Named,), {})(_number)
     CONSTANTS[_kind].name = _kind
 IN_PLACE, BOTTOM, BUFFER_AUTOMATIC = CONSTANTS.values()
+UNSAID = (IN_PLACE, None)  # that the data lies in the receive buffer
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -71,9 +72,8 @@ class Buffer:
         low = self.start + first * layout.extent + int(layout.offsets.min())
         high = self.start + last * layout.extent + int(layout.offsets.max()) + layout.element.itemsize
         if low < 0 or high > self.raw.size:
-            raise failed(
-                "ERR_BUFFER",
-                f"a message of {self.count} {self.datatype.Get_name()} needs {high - min(low, 0)} B, and its buffer has"
+            raise ValueError(
+                f"message: buffer too small: a message of {self.count} {self.datatype.Get_name()} needs {high - min(low, 0)} B, and its buffer has"
                 f" {self.raw.size} B; pass a smaller count or a larger buffer",
             )
 
@@ -125,14 +125,9 @@ def _memory_and_code(buffer: Any, writable: bool) -> tuple[np.ndarray, str]:
     try:
         view = memoryview(buffer)
     except TypeError:
-        if hasattr(buffer, "__dlpack__"):
-            array = np.from_dlpack(buffer)
-            if not (array.flags.c_contiguous or array.flags.f_contiguous):
-                raise BufferError("the buffer of a message is not contiguous; pass a contiguous copy") from None
-            return _bytes_at(array.ctypes.data, array.nbytes), array.dtype.char
-        if hasattr(buffer, "__cuda_array_interface__"):
-            raise unsupported("a message in the memory of a GPU", "copy it to a NumPy array") from None
-        raise
+        if not has_interface(buffer):
+            raise
+        return bytes_of(buffer)
     if writable and view.readonly:
         raise BufferError("a message is received into a buffer that is read-only; pass one that may be written")
     if not view.contiguous:
@@ -143,11 +138,6 @@ def _memory_and_code(buffer: Any, writable: bool) -> tuple[np.ndarray, str]:
     # An array in Fortran's order is sent as it lies in memory.
     flat = np.frombuffer(view if view.c_contiguous else np.asarray(view).T, np.uint8)
     return flat, "" if isinstance(buffer, bytes | bytearray) else code
-
-
-def _bytes_at(address: int, size: int) -> np.ndarray:
-    """Return `size` bytes of memory from an address."""
-    return np.frombuffer((ctypes.c_ubyte * size).from_address(address), np.uint8) if size else _NOTHING
 
 
 def address_of(buffer: Any) -> int:
@@ -181,7 +171,7 @@ def _is_buffer(value: Any) -> bool:
     try:
         memoryview(value)
     except TypeError:
-        return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+        return has_interface(value)
     except (ValueError, BufferError):  # not contiguous, which is said later
         return True
     return True
@@ -192,7 +182,7 @@ def _basic(buffer: Any, kind: Any, writable: bool) -> tuple[np.ndarray, Datatype
     if buffer is BOTTOM:
         datatype = datatype_of(kind)
         low, length = datatype.Get_true_extent()
-        return _bytes_at(low, length), datatype, low
+        return bytes_at(low, length), datatype, low
     raw, code = _memory_and_code(buffer, writable)
     return raw, datatype_of(code if kind is None else kind), 0
 

@@ -22,7 +22,7 @@ from minidist import collectives
 from minidist.base.errors import MismatchError
 from minidist.comm.header import dtype_name
 from minidist.comm.point_to_point import PointToPoint
-from minidist.debug.mpi_ranks.buffers import IN_PLACE, Buffer, each, one, vector
+from minidist.debug.mpi_ranks.buffers import UNSAID, Buffer, each, one, vector
 from minidist.debug.mpi_ranks.communicator import Comm
 from minidist.debug.mpi_ranks.constants import failed
 from minidist.debug.mpi_ranks.objects import pickle
@@ -90,6 +90,11 @@ on_comm = partial(collective, Comm)
 # buffers --------------------------------------------------------------------------------------------------------------
 
 
+def in_place(message: Any) -> bool:
+    """Return whether a rank's data lies in its other buffer: MPI.IN_PLACE, or None."""
+    return any(message is value for value in UNSAID)
+
+
 def root_of(comm: Comm, root: int) -> tuple[bool, int]:
     """Return whether this rank is the root, and the number of ranks; MPI.Exception for a root that is no rank."""
     if not 0 <= root < comm.Get_size():
@@ -136,7 +141,7 @@ def bcast(self: Comm, buf: Any, root: int = 0) -> Plan:
 def _gather(self: Comm, sent: Any, received: Any, root: int, parse: Callable[..., Buffer]) -> Plan:
     is_root, n = root_of(self, root)
     target = parse(received, True, n) if is_root else None
-    source = None if is_root and sent is IN_PLACE else one(sent, False)
+    source = None if is_root and in_place(sent) else one(sent, False)
 
     def run(call: PointToPoint) -> None:
         if target is None:
@@ -170,7 +175,7 @@ def gatherv(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 def _scatter(self: Comm, sent: Any, received: Any, root: int, parse: Callable[..., Buffer]) -> Plan:
     is_root, n = root_of(self, root)
     source = parse(sent, False, n) if is_root else None
-    target = None if is_root and received is IN_PLACE else one(received, True)
+    target = None if is_root and in_place(received) else one(received, True)
 
     def run(call: PointToPoint) -> None:
         if target is None:
@@ -201,7 +206,7 @@ def scatterv(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
 
 def _allgather(self: Comm, sent: Any, received: Any, parse: Callable[..., Buffer]) -> Plan:
     target = parse(received, True, self.Get_size())
-    source = None if sent is IN_PLACE else one(sent, False)
+    source = None if in_place(sent) else one(sent, False)
     rank = self.Get_rank()
 
     def run(call: PointToPoint) -> None:
@@ -228,7 +233,7 @@ def allgatherv(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
 def _alltoall(self: Comm, sent: Any, received: Any, parse: Callable[..., Buffer]) -> Plan:
     n = self.Get_size()
     target = parse(received, True, n)
-    source = target if sent is IN_PLACE else parse(sent, False, n)
+    source = target if in_place(sent) else parse(sent, False, n)
     checked(self, source, target)
 
     def run(call: PointToPoint) -> None:
@@ -270,7 +275,7 @@ def alltoallw(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
     """Give rank r part r of every rank's buffer; the parts have different datatypes."""
     n = self.Get_size()
     targets = each(recvbuf, True, n)
-    sources = targets if sendbuf is IN_PLACE else each(sendbuf, False, n)
+    sources = targets if in_place(sendbuf) else each(sendbuf, False, n)
     receives = [buffer.count * buffer.layout.size for buffer in targets]
 
     def run(call: PointToPoint) -> None:
@@ -286,7 +291,7 @@ def alltoallw(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
 def reduced(self: Comm, sent: Any, received: Any, needs_target: bool = True) -> tuple[Buffer, Buffer | None]:
     """Return the buffers of a reduction, which hold as many elements of one datatype."""
     target = one(received, True) if needs_target else None
-    if sent is IN_PLACE and target is not None:
+    if in_place(sent) and target is not None:
         return target, target
     source = one(sent, False)
     if target is not None:
@@ -367,10 +372,10 @@ def _reduce_scatter(self: Comm, source: Buffer, target: Buffer, counts: list[int
 def reduce_scatter_block(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
     """Give every rank its part of the reduction; the parts are equal."""
     n, op = self.Get_size(), as_op(op)
-    in_place = sendbuf is IN_PLACE
-    target = one(recvbuf, True, blocks=n if in_place else 1)
-    source = target if in_place else one(sendbuf, False, blocks=n)
-    if source.count != target.count * (1 if in_place else n):
+    here = in_place(sendbuf)
+    target = one(recvbuf, True, blocks=n if here else 1)
+    source = target if here else one(sendbuf, False, blocks=n)
+    if source.count != target.count * (1 if here else n):
         raise ValueError(f"mismatch in send count {source.count // n} and receive count {target.count}")
     return _reduce_scatter(self, source, target, [source.count // n] * n, op)
 
@@ -379,14 +384,14 @@ def reduce_scatter_block(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -
 def reduce_scatter(self: Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM) -> Plan:
     """Give every rank its part of the reduction; the parts have different sizes."""
     source, target = one(recvbuf, True), one(recvbuf, True)
-    if sendbuf is not IN_PLACE:
+    if not in_place(sendbuf):
         source = one(sendbuf, False)
     if recvcounts is None:
         call = self.context.comm.collective("Reduce_scatter counts")
         recvcounts = collectives.all_gather(call, np.array([target.count], np.int64)).tolist()
     if len(recvcounts) != self.Get_size():
         raise ValueError(f"expecting {self.Get_size()} items, got {len(recvcounts)}")
-    if sendbuf is not IN_PLACE and target.count != recvcounts[self.Get_rank()]:
+    if not in_place(sendbuf) and target.count != recvcounts[self.Get_rank()]:
         raise ValueError(f"mismatch in receive count {target.count} and counts {recvcounts[self.Get_rank()]}")
     return _reduce_scatter(self, source, target, [int(count) for count in recvcounts], as_op(op))
 

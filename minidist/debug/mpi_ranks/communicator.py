@@ -9,6 +9,7 @@ Proved by: tests/mpi_ranks/test_communicator.py, tests/mpi_ranks/test_matching.p
 """
 
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
@@ -20,7 +21,7 @@ from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Comm as Members
 from minidist.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.attributes import Attributed
-from minidist.debug.mpi_ranks.buffers import Buffer, one
+from minidist.debug.mpi_ranks.buffers import BUFFER_AUTOMATIC, Buffer, memory, one
 from minidist.debug.mpi_ranks.constants import (
     ANY_SOURCE,
     ANY_TAG,
@@ -39,10 +40,10 @@ from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
 from minidist.debug.mpi_ranks.handle import Handle
 from minidist.debug.mpi_ranks.objects import Errhandler, Info, pickle
-from minidist.debug.mpi_ranks.request import NO_PROC, Held, Message, Pending, Prequest, Request, Status
+from minidist.debug.mpi_ranks.request import NO_MESSAGE, NO_PROC, Held, Message, Pending, Prequest, Request, Status
 from minidist.debug.mpi_ranks.world import MPIWorld
 
-COMM_TYPE_SHARED = 1
+COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED = 1, 2
 BSEND_OVERHEAD = 96
 IRECV_BYTES = 1 << 15  # that mpi4py's irecv has room for, when it is given no buffer
 
@@ -67,6 +68,7 @@ class Context:
         self.world: MPIWorld = world
         self.attributes: dict[int, Any] = {}
         self.children = 0
+        self.buffer: Any = None  # for buffered sends, in addition to that of the rank
         self.of_groups: dict[str, int] = {}
         self.info, self.errhandler = Info.Create(), Errhandler.of("MPI_ERRORS_RETURN")
 
@@ -177,10 +179,11 @@ class Comm(Handle, Attributed):
         if peer == PROC_NULL:
             return context, None
         world, rank = context.world, context.comm.members[context.comm.rank]
-        if mode == "buffered" and array is not None and array.nbytes + BSEND_OVERHEAD > world.buffered[rank]:
+        room = max(world.buffered[rank], bytes_in(context.buffer))
+        if mode == "buffered" and array is not None and array.nbytes + BSEND_OVERHEAD > room:
             raise failed(
                 "ERR_BUFFER",
-                f"rank {rank}: a buffered send of {array.nbytes} B, and the attached buffer has {world.buffered[rank]} B;"
+                f"rank {rank}: a buffered send of {array.nbytes} B, and the attached buffer has {room} B;"
                 f" MPI.Attach_buffer(bytearray(n)) with n of at least {array.nbytes + BSEND_OVERHEAD} first",
             )
         site = call_site(sys._getframe(2))
@@ -233,6 +236,22 @@ class Comm(Handle, Attributed):
         matching._deliver(send, part)
         finish = _into(buffer, part) if buffer is not None else lambda: pickle.loads(part.array)
         return Request.of(Pending(context.world, [part], finish))
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Give this communicator's buffered sends room."""
+        self.context.buffer = BUFFER_AUTOMATIC if buf is None else buf
+
+    def Detach_buffer(self) -> Any:
+        """Return the buffer of buffered sends; messages in it have left it."""
+        buffer, self.context.buffer = self.context.buffer, None
+        return buffer
+
+    def Flush_buffer(self) -> None:
+        """Return when the messages in the buffer have left it, which they have."""
+
+    def Iflush_buffer(self) -> Request:
+        """Return a request that is complete."""
+        return Request.of(Pending(None))
 
     def _pair(self, receive: Pending, send: Pending) -> Pending:
         """Return the operation of a receive and a send."""
@@ -293,7 +312,9 @@ class Comm(Handle, Attributed):
     def recv(
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
     ) -> Any:
-        """Receive an object."""
+        """Receive an object. buf: not needed, because the object's size is known when it is received."""
+        if buf is not None:
+            warnings.warn("recv needs no buffer: leave the argument buf out", UserWarning, stacklevel=2)
         return Request.of(self.start_receive_object(buf, source, tag)).wait(status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
@@ -361,8 +382,9 @@ class Comm(Handle, Attributed):
         return self._probe(source, tag, status, polls=True)[0]
 
     def _matched(self, found: tuple[bool, SimRequest | None]) -> Message:
-        if found[1] is not None:
-            self.context.world.matching.take_send(found[1])
+        if found[1] is None:
+            return Message.of(NO_MESSAGE)
+        self.context.world.matching.take_send(found[1])
         return Message.of(Held(self, found[1]))
 
     def Mprobe(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Message:
@@ -424,7 +446,10 @@ class Comm(Handle, Attributed):
 
     def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:
         """Return the communicator of the ranks that share memory: all, for COMM_TYPE_SHARED."""
-        return self.Split(0 if split_type == COMM_TYPE_SHARED else UNDEFINED, key)
+        shares = split_type == COMM_TYPE_SHARED or (
+            split_type == COMM_TYPE_HW_GUIDED and info and info.get("mpi_hw_resource_type") == "mpi_shared_memory"
+        )
+        return self.Split(0 if shares else UNDEFINED, key)
 
     def _world_ranks(self, group: Group) -> list[int]:
         ranks = group.members.ranks
@@ -471,6 +496,11 @@ class Comm(Handle, Attributed):
 
     intracomm: ClassVar[type["Comm"]]
     intercomm: ClassVar[type["Comm"]]
+
+
+def bytes_in(buffer: Any) -> int:
+    """Return the bytes of a buffer for buffered sends."""
+    return 0 if buffer is None else 2**62 if buffer is BUFFER_AUTOMATIC else memory(buffer).size
 
 
 class Pickled(np.ndarray):

@@ -19,10 +19,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from minidist.debug.mpi_ranks.attributes import Attributed
-from minidist.debug.mpi_ranks.constants import failed
+from minidist.debug.mpi_ranks.constants import failed, unsupported
 from minidist.debug.mpi_ranks.handle import Handle
 
 ORDER_C, ORDER_FORTRAN = 56, 57
+MAX_ELEMENTS = 1 << 24  # of a derived datatype, whose offsets are 8 B each
 
 
 class Layout:
@@ -106,9 +107,11 @@ class Datatype(Handle, Attributed):
             raise ValueError(f"expecting {len(blocks)} displacements, got {len(starts)}")
         if any(block < 0 for block in blocks):
             raise failed("ERR_ARG", f"block lengths {list(blocks)}; they must be at least 0")
+        if sum(blocks) * len(self.layout.offsets) > MAX_ELEMENTS:
+            raise unsupported(f"a derived datatype of more than {MAX_ELEMENTS:,} elements", "pass a count with the buffer")
         step = self.layout.extent
-        begins = [start + step * k for block, start in zip(blocks, starts, strict=True) for k in range(block)]
-        return self._derive(recipe, place(self.layout, np.array(begins, np.int64)))
+        begins = [start + step * np.arange(block) for block, start in zip(blocks, starts, strict=True)]
+        return self._derive(recipe, place(self.layout, np.concatenate([np.empty(0, np.int64), *begins])))
 
     def Dup(self) -> Self:
         """Return a copy."""

@@ -49,7 +49,8 @@ class Handle:
 
     def __reduce__(self) -> Any:
         if self.predefined:
-            return _predefined, (self.predefined,)
+            original = _predefined(self.predefined) is self
+            return (_predefined if original else _copy_of), (self.predefined,)
         raise ValueError(f"cannot pickle a {type(self).__name__}; send what it is made of, and make it on the other rank")
 
     def __copy__(self) -> Self:
@@ -86,3 +87,9 @@ def _family(handle: Handle) -> type:
 def _predefined(name: str) -> Any:
     """Return the handle of a name on the rank that unpickles it."""
     return getattr(sys.modules["mpi4py.MPI"], name)
+
+
+def _copy_of(name: str) -> Any:
+    """Return a handle that is equal to that of a name."""
+    found = _predefined(name)
+    return type(found)(found)

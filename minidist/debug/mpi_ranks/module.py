@@ -35,7 +35,6 @@ _NUMBERS = {
     "MAX_INFO_VAL": 1024,
     "MAX_DATAREP_STRING": 128,
     "ORDER_F": datatype.ORDER_FORTRAN,
-    "COMM_TYPE_HW_GUIDED": 2,
     "COMM_TYPE_HW_UNGUIDED": 3,
     "COMM_TYPE_RESOURCE_GUIDED": 4,
     "LOCK_EXCLUSIVE": 1,
@@ -61,7 +60,7 @@ def _shared() -> dict[str, Any]:
                 names.setdefault(name, value)
     for private in ("Aborted", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
         names.pop(private, None)
-    for private in ("Grid", "Graph", "Distributed", "Pending", "Pickled", "Plan", "Refused", "EMPTY", "NO_PROC", "OPS"):
+    for private in ("Grid", "Graph", "Distributed", "Pending", "Pickled", "Plan", "Refused", "EMPTY", "NO_PROC", "NO_MESSAGE", "OPS"):
         names.pop(private, None)
     for name, error in (("ERRORS_RETURN", "MPI_ERRORS_RETURN"), ("ERRORS_ARE_FATAL", "MPI_ERRORS_ARE_FATAL")):
         names[name] = objects.Errhandler.of(error, name)
@@ -81,9 +80,11 @@ def _shared() -> dict[str, Any]:
     }
     for name, kind in nulls.items():
         names[name] = kind.of(None, name)
+    for absent in ("BFLOAT16_T", "COMPLEX4", "INTEGER16", "LOGICAL2", "LOGICAL16"):
+        names[absent] = datatype.Datatype.of(None, "DATATYPE_NULL")
     names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")
     names.update(Group=Group, pickle=objects.pickle, Compute_dims=topology.compute_dims)
-    names["MESSAGE_NO_PROC"] = request.Message.of(request.Held(None, None), "MESSAGE_NO_PROC")
+    names["MESSAGE_NO_PROC"] = request.Message.of(request.NO_MESSAGE, "MESSAGE_NO_PROC")
     names["Exception"].__module__ = "mpi4py.MPI"
     return names
 
@@ -94,9 +95,8 @@ def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
 
     def Attach_buffer(buf: Any) -> None:
         """Give buffered sends room."""
-        automatic = buf is None or buf is buffers.BUFFER_AUTOMATIC
-        world.buffered[rank] = 2**62 if automatic else buffers.memory(buf).size
-        state["buffer"] = buf
+        state["buffer"] = buffers.BUFFER_AUTOMATIC if buf is None else buf
+        world.buffered[rank] = communicator.bytes_in(state["buffer"])
 
     def Detach_buffer() -> Any:
         """Return the buffer of buffered sends; messages in it have left it."""

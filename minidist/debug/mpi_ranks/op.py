@@ -131,7 +131,7 @@ def _located(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _located_objects(better: Callable[[Any, Any], bool]) -> Callable[[Any, Any], Any]:
     def choose(x: Any, y: Any) -> Any:
         (a, i), (b, j) = x, y
-        return (a, i) if better(a, b) else (b, j) if better(b, a) else (a, min(i, j))
+        return (a, i) if better(a, b) or (not better(b, a) and i <= j) else (b, j)
 
     return choose
 

@@ -93,6 +93,7 @@ def _status_of(fields: list[int]) -> Status:
 
 
 EMPTY = (ANY_SOURCE, ANY_TAG, 0, 0, 0)
+_CANCEL = (ANY_SOURCE, ANY_TAG, 0, 0, 1)
 NO_PROC = (PROC_NULL, ANY_TAG, 0, 0, 0)
 
 
@@ -140,7 +141,7 @@ class Pending:
                             f" {part.event.peer} sent {part.event.nbytes} B; pass a larger buffer",
                         )
         if self.cancelled:
-            return None, (ANY_SOURCE, ANY_TAG, 0, 0, 1)
+            return None, _CANCEL
         return self.finish(), fields
 
 
@@ -198,7 +199,9 @@ class Request(Handle):
     def Get_status(self, status: Status | None = None) -> bool:
         """Return whether the operation is complete; it has not ended then."""
         flag = self._poll()
-        if flag and status is not None:
+        if flag and status is not None and self.open and self.held and self.held.cancelled:
+            status.become(_CANCEL)
+        elif flag and status is not None:
             receives = [p for p in (self.held.parts if self.open and self.held else ()) if isinstance(p, SimRequest)]
             found = [(p.peer, p.tag, 0, p.event.nbytes, 0) for p in receives if p.kind == "receive"]
             status.become(found[-1] if found else self.held.fields if self.held and self.open else EMPTY)
@@ -410,6 +413,11 @@ def _wait_for(requests: Sequence[Request], how_many: Callable[[Any], bool], poll
 class Prequest(Request):
     """The handle of a persistent operation, which may be started again and again."""
 
+    def __new__(cls, request: Request | None = None) -> Self:
+        if request and request.held is not None and request.held.start is None:
+            raise TypeError("Prequest() takes a persistent request, such as Send_init returns")
+        return super().__new__(cls, request)
+
     def Start(self) -> None:
         """Begin the operation."""
         pending = self._pending()
@@ -428,6 +436,11 @@ class Prequest(Request):
 
 class Grequest(Request):
     """The handle of an operation of the program's own, which the program completes."""
+
+    def __new__(cls, request: Request | None = None) -> Self:
+        if request and not isinstance(request.held, _General):
+            raise TypeError("Grequest() takes a request that Grequest.Start returned")
+        return super().__new__(cls, request)
 
     @classmethod
     def Start(
@@ -481,6 +494,14 @@ class Held:
         self.comm, self.send = comm, send
 
 
+def _is_constant(handle: Handle) -> bool:
+    """Return whether a handle is MPI's constant itself, which stays as it is."""
+    return getattr(sys.modules["mpi4py.MPI"], handle.predefined, None) is handle
+
+
+NO_MESSAGE = Held(None, None)  # what a matched probe of PROC_NULL finds
+
+
 class Message(Handle):
     """The handle of a message that a matched probe has found."""
 
@@ -503,6 +524,8 @@ class Message(Handle):
     def _receive(self, message: Any, is_object: bool) -> Request:
         if self.held is None:
             raise failed("ERR_REQUEST", "the message is MESSAGE_NULL: it has been received")
+        if self.predefined and _is_constant(self):
+            return Request.of(Pending(None, fields=NO_PROC))
         held, self.held = self.held, None
         if held.send is None:
             return Request.of(Pending(None, fields=NO_PROC))
