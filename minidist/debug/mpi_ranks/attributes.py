@@ -3,11 +3,14 @@
 Proved by: tests/mpi_ranks/test_objects.py
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import count
 from typing import Any, ClassVar
 
-from minidist.debug.mpi_ranks.constants import failed
+from minidist.debug.mpi_ranks.constants import KEYVALS, failed
+
+KEYS = frozenset(KEYVALS.values())
 
 _numbers = count(100)
 _functions: dict[int, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {}
@@ -18,7 +21,8 @@ class Attributed:
 
     __slots__ = ()
     held: Any
-    predefined_attributes: ClassVar[dict[int, Any]] = {}
+    predefined_attributes: ClassVar[dict[int, Any]] = defaultdict(lambda: None)
+    null_error: ClassVar[str] = "ERR_TYPE"
 
     @classmethod
     def Create_keyval(cls, copy_fn: Any = None, delete_fn: Any = None, nopython: bool = False) -> int:
@@ -35,7 +39,8 @@ class Attributed:
 
     def Get_attr(self, keyval: int) -> Any:
         """Return the value of a key; None when there is none."""
-        return self.predefined_attributes.get(keyval, self._attributes().get(keyval))
+        attributes = self._attributes()
+        return self.predefined_attributes[keyval] if keyval in KEYS else attributes.get(_known(keyval))
 
     def Set_attr(self, keyval: int, attrval: Any) -> None:
         """Set the value of a key."""
@@ -70,7 +75,7 @@ class Attributed:
 
     def _attributes(self) -> dict[int, Any]:
         if self.held is None:
-            raise failed("ERR_ARG", f"an attribute of a null {type(self).__name__}")
+            raise failed(self.null_error, f"an attribute of a null {type(self).__name__}")
         found: dict[int, Any] = self.held.attributes
         return found
 

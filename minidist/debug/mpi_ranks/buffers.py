@@ -266,7 +266,10 @@ def each(message: Any, writable: bool, blocks: int) -> list[Buffer]:
     displs = [0] * blocks if displs is None else _numbers(displs, blocks)
     made = []
     for kind, count, displ in zip(kinds, counts, displs, strict=True):
-        raw, datatype, low = _basic(buffer, kind, writable)
+        if buffer is BOTTOM:  # the displacement is the address
+            raw, datatype, low = bytes_at(displ, count * datatype_of(kind).extent), datatype_of(kind), displ
+        else:
+            raw, datatype, low = _basic(buffer, kind, writable)
         made.append(Buffer(raw, displ - low, datatype, [count], [0]))
     return made
 

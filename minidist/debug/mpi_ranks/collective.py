@@ -14,6 +14,7 @@ Proved by: tests/mpi_ranks/test_collective.py
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,8 @@ def collective(cls: type[Comm], name: str) -> Callable[[Callable[..., Plan]], Ca
 
     def install(plan: Callable[..., Plan]) -> Callable[..., Plan]:
         def call_of(comm: Comm, planned: Plan) -> PointToPoint:
+            if name[0].islower():
+                comm.context.locks.setdefault(name, Lock())
             operation = f"{name} {planned.op}" if planned.op else name
             return comm.context.comm.collective(operation, root=planned.root)
 
@@ -383,15 +386,15 @@ def reduce_scatter_block(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -
 @on_comm("Reduce_scatter")
 def reduce_scatter(self: Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM) -> Plan:
     """Give every rank its part of the reduction; the parts have different sizes."""
-    source, target = one(recvbuf, True), one(recvbuf, True)
-    if not in_place(sendbuf):
-        source = one(sendbuf, False)
+    target = one(recvbuf, True)
+    source = target if in_place(sendbuf) else one(sendbuf, False)
+    here = source is target or source.raw.ctypes.data == target.raw.ctypes.data
     if recvcounts is None:
         call = self.context.comm.collective("Reduce_scatter counts")
         recvcounts = collectives.all_gather(call, np.array([target.count], np.int64)).tolist()
     if len(recvcounts) != self.Get_size():
         raise ValueError(f"expecting {self.Get_size()} items, got {len(recvcounts)}")
-    if not in_place(sendbuf) and target.count != recvcounts[self.Get_rank()]:
+    if not here and target.count != recvcounts[self.Get_rank()]:
         raise ValueError(f"mismatch in receive count {target.count} and counts {recvcounts[self.Get_rank()]}")
     return _reduce_scatter(self, source, target, [int(count) for count in recvcounts], as_op(op))
 

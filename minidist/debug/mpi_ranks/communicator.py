@@ -12,6 +12,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -68,6 +69,7 @@ class Context:
         self.world: MPIWorld = world
         self.attributes: dict[int, Any] = {}
         self.children = 0
+        self.locks: dict[str, Lock] = {}  # for the threads of a program, of which there is one
         self.buffer: Any = None  # for buffered sends, in addition to that of the rank
         self.of_groups: dict[str, int] = {}
         self.info, self.errhandler = Info.Create(), Errhandler.of("MPI_ERRORS_RETURN")
@@ -84,7 +86,10 @@ class Comm(Handle, Attributed):
         KEYVALS["IO"]: ANY_SOURCE,
         KEYVALS["WTIME_IS_GLOBAL"]: 0,
         KEYVALS["LASTUSEDCODE"]: 2**30,
+        KEYVALS["UNIVERSE_SIZE"]: None,
+        KEYVALS["APPNUM"]: None,
     }
+    null_error: ClassVar[str] = "ERR_COMM"
 
     @property
     def context(self) -> Context:
@@ -114,7 +119,8 @@ class Comm(Handle, Attributed):
 
     def Set_name(self, name: str) -> None:
         """Set the name, which stands in the table of what was sent, too."""
-        self.context.name = name
+        context = self.context
+        context.name = context.world.names[context.comm.name] = name
 
     def Get_info(self) -> Info:
         """Return a copy of the hints."""
@@ -126,11 +132,24 @@ class Comm(Handle, Attributed):
 
     def Get_errhandler(self) -> Errhandler:
         """Return the error handler."""
-        return self.context.errhandler
+        return Errhandler(self.context.errhandler)
 
     def Set_errhandler(self, errhandler: Errhandler) -> None:
         """Set the error handler; errors are raised, whichever it is."""
-        self.context.errhandler = errhandler
+        if errhandler.held is None:
+            raise failed("ERR_ARG", "the error handler is ERRHANDLER_NULL")
+        self.context.errhandler = Errhandler(errhandler)
+
+    def Call_errhandler(self, errorcode: int) -> None:
+        """Call the program's error handler, where it has set one."""
+        handler = self.context.errhandler.held
+        if callable(handler):
+            handler(self, errorcode)
+
+    @classmethod
+    def Create_errhandler(cls, errhandler_fn: Callable[..., None]) -> Errhandler:
+        """Return the error handler of function(communicator, code), which Call_errhandler calls."""
+        return Errhandler.of(errhandler_fn)
 
     def Compare(self, comm: "Comm") -> int:
         """Return IDENT, CONGRUENT (the same ranks), SIMILAR (in another order) or UNEQUAL."""
@@ -189,9 +208,8 @@ class Comm(Handle, Attributed):
         site = call_site(sys._getframe(2))
         return context, world.matching.post_user(context.comm, kind, array, peer, tag, site, mode)
 
-    def start_send(self, buf: Any, dest: int, tag: int, mode: str = "") -> Pending:
-        """Start sending a buffer, or an object that is pickled already."""
-        array = buf if isinstance(buf, Pickled) else one(buf, False, dest).get()
+    def start_send(self, array: np.ndarray, dest: int, tag: int, mode: str = "") -> Pending:
+        """Start sending a 1-D array."""
         context, part = self._post("send", array, dest, tag, mode)
         return Pending(context.world, [part]) if part else Pending(None, fields=NO_PROC)
 
@@ -282,9 +300,10 @@ class Comm(Handle, Attributed):
         recvtag: int = ANY_TAG,
     ) -> Request:
         """Start sending and receiving."""
+        outgoing = one(sendbuf, False, dest)
         self._peer(dest, sendtag, "send")
         receive = self.start_receive(recvbuf, source, recvtag)
-        return Request.of(self._pair(receive, self.start_send(sendbuf, dest, sendtag)))
+        return Request.of(self._pair(receive, self.start_send(outgoing.get(), dest, sendtag)))
 
     def Sendrecv_replace(
         self,
@@ -304,10 +323,9 @@ class Comm(Handle, Attributed):
         """Start sending a copy of a buffer and receiving into it."""
         outgoing = one(buf, False, dest)
         copy = outgoing.get().copy()
+        self._peer(dest, sendtag, "send")
         receive = self.start_receive(buf, source, recvtag)
-        context, part = self._post("send", copy, dest, sendtag)
-        send = Pending(context.world, [part]) if part else Pending(None, fields=NO_PROC)
-        return Request.of(self._pair(receive, send))
+        return Request.of(self._pair(receive, self.start_send(copy, dest, sendtag)))
 
     def recv(
         self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
@@ -503,14 +521,10 @@ def bytes_in(buffer: Any) -> int:
     return 0 if buffer is None else 2**62 if buffer is BUFFER_AUTOMATIC else memory(buffer).size
 
 
-class Pickled(np.ndarray):
-    """The bytes of an object."""
-
-
-def pickled(value: Any, dest: int = 0) -> Any:
+def pickled(value: Any, dest: int = 0) -> np.ndarray:
     """Return the bytes of an object; of one for PROC_NULL none."""
     data = b"" if dest == PROC_NULL else pickle.dumps(value)
-    return np.frombuffer(data, np.uint8).view(Pickled)
+    return np.frombuffer(data, np.uint8)
 
 
 def _into(buffer: Buffer, part: SimRequest) -> Callable[[], Any]:
@@ -531,16 +545,16 @@ def _sends() -> None:
 
         def Send(self: Comm, buf: Any, dest: int, tag: int = 0, *, mode: str = mode) -> None:
             """Send a buffer."""
-            Request.of(self.start_send(buf, dest, tag, mode)).Wait()
+            Request.of(self.start_send(one(buf, False, dest).get(), dest, tag, mode)).Wait()
 
         def Isend(self: Comm, buf: Any, dest: int, tag: int = 0, *, mode: str = mode) -> Request:
             """Start sending a buffer."""
-            return Request.of(self.start_send(buf, dest, tag, mode))
+            return Request.of(self.start_send(one(buf, False, dest).get(), dest, tag, mode))
 
         def Send_init(self: Comm, buf: Any, dest: int, tag: int = 0, *, mode: str = mode) -> Prequest:
             """Return a send that can be started again and again."""
             self._peer(dest, tag, "send")
-            return self.persistent(lambda: self.start_send(buf, dest, tag, mode))
+            return self.persistent(lambda: self.start_send(one(buf, False, dest).get(), dest, tag, mode))
 
         def send(self: Comm, obj: Any, dest: int, tag: int = 0, *, mode: str = mode) -> None:
             """Send an object."""

@@ -31,7 +31,7 @@ class Exception(RuntimeError):  # noqa: A001  its name in MPI
     """An error of MPI. code: one of MPI's, such as MPI.ERR_RANK. text: what is wrong, in one sentence."""
 
     def __init__(self, code: int = 0, text: str = "") -> None:
-        super().__init__(code, text)
+        super().__init__(code)
         self.error_code, self.text = code if code in _classes else ERRORS["ERR_UNKNOWN"], text
 
     @property
@@ -58,6 +58,9 @@ class Exception(RuntimeError):  # noqa: A001  its name in MPI
 
     def __str__(self) -> str:
         return self.error_string
+
+    def __repr__(self) -> str:
+        return f"MPI.Exception({self.error_code})"
 
     def __int__(self) -> int:
         return self.error_code
@@ -89,9 +92,13 @@ def failed(name: str, text: str) -> Exception:
     return Exception(ERRORS[name], text)
 
 
-def unsupported(what: str, instead: str = "run it under mpiexec") -> NotImplementedError:
-    """Return the error for a part of MPI that simulated ranks do not have."""
-    return NotImplementedError(f"{what} is not simulated by minidist mpi; {instead}")
+class Unsupported(NotImplementedError):
+    """The program uses a part of MPI that simulated ranks do not have."""
+
+
+def unsupported(what: str, instead: str) -> Unsupported:
+    """Return the error for a part of MPI that simulated ranks do not have, and what to do instead."""
+    return Unsupported(f"{what} is not simulated by minidist mpi; {instead}")
 
 
 # errors of a program's own --------------------------------------------------------------------------------------------

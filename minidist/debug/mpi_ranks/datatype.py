@@ -116,7 +116,9 @@ class Datatype(Handle, Attributed):
     def Dup(self) -> Self:
         """Return a copy."""
         old = self.layout
-        return self.of(Layout(old.element, old.offsets, old.lb, old.extent, ("DUP", [], [], [self]), old.size))
+        other = self.of(Layout(old.element, old.offsets, old.lb, old.extent, ("DUP", [], [], [self]), old.size))
+        self.copy_attributes(other)
+        return other
 
     def Create_contiguous(self, count: int) -> Self:
         """Return `count` of this datatype in a row."""
@@ -203,12 +205,14 @@ class Datatype(Handle, Attributed):
 
     def Commit(self) -> Self:
         """Return this datatype: nothing is left to do."""
+        self.layout  # noqa: B018
         return self
 
     def Free(self) -> None:
         """Make this DATATYPE_NULL."""
         if self.layout.recipe[0] == "NAMED":
             raise failed("ERR_TYPE", f"{self.name} is predefined and cannot be freed")
+        self.delete_attributes()
         self.held = None
 
     # what it is made of -----------------------------------------------------------------------------------------------

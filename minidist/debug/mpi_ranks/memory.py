@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.debug.mpi_ranks.constants import unsupported
+from minidist.debug.mpi_ranks.constants import Unsupported, unsupported
 
 CPU, HOST_PINNED = 1, 3
 _KINDS = "iufV c?"  # of elements, by DLPack's number
@@ -82,5 +82,5 @@ def _contiguous(array: np.ndarray) -> np.ndarray:
     return (array if array.flags.c_contiguous else array.T).reshape(-1)
 
 
-def _on_gpu() -> NotImplementedError:
+def _on_gpu() -> Unsupported:
     return unsupported("a message in the memory of a GPU", "copy it to a NumPy array")

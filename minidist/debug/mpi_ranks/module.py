@@ -9,7 +9,7 @@ Proved by: tests/mpi_ranks/test_program.py, tests/mpi_ranks/test_objects.py
 
 import platform
 from functools import cache
-from types import ModuleType, SimpleNamespace
+from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def _shared() -> dict[str, Any]:
                 names.setdefault(name, value)
     for private in ("Aborted", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
         names.pop(private, None)
-    for private in ("Grid", "Graph", "Distributed", "Pending", "Pickled", "Plan", "Refused", "EMPTY", "NO_PROC", "NO_MESSAGE", "OPS"):
+    for private in ("Grid", "Graph", "Distributed", "Pending", "Plan", "Refused", "EMPTY", "NO_PROC", "NO_MESSAGE", "OPS"):
         names.pop(private, None)
     for name, error in (("ERRORS_RETURN", "MPI_ERRORS_RETURN"), ("ERRORS_ARE_FATAL", "MPI_ERRORS_ARE_FATAL")):
         names[name] = objects.Errhandler.of(error, name)
@@ -83,6 +83,7 @@ def _shared() -> dict[str, Any]:
     for absent in ("BFLOAT16_T", "COMPLEX4", "INTEGER16", "LOGICAL2", "LOGICAL16"):
         names[absent] = datatype.Datatype.of(None, "DATATYPE_NULL")
     names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")
+    names.update(buffer=memoryview, memory=memoryview)
     names.update(Group=Group, pickle=objects.pickle, Compute_dims=topology.compute_dims)
     names["MESSAGE_NO_PROC"] = request.Message.of(request.NO_MESSAGE, "MESSAGE_NO_PROC")
     names["Exception"].__module__ = "mpi4py.MPI"
@@ -144,6 +145,7 @@ def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
         "Aint_diff": lambda addr1, addr2: addr1 - addr2,
         "Alloc_mem": lambda size, info=None: memoryview(bytearray(size)),
         "Free_mem": lambda mem: mem.release(),
+        "_comm_lock_table": lambda comm: comm.context.locks,
         "_typecode": lambda kind: None if kind.held is None else kind.layout.element.char,
         "_sizeof": lambda value: buffers.memory(value).size,
         "_addressof": buffers.address_of,
@@ -171,23 +173,13 @@ def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
         },
     )
     util = _module("mpi4py.util", {"dtlib": dtlib, "pkl5": pkl5})
-    settings = SimpleNamespace(
-        initialize=True,
-        threads=True,
-        thread_level="multiple",
-        finalize=None,
-        fast_reduce=True,
-        recv_mprobe=True,
-        irecv_bufsz=communicator.IRECV_BYTES,
-        errors="exception",
-    )
     package = _module(
         "mpi4py",
         {
             "MPI": mpi,
             "util": util,
-            "rc": settings,
-            "profile": lambda *_: None,
+            "rc": Settings(),
+            "profile": lambda *_, **__: None,
             "get_include": lambda: "",
             "get_config": dict,
             "__version__": "4.1.0",
@@ -196,6 +188,40 @@ def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
     package.__path__ = []
     util.__path__ = []
     return {module.__name__: module for module in (package, mpi, util, dtlib, pkl5)}
+
+
+class Settings:
+    """mpi4py.rc: what a program may set before it imports MPI. Nothing of it changes a simulated run."""
+
+    defaults = MappingProxyType(
+        {
+            "initialize": True,
+            "threads": True,
+            "thread_level": "multiple",
+            "finalize": None,
+            "fast_reduce": True,
+            "recv_mprobe": True,
+            "irecv_bufsz": communicator.IRECV_BYTES,
+            "errors": "exception",
+        }
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        self(**settings)
+
+    def __call__(self, **settings: Any) -> None:
+        for name, value in settings.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.defaults:
+            raise TypeError(f"mpi4py.rc has no setting {name!r}; one of {', '.join(self.defaults)}")
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.defaults:
+            raise AttributeError(f"mpi4py.rc has no setting {name!r}")
+        return self.defaults[name]
 
 
 def _module(name: str, values: dict[str, Any]) -> ModuleType:

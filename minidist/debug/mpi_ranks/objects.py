@@ -48,10 +48,10 @@ class Info(Handle, MutableMapping[str, str]):
     held: dict[str, str] | None
 
     @classmethod
-    def Create(cls, items: Any = ()) -> "Info":
+    def Create(cls, items: Any = None) -> "Info":
         """Return hints."""
         made = cls.of(dict[str, str]())
-        made.update(items)
+        made.update(items or ())
         return made
 
     Create_env = Create
@@ -110,12 +110,26 @@ class Info(Handle, MutableMapping[str, str]):
         return self.held[key]
 
     def __setitem__(self, key: str, value: str) -> None:
+        if self.held is None:
+            raise KeyError(key)
         self.Set(key, value)
 
     def __delitem__(self, key: str) -> None:
-        if key not in self.hints:
+        if key not in (self.held or ()):
             raise KeyError(key)
         self.Delete(key)
+
+    def keys(self) -> Any:
+        """Return the names."""
+        return list(self)
+
+    def values(self) -> Any:
+        """Return the values."""
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        """Return the pairs of name and value."""
+        return [(key, self[key]) for key in self]
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self.held or ()))
@@ -124,21 +138,23 @@ class Info(Handle, MutableMapping[str, str]):
         return len(self.held or ())
 
     def __reduce__(self) -> Any:
-        if self.predefined:
-            return super().__reduce__()
+        if self.predefined or self.held is None:
+            return super().__reduce__() if self.predefined else (Info, ())
         return Info.Create, (dict(self.hints),)
 
     __eq__, __hash__, __bool__ = Handle.__eq__, Handle.__hash__, Handle.__bool__
 
 
 class Errhandler(Handle):
-    """An error handler. Errors are raised as MPI.Exception, whichever is set. held: its name."""
+    """An error handler. Errors are raised as MPI.Exception, whichever is set. held: its name, or a function."""
 
     is_handle = True
-    held: str | None
+    held: Any
 
     def Free(self) -> None:
         """Make this ERRHANDLER_NULL."""
+        if self.held is None:
+            raise failed("ERR_ARG", "the error handler is ERRHANDLER_NULL")
         self.held = None
 
 

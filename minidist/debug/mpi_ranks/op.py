@@ -66,10 +66,17 @@ class Op(Handle):
     is_commutative = property(Is_commutative)
     is_predefined = property(lambda self: self.held is None or self.held.user is None)
 
+    def __reduce__(self) -> Any:
+        if self.predefined or self.held is None or self.held.user is None:
+            return super().__reduce__()
+        return Op.Create, (self.held.user, self.held.commutes)
+
     def __call__(self, x: Any, y: Any) -> Any:
-        op = self.operation
+        if self.held is None:
+            raise ValueError("MPI.OP_NULL cannot be called")
+        op = self.held
         if op.user is not None:
-            return op.user(x, y)
+            return op.user(x, y, None)
         if op.of_objects is None:
             raise failed("ERR_OP", f"MPI.{op.name} is not defined for Python objects; use it with arrays")
         return op.of_objects(x, y)
@@ -115,7 +122,7 @@ def as_op(op: Any) -> Op:
     if isinstance(op, Op):
         op.operation  # noqa: B018  not OP_NULL
         return op
-    return Op.of(Operation(getattr(op, "__name__", "user"), user=op, commutes=False))
+    return Op.of(Operation(getattr(op, "__name__", "user"), of_objects=op, commutes=False))
 
 
 def _located(name: str, left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -149,8 +156,8 @@ _TABLE: tuple[tuple[str, Any, Any, str], ...] = (
     ("BXOR", np.bitwise_xor, lambda x, y: x ^ y, ""),
     ("MAXLOC", None, _located_objects(lambda a, b: a > b), ""),
     ("MINLOC", None, _located_objects(lambda a, b: a < b), ""),
-    ("REPLACE", lambda x, y: x, lambda x, y: x, ""),
-    ("NO_OP", lambda x, y: y, lambda x, y: y, ""),
+    ("REPLACE", lambda x, y: x, lambda x, y: y, ""),
+    ("NO_OP", lambda x, y: y, lambda x, y: x, ""),
 )
 OPS = {name: Op.of(Operation(name, arrays, objects, ours), name) for name, arrays, objects, ours in _TABLE}
 OPS["REPLACE"].operation.commutes = OPS["NO_OP"].operation.commutes = False

@@ -1,21 +1,22 @@
 """Runs a program of mpi4py on simulated ranks: once, with other choices of its wildcard receives, or with all of them.
 
+A choice is which of several messages a receive from any rank gets. The first run takes the one that is there first.
+
 Proved by: tests/mpi_ranks/test_program.py
 """
 
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted
+from minidist.base.errors import CommunicationError, MinidistError, UsageError, quoted
 from minidist.base.user_file import ProgramError
 from minidist.comm import Comm
 from minidist.comm.call_site import line_of_error
-from minidist.comm.sim.choosers import Chooser, earliest, explore
+from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
 from minidist.debug.mpi_ranks.communicator import Aborted
-from minidist.debug.mpi_ranks.constants import Exception as MPIException
+from minidist.debug.mpi_ranks.constants import Unsupported
 from minidist.debug.mpi_ranks.module import modules_of
 from minidist.debug.mpi_ranks.world import MPIWorld
 from minidist.debug.rank_process import RankProcess, UserModules, own_process_state
@@ -32,11 +33,10 @@ class AbortError(MinidistError):
 
 @dataclass(frozen=True)
 class MPIRun:
-    """What a run leaves behind. outputs: what each rank has printed. names: the program's names of communicators."""
+    """What a run leaves behind. outputs: what each rank has printed."""
 
     world: MPIWorld
     outputs: list[str]
-    names: dict[str, str]
 
 
 def run_on_ranks(program: UserProgram, ranks: int, chooser: Chooser = earliest, **options: Any) -> MPIRun:
@@ -65,37 +65,56 @@ def run_on_ranks(program: UserProgram, ranks: int, chooser: Chooser = earliest, 
             world.run(of_rank)
         except Aborted as aborted:
             raise AbortError(aborted) from None
+        except Unsupported as error:
+            raise UsageError(f"{error}, at {line_of_error(error)}") from None
         except MinidistError:
             raise
-        except NotImplementedError as error:
-            if "is not simulated by minidist mpi" not in str(error):
-                raise ProgramError(error, _RUNS_PROGRAM) from None
-            raise UsageError(f"{error}, at {line_of_error(error)}") from None
         except (Exception, SystemExit) as error:
-            if isinstance(error, MPIException):
-                error.add_note("(an error of MPI, which the program may catch as MPI.Exception)")
-            raise ProgramError(error, _RUNS_PROGRAM) from None
-    return MPIRun(world, outputs, {})
+            raise ProgramError(error, UserProgram.run.__code__.co_filename) from None
+    return MPIRun(world, outputs)
 
 
-_RUNS_PROGRAM = UserProgram.run.__code__.co_filename
+def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -> Iterator[MPIRun | CommunicationError]:
+    """Yield runs with other choices of wildcard receives, or the error that ended one.
+
+    samples: at most so many, drawn at random. every: all that there are, up to `samples`, each once.
+    """
+
+    def outcome(chooser: Chooser) -> MPIRun | CommunicationError:
+        try:
+            return run(chooser)
+        except CommunicationError as error:
+            return error
+
+    if every:
+        yield from islice(explore(outcome, samples + 1), samples)
+    else:
+        for seed in range(samples):
+            yield outcome(seeded(seed))
 
 
-def other_orders(
-    program: UserProgram, ranks: int, chooser: Any, limit: int, **options: Any
-) -> Iterator[tuple[int, str]]:
-    """Yield the number of each further order, and in what it differs from the first, "" for nothing."""
-    raise NotImplementedError
-
-
-def first_difference(first: MPIRun, other: MPIRun) -> str:
-    """Return in what two runs of one program differ, "" for nothing: what a rank has printed, and its messages."""
+def difference(first: MPIRun, other: MPIRun | CommunicationError) -> str:
+    """Return in what a run differs from the first, "" for nothing: how it ended, and what a rank has printed."""
+    if isinstance(other, CommunicationError):
+        return f"the program fails: {other}"
     for rank, (before, now) in enumerate(zip(first.outputs, other.outputs, strict=True)):
         for line, pair in enumerate(zip_longest(before.splitlines(), now.splitlines(), fillvalue=""), 1):
             if pair[0] != pair[1]:
-                return f"rank {rank} prints {quoted(pair[1])} in line {line}, and {quoted(pair[0])} in the first order"
+                return f"rank {rank} prints {quoted(pair[1])} in line {line}, and {quoted(pair[0])} in the first run"
     return ""
 
 
-with suppress(ImportError):
-    pass
+def bytes_by_operation(world: MPIWorld) -> list[dict[str, Any]]:
+    """Return what all ranks have sent, a row for each communicator and operation: messages and bytes."""
+    names = {comm: name for comm, name in world.names.items() if name}
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for trace in world.traces:
+        for message in trace.sent():
+            group = names.get(message.communicator, message.communicator)
+            operation = "send" if message.operation == "message" else message.operation
+            row = rows.setdefault(
+                (group, operation), {"communicator": group, "operation": operation, "messages": 0, "bytes": 0}
+            )
+            row["messages"] += 1
+            row["bytes"] += message.nbytes
+    return sorted(rows.values(), key=lambda row: (-row["bytes"], row["communicator"], row["operation"]))

@@ -481,7 +481,6 @@ class _General(Pending):
 
     def end(self) -> tuple[Any, Sequence[int]]:
         status = Status()
-        status.become((UNDEFINED, UNDEFINED, 0, 0, 0))
         self.tell(self.functions[0], status)
         self.tell(self.functions[1])
         return self.value, status._fields

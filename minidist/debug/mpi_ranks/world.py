@@ -26,6 +26,7 @@ class MPIWorld(SimWorld):
         self.computed = [0.0] * ranks
         self.entered = [0.0] * ranks
         self.buffered = [0] * ranks  # bytes of the buffer that each rank has attached for Bsend
+        self.names: dict[str, str] = {}  # that the program has given to communicators
         self.lost: list[str] = []
         self.unwaited: list[str] = []
 
