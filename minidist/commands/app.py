@@ -60,9 +60,7 @@ COMMANDS = {
     "hang": (
         "Read the dumps of PyTorch's Flight Recorder: which rank waits for which, and where the ranks differ first."
     ),
-    "mpi": (
-        "Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library."
-    ),
+    "mpi": ("Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library."),
     "torch": "Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.",
     "run": "Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them).",
     "memory": (

@@ -46,7 +46,9 @@ def mpi(
     check_count(interleavings, "--interleavings", most=MAX_CHOICES)
     check_count(eager_bytes, "--eager-bytes")
     if every_order and interleavings:
-        raise UsageError("--every-order with --interleavings; --every-order runs every choice already: give one of them")
+        raise UsageError(
+            "--every-order with --interleavings; --every-order runs every choice already: give one of them"
+        )
 
     from minidist.debug.mpi_ranks.program import bytes_by_operation, difference, other_choices, run_on_ranks
     from minidist.debug.user_program import UserProgram
@@ -58,7 +60,7 @@ def mpi(
     races, tried = "", 0
     for other in other_choices(run, MAX_CHOICES if every_order else interleavings, every_order):
         if found := difference(first, other):
-            races = f"choice {tried} of the receives from any rank: {found}; the program depends on which message comes first"
+            races = f"choice {tried} of the receives from any rank: {found}; the program depends on who comes first"
             break
         tried += 1
     if trace is not None:
@@ -79,7 +81,9 @@ def mpi(
     def show() -> None:
         print(f"{ranks} ranks, {first.world.end_time:.6g} virtual seconds of communication")
         for row in rows:
-            print(f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+            print(
+                f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B"
+            )
         for sentence in (*lost, *unwaited):
             print(f"  {sentence}")
         if races:

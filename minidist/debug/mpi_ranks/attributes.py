@@ -13,7 +13,7 @@ from minidist.debug.mpi_ranks.constants import KEYVALS, failed
 KEYS = frozenset(KEYVALS.values())
 
 _numbers = count(100)
-_functions: dict[int, tuple[Callable[..., Any] | None, Callable[..., Any] | None]] = {}
+_functions: dict[int, tuple[Any, Callable[..., Any] | None]] = {}
 
 
 class Attributed:

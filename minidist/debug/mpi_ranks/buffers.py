@@ -73,8 +73,8 @@ class Buffer:
         high = self.start + last * layout.extent + int(layout.offsets.max()) + layout.element.itemsize
         if low < 0 or high > self.raw.size:
             raise ValueError(
-                f"message: buffer too small: a message of {self.count} {self.datatype.Get_name()} needs {high - min(low, 0)} B, and its buffer has"
-                f" {self.raw.size} B; pass a smaller count or a larger buffer",
+                f"message: buffer too small: a message of {self.count} {self.datatype.Get_name()} needs"
+                f" {high - min(low, 0)} B, and its buffer has {self.raw.size} B; pass a smaller count"
             )
 
     def _places(self) -> np.ndarray:
@@ -266,8 +266,11 @@ def each(message: Any, writable: bool, blocks: int) -> list[Buffer]:
     displs = [0] * blocks if displs is None else _numbers(displs, blocks)
     made = []
     for kind, count, displ in zip(kinds, counts, displs, strict=True):
-        if buffer is BOTTOM:  # the displacement is the address
-            raw, datatype, low = bytes_at(displ, count * datatype_of(kind).extent), datatype_of(kind), displ
+        if buffer is BOTTOM:  # the displacement is an address, or the datatype's are
+            datatype = datatype_of(kind)
+            low, length = datatype.Get_true_extent()
+            raw = bytes_at(displ + low, length + (count - 1) * datatype.extent if count else 0)
+            displ = 0
         else:
             raw, datatype, low = _basic(buffer, kind, writable)
         made.append(Buffer(raw, displ - low, datatype, [count], [0]))

@@ -141,10 +141,21 @@ def bcast(self: Comm, buf: Any, root: int = 0) -> Plan:
     return Plan(run, root, buffers=[buffer])
 
 
-def _gather(self: Comm, sent: Any, received: Any, root: int, parse: Callable[..., Buffer]) -> Plan:
+def _blocks(message: Any, writable: bool, n: int) -> Buffer:
+    return one(message, writable, blocks=n)
+
+
+PARSERS = {
+    "": _blocks,
+    "v": vector,
+}  # of operations whose parts are equal, and of those whose parts have different sizes
+
+
+def gather(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Callable[..., Buffer]) -> Plan:
+    """Give the root the buffers of all ranks."""
     is_root, n = root_of(self, root)
-    target = parse(received, True, n) if is_root else None
-    source = None if is_root and in_place(sent) else one(sent, False)
+    target = parse(recvbuf, True, n) if is_root else None
+    source = None if is_root and in_place(sendbuf) else one(sendbuf, False)
 
     def run(call: PointToPoint) -> None:
         if target is None:
@@ -159,26 +170,11 @@ def _gather(self: Comm, sent: Any, received: Any, root: int, parse: Callable[...
     return Plan(run, root, buffers=[buffer for buffer in (source, target) if buffer is not None])
 
 
-def _blocks(message: Any, writable: bool, n: int) -> Buffer:
-    return one(message, writable, blocks=n)
-
-
-@on_comm("Gather")
-def gather(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """Give the root the buffers of all ranks."""
-    return _gather(self, sendbuf, recvbuf, root, _blocks)
-
-
-@on_comm("Gatherv")
-def gatherv(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """Give the root the buffers of all ranks, of different sizes."""
-    return _gather(self, sendbuf, recvbuf, root, vector)
-
-
-def _scatter(self: Comm, sent: Any, received: Any, root: int, parse: Callable[..., Buffer]) -> Plan:
+def scatter(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Callable[..., Buffer]) -> Plan:
+    """Give every rank its part of the root's buffer."""
     is_root, n = root_of(self, root)
-    source = parse(sent, False, n) if is_root else None
-    target = None if is_root and in_place(received) else one(received, True)
+    source = parse(sendbuf, False, n) if is_root else None
+    target = None if is_root and in_place(recvbuf) else one(recvbuf, True)
 
     def run(call: PointToPoint) -> None:
         if target is None:
@@ -195,21 +191,10 @@ def _scatter(self: Comm, sent: Any, received: Any, root: int, parse: Callable[..
     return Plan(run, root, buffers=[buffer for buffer in (source, target) if buffer is not None])
 
 
-@on_comm("Scatter")
-def scatter(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """Give every rank its part of the root's buffer."""
-    return _scatter(self, sendbuf, recvbuf, root, _blocks)
-
-
-@on_comm("Scatterv")
-def scatterv(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0) -> Plan:
-    """Give every rank its part of the root's buffer; the parts have different sizes."""
-    return _scatter(self, sendbuf, recvbuf, root, vector)
-
-
-def _allgather(self: Comm, sent: Any, received: Any, parse: Callable[..., Buffer]) -> Plan:
-    target = parse(received, True, self.Get_size())
-    source = None if in_place(sent) else one(sent, False)
+def allgather(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buffer]) -> Plan:
+    """Give every rank the buffers of all ranks."""
+    target = parse(recvbuf, True, self.Get_size())
+    source = None if in_place(sendbuf) else one(sendbuf, False)
     rank = self.Get_rank()
 
     def run(call: PointToPoint) -> None:
@@ -221,22 +206,11 @@ def _allgather(self: Comm, sent: Any, received: Any, parse: Callable[..., Buffer
     return Plan(run, buffers=[target] if source is None else [source, target])
 
 
-@on_comm("Allgather")
-def allgather(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Give every rank the buffers of all ranks."""
-    return _allgather(self, sendbuf, recvbuf, _blocks)
-
-
-@on_comm("Allgatherv")
-def allgatherv(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Give every rank the buffers of all ranks, of different sizes."""
-    return _allgather(self, sendbuf, recvbuf, vector)
-
-
-def _alltoall(self: Comm, sent: Any, received: Any, parse: Callable[..., Buffer]) -> Plan:
+def alltoall(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buffer]) -> Plan:
+    """Give rank r part r of every rank's buffer."""
     n = self.Get_size()
-    target = parse(received, True, n)
-    source = target if in_place(sent) else parse(sent, False, n)
+    target = parse(recvbuf, True, n)
+    source = target if in_place(sendbuf) else parse(sendbuf, False, n)
     checked(self, source, target)
 
     def run(call: PointToPoint) -> None:
@@ -247,16 +221,9 @@ def _alltoall(self: Comm, sent: Any, received: Any, parse: Callable[..., Buffer]
     return Plan(run, buffers=[target] if source is target else [source, target])
 
 
-@on_comm("Alltoall")
-def alltoall(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Give rank r part r of every rank's buffer."""
-    return _alltoall(self, sendbuf, recvbuf, _blocks)
-
-
-@on_comm("Alltoallv")
-def alltoallv(self: Comm, sendbuf: Any, recvbuf: Any) -> Plan:
-    """Give rank r part r of every rank's buffer; the parts have different sizes."""
-    return _alltoall(self, sendbuf, recvbuf, vector)
+for _letter, _parse in PARSERS.items():
+    for _plan in (gather, scatter, allgather, alltoall):
+        on_comm(f"{_plan.__name__.capitalize()}{_letter}")(partial(_plan, parse=_parse))
 
 
 def bytes_of(buffers: Sequence[Buffer]) -> tuple[np.ndarray, list[int]]:
@@ -399,10 +366,10 @@ def reduce_scatter(self: Comm, sendbuf: Any, recvbuf: Any, recvcounts: Any = Non
     return _reduce_scatter(self, source, target, [int(count) for count in recvcounts], as_op(op))
 
 
-def _scan(self: Comm, sent: Any, received: Any, op: Op, inclusive: bool) -> Plan:
-    """Return the plan of a reduction over the ranks before this one: each passes its total on to the next."""
+def scan(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM, *, inclusive: bool) -> Plan:
+    """Give rank r the reduction of the ranks before it, with `inclusive` and its own: each passes its total on."""
     op = as_op(op)
-    source, target = reduced(self, sent, received)
+    source, target = reduced(self, sendbuf, recvbuf)
     assert target is not None
     rank, n = self.Get_rank(), self.Get_size()
 
@@ -420,18 +387,6 @@ def _scan(self: Comm, sent: Any, received: Any, op: Op, inclusive: bool) -> Plan
             target.put(before)
 
     return Plan(run, op=op.operation.name, buffers=[target] if source is target else [source, target])
-
-
-@on_comm("Scan")
-def scan(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-    """Give rank r the reduction of the buffers of ranks 0 to r."""
-    return _scan(self, sendbuf, recvbuf, op, inclusive=True)
-
-
-@on_comm("Exscan")
-def exscan(self: Comm, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Plan:
-    """Give rank r the reduction of the buffers of ranks 0 to r - 1."""
-    return _scan(self, sendbuf, recvbuf, op, inclusive=False)
 
 
 # objects --------------------------------------------------------------------------------------------------------------
@@ -561,13 +516,14 @@ def allreduce_objects(self: Comm, sendobj: Any, op: Any = SUM) -> Plan:
     return Plan(lambda call: op.fold_objects(all_gathered(call, sendobj)), op=op.operation.name)
 
 
-def _scan_objects(self: Comm, value: Any, op: Any, inclusive: bool) -> Plan:
+def scan_objects(self: Comm, sendobj: Any, op: Any = SUM, *, inclusive: bool) -> Plan:
+    """Give rank r the reduction of the objects of the ranks before it, with `inclusive` and its own."""
     op = as_op(op)
     rank, n = self.Get_rank(), self.Get_size()
 
     def run(call: PointToPoint) -> Any:
         before = call.recv_object(rank - 1) if rank else None
-        total = op(before, value) if rank else value
+        total = op(before, sendobj) if rank else sendobj
         if rank + 1 < n:
             call.send_object(total, rank + 1)
         return total if inclusive else before
@@ -575,13 +531,6 @@ def _scan_objects(self: Comm, value: Any, op: Any, inclusive: bool) -> Plan:
     return Plan(run, op=op.operation.name)
 
 
-@on_comm("scan")
-def scan_objects(self: Comm, sendobj: Any, op: Any = SUM) -> Plan:
-    """Give rank r the reduction of the objects of ranks 0 to r."""
-    return _scan_objects(self, sendobj, op, inclusive=True)
-
-
-@on_comm("exscan")
-def exscan_objects(self: Comm, sendobj: Any, op: Any = SUM) -> Plan:
-    """Give rank r the reduction of the objects of ranks 0 to r - 1, and rank 0 None."""
-    return _scan_objects(self, sendobj, op, inclusive=False)
+for _inclusive, _name in ((True, "scan"), (False, "exscan")):
+    on_comm(_name.capitalize())(partial(scan, inclusive=_inclusive))
+    on_comm(_name)(partial(scan_objects, inclusive=_inclusive))

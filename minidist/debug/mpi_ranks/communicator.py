@@ -223,7 +223,7 @@ class Comm(Handle, Attributed):
         return Pending(context.world, [part], _into(buffer, part))
 
     def start_receive_object(self, buf: Any, source: int, tag: int, limit: int | None = None) -> Pending:
-        """Start receiving an object. buf: its room, a buffer or a number of bytes. limit: in bytes, without a buffer."""
+        """Start receiving an object. buf: its room, a buffer or a number of bytes. limit: the bytes without one."""
         room = None
         if buf is not None:
             room = np.empty(buf, np.uint8) if isinstance(buf, int) else one(buf, True, source).get().view(np.uint8)
@@ -327,9 +327,7 @@ class Comm(Handle, Attributed):
         receive = self.start_receive(buf, source, recvtag)
         return Request.of(self._pair(receive, self.start_send(copy, dest, sendtag)))
 
-    def recv(
-        self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
-    ) -> Any:
+    def recv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Any:
         """Receive an object. buf: not needed, because the object's size is known when it is received."""
         if buf is not None:
             warnings.warn("recv needs no buffer: leave the argument buf out", UserWarning, stacklevel=2)
@@ -565,7 +563,11 @@ def _sends() -> None:
             return Request.of(self.start_send(pickled(obj, dest), dest, tag, mode))
 
         word = f"{letter}send"
-        functions = {word.capitalize(): Send, f"I{word}": Isend, f"{word.capitalize()}_init": Send_init}
+        functions: dict[str, Callable[..., Any]] = {
+            word.capitalize(): Send,
+            f"I{word}": Isend,
+            f"{word.capitalize()}_init": Send_init,
+        }
         if letter != "r":
             functions |= {word: send, f"i{word}": isend}
         for name, function in functions.items():
@@ -587,10 +589,14 @@ class Intracomm(Comm):
 
     def Create_intercomm(self, *_: Any, **__: Any) -> Any:
         """Refuse: there are no intercommunicators."""
-        raise unsupported("an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator")
+        raise unsupported(
+            "an intercommunicator (Create_intercomm)", "use Split, and messages on the whole communicator"
+        )
 
     @classmethod
-    def Create_from_group(cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None) -> Any:
+    def Create_from_group(
+        cls, group: Group, stringtag: str = "org.mpi4py", info: Any = None, errhandler: Any = None
+    ) -> Any:
         """Return the communicator of a group that was made without another communicator."""
         world = _world_of_program()
         return world.Create_group(group, zlib.crc32(stringtag.encode()) & TAG_LIMIT)

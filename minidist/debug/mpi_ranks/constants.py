@@ -24,20 +24,19 @@ _NAMES = (
 ERRORS = {("" if name == "SUCCESS" else "ERR_") + name: code for code, name in enumerate(_NAMES.split())}
 ERR_LASTCODE = 2**30 - 1
 _texts = {code: f"MPI_{name}" for name, code in ERRORS.items()}
-_classes = dict(zip(_texts, _texts, strict=True))  # error code -> error class
 
 
-class Exception(RuntimeError):  # noqa: A001  its name in MPI
+class Exception(RuntimeError):
     """An error of MPI. code: one of MPI's, such as MPI.ERR_RANK. text: what is wrong, in one sentence."""
 
     def __init__(self, code: int = 0, text: str = "") -> None:
         super().__init__(code)
-        self.error_code, self.text = code if code in _classes else ERRORS["ERR_UNKNOWN"], text
+        self.error_code, self.text = code if code in _texts else ERRORS["ERR_UNKNOWN"], text
 
     @property
     def error_class(self) -> int:
-        """The class of the error, which is the code itself for those of the standard."""
-        return _classes[self.error_code]
+        """The class of the error, which is the code itself."""
+        return self.error_code
 
     @property
     def error_string(self) -> str:
@@ -101,58 +100,11 @@ def unsupported(what: str, instead: str) -> Unsupported:
     return Unsupported(f"{what} is not simulated by minidist mpi; {instead}")
 
 
-# errors of a program's own --------------------------------------------------------------------------------------------
-
-
-def _known(code: int) -> int:
-    if code not in _classes:
-        raise failed("ERR_ARG", f"error code {code} is unknown; use one of MPI's, or add it with Add_error_code")
-    return code
-
-
 def Get_error_class(errorcode: int) -> int:
-    """Return the class of an error code."""
-    return _classes[_known(errorcode)]
+    """Return the class of an error code, which is the code itself."""
+    return Exception(errorcode).error_class
 
 
 def Get_error_string(errorcode: int) -> str:
     """Return an error code in words."""
-    return _texts[_known(errorcode)]
-
-
-def Add_error_class() -> int:
-    """Return a new error class."""
-    code = max(max(_classes) + 1, ERR_LASTCODE + 1)
-    _classes[code], _texts[code] = code, ""
-    return code
-
-
-def Add_error_code(errorclass: int) -> int:
-    """Return a new error code of a class."""
-    code = Add_error_class()
-    _classes[code] = _known(errorclass)
-    return code
-
-
-def Add_error_string(errorcode: int, string: str) -> None:
-    """Set the words of an error code that the program has added."""
-    _texts[_added(errorcode)] = string
-
-
-def Remove_error_string(errorcode: int) -> None:
-    """Take the words of an error code away."""
-    _texts[_added(errorcode)] = ""
-
-
-def Remove_error_code(errorcode: int) -> None:
-    """Forget an error code that the program has added."""
-    del _classes[_added(errorcode)], _texts[errorcode]
-
-
-Remove_error_class = Remove_error_code
-
-
-def _added(code: int) -> int:
-    if _known(code) <= ERR_LASTCODE:
-        raise failed("ERR_ARG", f"error code {code} is one of MPI's; only those of Add_error_code can be changed")
-    return code
+    return Exception(errorcode).error_string

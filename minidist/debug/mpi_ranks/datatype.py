@@ -13,7 +13,6 @@ Proved by: tests/mpi_ranks/test_buffers.py
 
 import math
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -30,31 +29,25 @@ class Layout:
     """What a datatype is.
 
     element: the dtype of its elements; bytes where they differ. offsets: of each element, in bytes. lb, extent: where
-    the datatype begins, and its bytes up to the next one. size: bytes of data, where padding is none. recipe: the name
-    of the constructor, its integers, addresses and datatypes.
+    the datatype begins, and its bytes up to the next one. size: bytes of data, where those of the elements have gaps.
     """
 
     def __init__(
-        self,
-        element: np.dtype[Any],
-        offsets: np.ndarray,
-        lb: int,
-        extent: int,
-        recipe: tuple[str, list[int], list[int], list[Any]],
-        size: int | None = None,
+        self, element: np.dtype[Any], offsets: np.ndarray, lb: int, extent: int, size: int | None = None
     ) -> None:
-        self.element, self.offsets, self.lb, self.extent, self.recipe = element, offsets, lb, extent, recipe
+        self.element, self.offsets, self.lb, self.extent = element, offsets, lb, extent
         self.size = len(offsets) * element.itemsize if size is None else size
-        self.name, self.typechar = "", "V"
+        self.name = ""
         self.attributes: dict[int, Any] = {}
         # Whether elements of several datatypes in a row lie one behind the other.
         step = element.itemsize
         self.contiguous = extent == len(offsets) * step and bool((offsets == np.arange(len(offsets)) * step).all())
 
 
-def place(layout: Layout, starts: np.ndarray) -> np.ndarray:
+def place(layout: Layout, starts: Any) -> np.ndarray:
     """Return the offsets of all elements of datatypes that begin at `starts`."""
-    return (np.asarray(starts, np.int64)[:, None] + layout.offsets).reshape(-1)
+    offsets: np.ndarray = (np.asarray(starts, np.int64)[:, None] + layout.offsets).reshape(-1)
+    return offsets
 
 
 class Datatype(Handle, Attributed):
@@ -89,71 +82,57 @@ class Datatype(Handle, Attributed):
 
     # constructors -----------------------------------------------------------------------------------------------------
 
-    def _derive(
-        self, recipe: tuple[str, list[int], list[int]], offsets: np.ndarray, bounds: tuple[int, int] | None = None
-    ) -> Self:
-        """Return a datatype of this one's elements at these offsets; without bounds those of the data."""
-        old = self.layout
-        if bounds is None:
-            bounds = (0, 0)
-            if len(offsets):
-                starts = offsets.reshape(-1, max(1, len(old.offsets)))[:, 0] - (old.offsets[:1].sum() - old.lb)
-                bounds = int(starts.min()), int(starts.max() - starts.min()) + old.extent
-        return self.of(Layout(old.element, offsets, *bounds, (*recipe, [self])))
-
-    def _at(self, recipe: tuple[str, list[int], list[int]], blocks: Sequence[int], starts: Sequence[int]) -> Self:
+    def _blocks(self, blocks: Sequence[int], starts: Sequence[int]) -> Self:
         """Return a datatype of blocks of this one: `blocks[k]` of them from byte `starts[k]`."""
         if len(blocks) != len(starts):
             raise ValueError(f"expecting {len(blocks)} displacements, got {len(starts)}")
         if any(block < 0 for block in blocks):
             raise failed("ERR_ARG", f"block lengths {list(blocks)}; they must be at least 0")
-        if sum(blocks) * len(self.layout.offsets) > MAX_ELEMENTS:
-            raise unsupported(f"a derived datatype of more than {MAX_ELEMENTS:,} elements", "pass a count with the buffer")
-        step = self.layout.extent
-        begins = [start + step * np.arange(block) for block, start in zip(blocks, starts, strict=True)]
-        return self._derive(recipe, place(self.layout, np.concatenate([np.empty(0, np.int64), *begins])))
+        old = self.layout
+        if sum(blocks) * len(old.offsets) > MAX_ELEMENTS:
+            raise unsupported(f"a derived datatype of more than {MAX_ELEMENTS:,} elements", "pass a count instead")
+        begins = [start + old.extent * np.arange(block) for block, start in zip(blocks, starts, strict=True)]
+        every = np.concatenate([np.empty(0, np.int64), *begins])
+        low, high = (int(every.min()), int(every.max()) + old.extent) if every.size else (0, 0)
+        return self.of(Layout(old.element, place(old, every), low + old.lb if every.size else 0, high - low))
+
+    def _in_elements(self, displacements: Sequence[int]) -> list[int]:
+        return [displacement * self.layout.extent for displacement in displacements]
 
     def Dup(self) -> Self:
         """Return a copy."""
         old = self.layout
-        other = self.of(Layout(old.element, old.offsets, old.lb, old.extent, ("DUP", [], [], [self]), old.size))
+        other = self.of(Layout(old.element, old.offsets, old.lb, old.extent, old.size))
         self.copy_attributes(other)
         return other
 
     def Create_contiguous(self, count: int) -> Self:
         """Return `count` of this datatype in a row."""
-        return self._at(("CONTIGUOUS", [count], []), [count], [0])
+        return self._blocks([count], [0])
 
     def Create_vector(self, count: int, blocklength: int, stride: int) -> Self:
         """Return `count` blocks whose beginnings are `stride` elements apart."""
-        starts = [k * stride * self.layout.extent for k in range(count)]
-        return self._at(("VECTOR", [count, blocklength, stride], []), [blocklength] * count, starts)
+        return self.Create_hvector(count, blocklength, stride * self.layout.extent)
 
     def Create_hvector(self, count: int, blocklength: int, stride: int) -> Self:
         """Return `count` blocks whose beginnings are `stride` bytes apart."""
-        starts = [k * stride for k in range(count)]
-        return self._at(("HVECTOR", [count, blocklength], [stride]), [blocklength] * count, starts)
+        return self._blocks([blocklength] * count, [k * stride for k in range(count)])
 
     def Create_indexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Self:
         """Return blocks at displacements in elements."""
-        recipe = "INDEXED", [len(blocklengths), *blocklengths, *displacements], list[int]()
-        return self._at(recipe, blocklengths, [d * self.layout.extent for d in displacements])
+        return self._blocks(blocklengths, self._in_elements(displacements))
 
     def Create_hindexed(self, blocklengths: Sequence[int], displacements: Sequence[int]) -> Self:
         """Return blocks at displacements in bytes."""
-        recipe = "HINDEXED", [len(blocklengths), *blocklengths], list(displacements)
-        return self._at(recipe, blocklengths, displacements)
+        return self._blocks(blocklengths, displacements)
 
     def Create_indexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
         """Return blocks of one length at displacements in elements."""
-        recipe = "INDEXED_BLOCK", [len(displacements), blocklength, *displacements], list[int]()
-        starts = [d * self.layout.extent for d in displacements]
-        return self._at(recipe, [blocklength] * len(starts), starts)
+        return self._blocks([blocklength] * len(displacements), self._in_elements(displacements))
 
     def Create_hindexed_block(self, blocklength: int, displacements: Sequence[int]) -> Self:
         """Return blocks of one length at displacements in bytes."""
-        recipe = "HINDEXED_BLOCK", [len(displacements), blocklength], list(displacements)
-        return self._at(recipe, [blocklength] * len(displacements), displacements)
+        return self._blocks([blocklength] * len(displacements), displacements)
 
     @classmethod
     def Create_struct(
@@ -162,27 +141,19 @@ class Datatype(Handle, Attributed):
         """Return blocks of several datatypes at displacements in bytes."""
         if not len(blocklengths) == len(displacements) == len(datatypes):
             raise ValueError("block lengths, displacements and datatypes must be as many")
-        parts = [t._at(("", [], []), [n], [0]).layout for n, t in zip(blocklengths, datatypes, strict=True)]
+        every = [(t._blocks([n], [d]).layout) for n, d, t in zip(blocklengths, displacements, datatypes, strict=True)]
+        parts = [part for part in every if len(part.offsets)]
         # Elements of one dtype stay elements; others are sent as bytes.
-        dtypes = {part.element for part in parts if len(part.offsets)}
+        dtypes = {part.element for part in parts}
         element = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
-        offsets, ends, align = [np.empty(0, np.int64)], list[tuple[int, int]](), 1
-        for start, part in zip(displacements, parts, strict=True):
-            if not len(part.offsets):
-                continue
-            width = np.arange(part.element.itemsize // element.itemsize) * element.itemsize
-            offsets.append(((part.offsets + start)[:, None] + width).reshape(-1))
-            ends.append((start + part.lb, start + part.lb + part.extent))
-            align = max(align, part.element.alignment)
-        low, high = min((a for a, _ in ends), default=0), max((b for _, b in ends), default=0)
-        recipe = (
-            "STRUCT",
-            [len(blocklengths), *blocklengths],
-            list(displacements),
-            list(datatypes),
-        )
-        padded = -(-(high - low) // align) * align  # as a compiler pads a struct
-        return cls.of(Layout(element, np.concatenate(offsets), low, padded, recipe))
+        offsets = [np.empty(0, np.int64)]
+        for part in parts:
+            inside = np.arange(part.element.itemsize // element.itemsize) * element.itemsize
+            offsets.append((part.offsets[:, None] + inside).reshape(-1))
+        low = min((part.lb for part in parts), default=0)
+        high = max((part.lb + part.extent for part in parts), default=0)
+        align = max((part.element.alignment for part in parts), default=1)  # as a compiler pads a struct
+        return cls.of(Layout(element, np.concatenate(offsets), low, -(-(high - low) // align) * align))
 
     def Create_subarray(
         self, sizes: Sequence[int], subsizes: Sequence[int], starts: Sequence[int], order: int = ORDER_C
@@ -194,14 +165,15 @@ class Datatype(Handle, Attributed):
             if not 0 <= start <= start + part <= size:
                 raise failed("ERR_ARG", f"a subarray of {part} from {start} of {size}; it must lie inside the array")
         every = np.arange(math.prod(sizes)).reshape(sizes, order="C" if order == ORDER_C else "F")
-        part = every[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
-        inside = np.sort(part.reshape(-1)) * self.layout.extent
-        recipe = "SUBARRAY", [len(sizes), *sizes, *subsizes, *starts, order], list[int]()
-        return self._derive(recipe, place(self.layout, inside), (0, math.prod(sizes) * self.layout.extent))
+        taken = every[tuple(slice(a, a + n) for a, n in zip(starts, subsizes, strict=True))]
+        inside = np.sort(taken.reshape(-1)) * self.layout.extent
+        old = self.layout
+        return self.of(Layout(old.element, place(old, inside), 0, math.prod(sizes) * old.extent))
 
     def Create_resized(self, lb: int, extent: int) -> Self:
         """Return this datatype with other bounds."""
-        return self._derive(("RESIZED", [], [lb, extent]), self.layout.offsets, (lb, extent))
+        old = self.layout
+        return self.of(Layout(old.element, old.offsets, lb, extent, old.size))
 
     def Commit(self) -> Self:
         """Return this datatype: nothing is left to do."""
@@ -210,49 +182,13 @@ class Datatype(Handle, Attributed):
 
     def Free(self) -> None:
         """Make this DATATYPE_NULL."""
-        if self.layout.recipe[0] == "NAMED":
+        if self.is_predefined:
             raise failed("ERR_TYPE", f"{self.name} is predefined and cannot be freed")
         self.delete_attributes()
         self.held = None
 
-    # what it is made of -----------------------------------------------------------------------------------------------
+    # what it is -------------------------------------------------------------------------------------------------------
 
-    def Get_envelope(self) -> tuple[int, int, int, int, int]:
-        """Return the number of integers, addresses, large counts and datatypes, and the combiner."""
-        name, integers, addresses, datatypes = self.layout.recipe
-        return len(integers), len(addresses), 0, len(datatypes), COMBINERS[name]
-
-    def Get_contents(self) -> tuple[list[int], list[int], list[int], list["Datatype"]]:
-        """Return the integers, addresses, large counts and datatypes that it was made of."""
-        name, integers, addresses, datatypes = self.layout.recipe
-        if name == "NAMED":
-            raise failed("ERR_TYPE", f"{self.name} is predefined: it was not made of others")
-        return integers, addresses, [], datatypes
-
-    def decode(self) -> tuple["Datatype", str, dict[str, Any]]:
-        """Return the datatype that this one is made of, its constructor's name and arguments."""
-        name, n, a, types = self.layout.recipe
-        made = {
-            "NAMED": lambda: {},
-            "DUP": lambda: {},
-            "CONTIGUOUS": lambda: {"count": n[0]},
-            "VECTOR": lambda: dict(zip(("count", "blocklength", "stride"), n, strict=True)),
-            "HVECTOR": lambda: {"count": n[0], "blocklength": n[1], "stride": a[0]},
-            "INDEXED": lambda: {"blocklengths": n[1 : n[0] + 1], "displacements": n[n[0] + 1 :]},
-            "HINDEXED": lambda: {"blocklengths": n[1:], "displacements": a},
-            "INDEXED_BLOCK": lambda: {"blocklength": n[1], "displacements": n[2:]},
-            "HINDEXED_BLOCK": lambda: {"blocklength": n[1], "displacements": a},
-            "STRUCT": lambda: {"blocklengths": n[1:], "displacements": a, "datatypes": types},
-            "SUBARRAY": lambda: dict(
-                zip(("sizes", "subsizes", "starts"), np.reshape(n[1:-1], (3, n[0])).tolist(), strict=True),
-                order=n[-1],
-            ),
-            "RESIZED": lambda: {"lb": a[0], "extent": a[1]},
-        }[name]()
-        base = self if name == "NAMED" else self.__class__() if name == "STRUCT" else types[0]
-        return base, name, made
-
-    envelope, contents = property(Get_envelope), property(Get_contents)
     size = property(Get_size)
     extent = property(lambda self: self.layout.extent)
     lb = property(lambda self: self.layout.lb)
@@ -260,11 +196,7 @@ class Datatype(Handle, Attributed):
     true_lb = property(lambda self: self.Get_true_extent()[0])
     true_extent = property(lambda self: self.Get_true_extent()[1])
     true_ub = property(lambda self: sum(self.Get_true_extent()))
-    combiner = property(lambda self: self.Get_envelope()[-1])
-    is_named = property(lambda self: self.layout.recipe[0] == "NAMED")
-    is_predefined = property(lambda self: self.held is None or self.layout.recipe[0] == "NAMED")
-    typechar = property(lambda self: self.held.typechar if self.held else "V")
-    typestr = property(lambda self: self.held.element.str if self.held else "V0")
+    is_predefined = is_named = property(lambda self: bool(self.predefined))
 
     def Get_name(self) -> str:
         """Return the name."""
@@ -280,12 +212,6 @@ class Datatype(Handle, Attributed):
     def fromcode(cls, code: str) -> "Datatype":
         """Return the datatype of one of NumPy's type codes."""
         return datatype_of(code)
-
-    def tocode(self) -> str:
-        """Return NumPy's type code."""
-        if not self.is_named:
-            raise ValueError("cannot map to a type code: the datatype is derived")
-        return self.layout.element.str[1:]
 
     # packing ----------------------------------------------------------------------------------------------------------
 
@@ -344,13 +270,6 @@ def _swap(data: np.ndarray, element: np.dtype[Any]) -> None:
     whole[...] = whole.view(element).byteswap().view(np.uint8)
 
 
-COMBINERS = {
-    name: number
-    for number, name in enumerate(
-        "NAMED DUP CONTIGUOUS VECTOR HVECTOR INDEXED HINDEXED INDEXED_BLOCK HINDEXED_BLOCK STRUCT SUBARRAY DARRAY"
-        " RESIZED VALUE_INDEX F90_INTEGER F90_REAL F90_COMPLEX".split()
-    )
-}
 # MPI's names of each of NumPy's types; the first one is what a buffer of that type has.
 _OF_NUMPY = {
     "b": "SIGNED_CHAR INT8_T SINT8_T INTEGER1",
@@ -375,13 +294,20 @@ _OF_NUMPY = {
     "U1": "WCHAR",
     "u1": "BYTE PACKED",
 }
-_PAIRS = {"SHORT_INT": "h", "INT_INT": "i", "LONG_INT": "l", "FLOAT_INT": "f", "DOUBLE_INT": "d", "LONG_DOUBLE_INT": "g"}
+_PAIRS = {
+    "SHORT_INT": "h",
+    "INT_INT": "i",
+    "LONG_INT": "l",
+    "FLOAT_INT": "f",
+    "DOUBLE_INT": "d",
+    "LONG_DOUBLE_INT": "g",
+}
 _of_code: dict[str, Datatype] = {}
 
 
 def _named(name: str, element: np.dtype[Any], size: int | None = None) -> Datatype:
-    layout = Layout(element, np.zeros(1, np.int64), 0, element.itemsize, ("NAMED", [], [], []), size)
-    layout.name, layout.typechar = f"MPI_{name}", element.char
+    layout = Layout(element, np.zeros(1, np.int64), 0, element.itemsize, size)
+    layout.name = f"MPI_{name}"
     Datatype.names[name] = Datatype.of(layout, name)
     return Datatype.names[name]
 
@@ -415,14 +341,3 @@ def datatype_of(key: Any) -> Datatype:
     if found is None:
         raise KeyError(f"cannot map {key!r} to MPI datatype")
     return found
-
-
-def signature(layouts: Sequence[Layout]) -> np.dtype[Any]:
-    """Return the dtype of a message of several datatypes: theirs, or bytes where they differ."""
-    dtypes = {layout.element for layout in layouts}
-    return dtypes.pop() if len(dtypes) == 1 else np.dtype(np.uint8)
-
-
-def largest(values: Sequence[int]) -> int:
-    """Return the largest of some numbers, 0 of none."""
-    return reduce(max, values, 0)

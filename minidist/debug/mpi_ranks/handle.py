@@ -12,22 +12,24 @@ _numbers: dict[int, "Handle"] = {}
 
 
 class Handle:
-    """A handle. held: what it names; None for the null handle, such as MPI.COMM_NULL. name_of: a predefined handle's."""
+    """A handle. held: what it names, None for a null handle. predefined: the name of one of MPI's constants."""
 
     __slots__ = ("__weakref__", "held", "predefined")
     held: Any
     predefined: str
 
     def __new__(cls, other: Any = None, *_: Any) -> Self:
-        self = super().__new__(cls)
+        self: Any = super().__new__(cls)
         self.predefined = ""
         self.held = None
         if other is not None:
+            named: Any = other
             base = next(kind for kind in cls.__mro__ if kind.__dict__.get("is_handle"))
             if not isinstance(other, base):
                 raise TypeError(f"{cls.__name__}() takes a {base.__name__}, not a {type(other).__name__}")
-            self.held, self.predefined = other.held, other.predefined
-        return self
+            self.held, self.predefined = named.held, named.predefined
+        made: Self = self
+        return made
 
     @classmethod
     def of(cls, held: Any, name: str = "") -> Self:
@@ -51,7 +53,9 @@ class Handle:
         if self.predefined:
             original = _predefined(self.predefined) is self
             return (_predefined if original else _copy_of), (self.predefined,)
-        raise ValueError(f"cannot pickle a {type(self).__name__}; send what it is made of, and make it on the other rank")
+        raise ValueError(
+            f"cannot pickle a {type(self).__name__}; send what it is made of, and make it on the other rank"
+        )
 
     def __copy__(self) -> Self:
         return self

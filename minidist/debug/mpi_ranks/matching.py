@@ -11,18 +11,20 @@ meets its message at once. One from any rank waits until no rank can run, when a
 
 A rank that polls (Test, Iprobe) goes on, too, only when no other rank can run; otherwise it would poll for ever.
 
-Source: MPI: A Message-Passing Interface Standard, version 4.1, section 3.5, "Semantics of Point-to-Point Communication".
+Source: MPI: A Message-Passing Interface Standard, version 4.1, section 3.5, "Semantics of Point-to-Point
+Communication".
 Proved by: tests/mpi_ranks/test_matching.py
 """
 
 from collections import defaultdict
 from collections.abc import Callable
+from threading import get_ident
 from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
+from minidist.base.errors import MismatchError, UsageError
 from minidist.base.trace import MessageEvent
 from minidist.comm.buffers import changed, checksum
 from minidist.comm.call_site import CallSite
@@ -61,6 +63,7 @@ class MPIMatching(Matching):
         self.sleepers: list[Sleeper] = []
         self.probing: list[SimRequest] = []  # probes of any rank that wait
         self.probed: dict[SimRequest, SimRequest] = {}  # the message that each of them has found
+        self.refused: UsageError | None = None  # raised in a thread, where nobody may have seen it
         self.met = 0
         self.idle, self.idle_since, self.progress = 0, 0.0, (0, 0)
 
@@ -72,6 +75,12 @@ class MPIMatching(Matching):
         array: None for a receive of an object of any size. tag: ANY_TAG of a receive, too. mode: of a send, "buffered"
         or "synchronous" where it is not MPI's standard mode.
         """
+        if get_ident() != self.state.thread:
+            self.refused = UsageError(
+                f"rank {comm.members[comm.rank]}: MPI is called in a thread that the program has started, at {site};"
+                " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
+            )
+            raise self.refused
         request = self.begin(comm, kind, _NOTHING if array is None else array, peer, tag, site, True)
         if kind == "send":
             request.eager = mode == "buffered" or (request.eager and mode != "synchronous")
@@ -181,7 +190,9 @@ class MPIMatching(Matching):
     def probe(self, comm: Comm, source: int, tag: int, site: CallSite) -> SimRequest:
         """Return a receive that is not posted: it finds a message, and leaves it where it is."""
         stream = self.state.running
-        event = MessageEvent(stream.rank, stream.name, "probe", source, tag, 0, "user", "message", comm.name, stream.time)
+        event = MessageEvent(
+            stream.rank, stream.name, "probe", source, tag, 0, "user", "message", comm.name, stream.time
+        )
         return SimRequest(comm, "probe", _NOTHING, source, tag, site, event, stream, self.posts + 1)
 
     def found(self, probe: SimRequest) -> list[tuple[Candidate, SimRequest, SimRequest]]:

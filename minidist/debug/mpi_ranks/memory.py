@@ -21,7 +21,7 @@ _KINDS = "iufV c?"  # of elements, by DLPack's number
 
 
 class _Tensor(ctypes.Structure):
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("data", ctypes.c_void_p),
         ("device", ctypes.c_int32 * 2),
         ("axes", ctypes.c_int32),
@@ -44,7 +44,8 @@ def bytes_at(address: int, size: int, owner: Any = None) -> np.ndarray:
         return np.empty(0, np.uint8)
     memory = (ctypes.c_ubyte * size).from_address(address)
     memory.owner = owner  # type: ignore[attr-defined]
-    return np.frombuffer(memory, np.uint8)
+    found: np.ndarray = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
+    return found
 
 
 def has_interface(value: Any) -> bool:

@@ -15,7 +15,17 @@ from typing import Any
 import numpy as np
 
 from minidist.comm.communicator import Comm as Members
-from minidist.debug.mpi_ranks import buffers, collective, communicator, constants, datatype, objects, op, request, topology
+from minidist.debug.mpi_ranks import (
+    buffers,
+    collective,
+    communicator,
+    constants,
+    datatype,
+    objects,
+    op,
+    request,
+    topology,
+)
 from minidist.debug.mpi_ranks.constants import failed, unsupported
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
@@ -50,7 +60,6 @@ _NUMBERS = {
 def _shared() -> dict[str, Any]:
     """Return what the modules of all ranks have in common."""
     names: dict[str, Any] = {**_NUMBERS, **THREADS, **constants.ERRORS, **constants.KEYVALS}
-    names |= {f"COMBINER_{name}": number for name, number in datatype.COMBINERS.items()}
     names |= {**datatype.Datatype.names, **op.OPS, **buffers.CONSTANTS}
     for module in (buffers, collective, communicator, constants, datatype, objects, op, request, topology):
         # What begins with a capital letter, and is not a class of this package alone.
@@ -60,7 +69,18 @@ def _shared() -> dict[str, Any]:
                 names.setdefault(name, value)
     for private in ("Aborted", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
         names.pop(private, None)
-    for private in ("Grid", "Graph", "Distributed", "Pending", "Plan", "Refused", "EMPTY", "NO_PROC", "NO_MESSAGE", "OPS"):
+    for private in (
+        "Grid",
+        "Graph",
+        "Distributed",
+        "Pending",
+        "Plan",
+        "Refused",
+        "EMPTY",
+        "NO_PROC",
+        "NO_MESSAGE",
+        "OPS",
+    ):
         names.pop(private, None)
     for name, error in (("ERRORS_RETURN", "MPI_ERRORS_RETURN"), ("ERRORS_ARE_FATAL", "MPI_ERRORS_ARE_FATAL")):
         names[name] = objects.Errhandler.of(error, name)
@@ -90,9 +110,9 @@ def _shared() -> dict[str, Any]:
     return names
 
 
-def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
+def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, Any]:
     """Return the functions of MPI that belong to a rank."""
-    state = {"finalized": False, "level": THREADS["THREAD_MULTIPLE"]}
+    state = {"initialized": False, "finalized": False, "level": THREADS["THREAD_MULTIPLE"]}
 
     def Attach_buffer(buf: Any) -> None:
         """Give buffered sends room."""
@@ -107,6 +127,11 @@ def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
     def Finalize() -> None:
         """Say that the program uses MPI no more."""
         state["finalized"] = True
+
+    def init(required: int = state["level"]) -> Any:
+        """Begin to use MPI; return the level of threads."""
+        state["initialized"] = True
+        return state["level"]
 
     def get_address(location: Any) -> int:
         """Return the address of a buffer."""
@@ -125,10 +150,10 @@ def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
         "Detach_buffer": Detach_buffer,
         "Flush_buffer": lambda: None,
         "Iflush_buffer": lambda: request.Request.of(request.Pending(None)),
-        "Init": lambda: None,
-        "Init_thread": lambda required=state["level"]: state["level"],
+        "Init": init,
+        "Init_thread": init,
         "Finalize": Finalize,
-        "Is_initialized": lambda: True,
+        "Is_initialized": lambda: bool(settings.initialize or state["initialized"]),
         "Is_finalized": lambda: state["finalized"],
         "Query_thread": lambda: state["level"],
         "Is_thread_main": lambda: True,
@@ -155,11 +180,12 @@ def _functions(world: MPIWorld, rank: int) -> dict[str, Any]:
 def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
     """Return the modules of a rank, by name. comm: of all ranks, seen from this one."""
     rank, intracomm = comm.rank, communicator.Intracomm
+    settings = Settings()
     own = Members(world, "self", [rank], 0, f"{rank}")
-    mpi = _module("mpi4py.MPI", {**_shared(), **_functions(world, rank)})
+    mpi = _module("mpi4py.MPI", {**_shared(), **_functions(world, rank, settings)})
     for name, members in (("COMM_WORLD", comm), ("COMM_SELF", own)):
         setattr(mpi, name, intracomm.of(communicator.Context(members, f"MPI_{name}"), name))
-    mpi.GROUP_EMPTY = Group.of(GroupMembers([], rank), "GROUP_EMPTY")  # type: ignore[attr-defined]
+    vars(mpi)["GROUP_EMPTY"] = Group.of(GroupMembers([], rank), "GROUP_EMPTY")
 
     dtlib = _module("mpi4py.util.dtlib", {"from_numpy_dtype": from_numpy_dtype, "to_numpy_dtype": to_numpy_dtype})
     pkl5 = _module(
@@ -178,7 +204,7 @@ def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
         {
             "MPI": mpi,
             "util": util,
-            "rc": Settings(),
+            "rc": settings,
             "profile": lambda *_, **__: None,
             "get_include": lambda: "",
             "get_config": dict,
@@ -238,7 +264,7 @@ def from_numpy_dtype(dtype: Any) -> datatype.Datatype:
         return from_numpy_dtype(base).Create_contiguous(int(np.prod(shape)))
     if not dtype.names:
         return datatype.datatype_of(dtype.str if dtype.kind != "b" else "?")
-    fields = [dtype.fields[name] for name in dtype.names]  # type: ignore[index]
+    fields = [dtype.fields[name] for name in dtype.names]
     parts = [from_numpy_dtype(found[0]) for found in fields]
     struct = datatype.Datatype.Create_struct([1] * len(parts), [found[1] for found in fields], parts)
     return struct.Create_resized(0, dtype.itemsize)

@@ -92,7 +92,7 @@ class Op(Handle):
         """Return left (op) right, elements of the datatype of `like`; `right` may be written."""
         op = self.operation
         if op.user is not None:
-            op.user(memoryview(left.view(np.uint8)), memoryview(right.view(np.uint8)), like.datatype)
+            op.user(left.view(np.uint8).data, right.view(np.uint8).data, like.datatype)
             return right
         if op.name in ("MAXLOC", "MINLOC"):
             return _located(op.name, left, right)

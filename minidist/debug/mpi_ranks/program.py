@@ -70,6 +70,8 @@ def run_on_ranks(program: UserProgram, ranks: int, chooser: Chooser = earliest, 
         except MinidistError:
             raise
         except (Exception, SystemExit) as error:
+            if world.matching.refused is not None:
+                raise world.matching.refused from None
             raise ProgramError(error, UserProgram.run.__code__.co_filename) from None
     return MPIRun(world, outputs)
 

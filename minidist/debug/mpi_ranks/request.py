@@ -12,7 +12,7 @@ from minidist.comm.call_site import call_site
 from minidist.comm.point_to_point import Work
 from minidist.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import one
-from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, ERRORS, PROC_NULL, UNDEFINED, Exception, failed
+from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype
 from minidist.debug.mpi_ranks.handle import Handle
 from minidist.debug.mpi_ranks.matching import done
@@ -28,7 +28,7 @@ class Status:
     def __init__(self, status: "Status | None" = None) -> None:
         if status is not None and not isinstance(status, Status):
             raise TypeError(f"Status() takes a Status, not a {type(status).__name__}")
-        self._fields = array("q", [ANY_SOURCE, ANY_TAG, 0, 0, 0] if status is None else status._fields)
+        self._fields: Any = array("q", [ANY_SOURCE, ANY_TAG, 0, 0, 0] if status is None else status._fields)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Status) and self._fields == other._fields
@@ -38,10 +38,10 @@ class Status:
     def __reduce__(self) -> Any:
         return _status_of, (list(self._fields),)
 
-    def _get(field: int) -> Any:  # type: ignore[misc]  # noqa: N805
+    def _get(field: int) -> Any:  # type: ignore[misc]
         return lambda self: self._fields[field]
 
-    def _set(field: int) -> Any:  # type: ignore[misc]  # noqa: N805
+    def _set(field: int) -> Any:  # type: ignore[misc]
         def change(self: "Status", value: int) -> None:
             self._fields[field] = value
 
@@ -71,7 +71,8 @@ class Status:
     def Get_elements(self, datatype: Datatype) -> int:
         """Return the number of basic elements that were received."""
         per = max(1, len(datatype.layout.offsets))
-        return self._fields[_COUNT] * per // max(1, datatype.Get_size())
+        elements: int = self._fields[_COUNT] * per // max(1, datatype.Get_size())
+        return elements
 
     def Set_elements(self, datatype: Datatype, count: int) -> None:
         """Set the number of elements."""
@@ -126,7 +127,7 @@ class Pending:
 
     def end(self) -> tuple[Any, Sequence[int]]:
         """Wait for all parts; return the result and the fields of the status. MPI.Exception for a message too long."""
-        fields = self.fields
+        fields: Sequence[int] = self.fields
         for part in self.parts:
             if isinstance(part, Work):
                 part.wait()
@@ -153,7 +154,8 @@ class Request(Handle):
 
     def _end(self, status: Status | None) -> Any:
         """Let the operation end, and return its result; nothing for a request without one."""
-        pending, value, fields = self.held, None, EMPTY
+        pending, value = self.held, None
+        fields: Sequence[int] = EMPTY
         if pending is not None and pending.active:
             pending.active = False
             if pending.start is None:
@@ -227,20 +229,9 @@ class Request(Handle):
         return values
 
     @classmethod
-    def Waitall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
-        """Wait for all operations."""
-        cls.waitall(requests, statuses)
-        return True
-
-    @classmethod
     def testall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> tuple[bool, Any]:
         """Return whether all operations are complete, and their results."""
         return (True, cls.waitall(requests, statuses)) if _wait_for(requests, all, polls=True) else (False, None)
-
-    @classmethod
-    def Testall(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
-        """Return whether all operations are complete; they have ended then."""
-        return cls.testall(requests, statuses)[0]
 
     @classmethod
     def waitany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, Any]:
@@ -253,11 +244,6 @@ class Request(Handle):
         return index, requests[index]._end(status)
 
     @classmethod
-    def Waitany(cls, requests: Sequence["Request"], status: Status | None = None) -> int:
-        """Wait for one operation; return its number."""
-        return cls.waitany(requests, status)[0]
-
-    @classmethod
     def testany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool, Any]:
         """Return the number of an operation that is complete, whether there is one, and its result."""
         if not _wait_for(requests, any, polls=True):
@@ -266,27 +252,13 @@ class Request(Handle):
         return index, True, value
 
     @classmethod
-    def Testany(cls, requests: Sequence["Request"], status: Status | None = None) -> tuple[int, bool]:
-        """Return the number of an operation that is complete, and whether there is one."""
-        return cls.testany(requests, status)[:2]
-
-    @classmethod
     def waitsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> tuple[Any, Any]:
         """Wait for at least one operation; return the numbers and results of all that are complete."""
         if not any(request.open for request in requests):
             return None, None
         _wait_for(requests, any)
         indices = [k for k, request in enumerate(requests) if request.open and request.held and request.held.ready()]
-        values = cls.waitall([requests[k] for k in indices], ends := [])
-        if statuses is not None:
-            statuses[: len(ends)] = ends if len(statuses) < len(ends) else [_copied(a, b) for a, b in zip(statuses, ends, strict=False)]
-        return indices, values
-
-    @classmethod
-    def Waitsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[int] | None:
-        """Wait for at least one operation; return the numbers of all that are complete."""
-        found: list[int] | None = cls.waitsome(requests, statuses)[0]
-        return found
+        return indices, cls.waitall([requests[k] for k in indices], statuses)
 
     @classmethod
     def testsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> tuple[Any, Any]:
@@ -294,12 +266,6 @@ class Request(Handle):
         if not any(request.open for request in requests):
             return None, None
         return cls.waitsome(requests, statuses) if _wait_for(requests, any, polls=True) else ([], [])
-
-    @classmethod
-    def Testsome(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> list[int] | None:
-        """Return the numbers of the operations that are complete."""
-        found: list[int] | None = cls.testsome(requests, statuses)[0]
-        return found
 
     @classmethod
     def Get_status_all(cls, requests: Sequence["Request"], statuses: list[Status] | None = None) -> bool:
@@ -340,7 +306,7 @@ class Request(Handle):
         pending = self._pending()
         messages = [part for part in pending.parts if isinstance(part, SimRequest)]
         if pending.world is not None and messages and pending.active:
-            pending.cancelled = all([pending.world.matching.cancel(part) for part in messages])
+            pending.cancelled = min([pending.world.matching.cancel(part) for part in messages])
             for part in messages:
                 pending.world.wait(part)
 
@@ -367,14 +333,29 @@ class Request(Handle):
         return self.held
 
 
+def _without_results() -> None:
+    """Give Request the operations on several requests that return no objects: Waitall for waitall, and so on."""
+
+    def install(name: str, shorten: Callable[[Any], Any]) -> None:
+        def operation(cls: type[Request], requests: Sequence[Request], statuses: Any = None) -> Any:
+            return shorten(getattr(cls, name)(requests, statuses))
+
+        operation.__name__ = operation.__qualname__ = name.capitalize()
+        operation.__doc__ = getattr(Request, name).__doc__
+        setattr(Request, name.capitalize(), classmethod(operation))
+
+    install("waitall", lambda _: True)
+    for name in ("testall", "waitany", "waitsome", "testsome"):
+        install(name, lambda found: found[0])
+    install("testany", lambda found: found[:2])
+
+
+_without_results()
+
+
 def _empty(status: Status | None) -> None:
     if status is not None:
         status.become(EMPTY)
-
-
-def _copied(status: Status, other: Status) -> Status:
-    status.become(other._fields)
-    return status
 
 
 def _fill(statuses: Any, ends: list[Status]) -> None:
@@ -487,7 +468,7 @@ class _General(Pending):
 
 
 class Held:
-    """A message that a matched probe has taken: comm: the handle of its communicator. send: None for one of no process."""
+    """A message that a matched probe has taken. comm: its communicator. send: None for one from PROC_NULL."""
 
     def __init__(self, comm: Any, send: SimRequest | None) -> None:
         self.comm, self.send = comm, send
@@ -547,5 +528,3 @@ class Message(Handle):
     def irecv(self) -> Request:
         """Receive the object; do not wait."""
         return self._receive(None, True)
-
-

@@ -282,7 +282,7 @@ def graph_map(self: Comm, index: Sequence[int], edges: Sequence[int]) -> int:
 
 
 class Distributed(Neighbors):
-    """A graph of which each rank knows its own neighbors. weights: of the edges in and out, None where there are none."""
+    """A graph of which each rank knows its own neighbors. weights: of the edges in and out; None: there are none."""
 
     kind = DIST_GRAPH
 
@@ -359,9 +359,7 @@ def create_dist_graph(
     into = [(a, w) for a, b, w in table if b == comm.rank]
     out = [(b, w) for a, b, w in table if a == comm.rank]
     known = ([w for _, w in into], [w for _, w in out]) if sizes[:, 1].any() else None
-    return self.make(
-        comm.members, "graph", topology=Distributed([a for a, _ in into], [b for b, _ in out], known)
-    )
+    return self.make(comm.members, "graph", topology=Distributed([a for a, _ in into], [b for b, _ in out], known))
 
 
 for _function in (create_cart, cart_map, create_graph, graph_map, create_dist_graph_adjacent, create_dist_graph):

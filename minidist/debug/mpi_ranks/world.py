@@ -70,5 +70,3 @@ class MPIWorld(SimWorld):
             self.unwaited += [f"rank {rank}: its {item.describe()} was never waited for" for item in unwaited.values()]
             unwaited.clear()
         super()._finish()
-
-
