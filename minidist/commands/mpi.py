@@ -1,6 +1,6 @@
 """`minidist mpi`: a program of mpi4py on simulated ranks in one process, without an MPI library.
 
-Proved by: tests/mpi_ranks/test_command.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 from functools import partial

@@ -189,6 +189,7 @@ NEEDED = {
     "order": ["ring"],
     "hang": ["none"],
     "torch": ["none.py"],
+    "mpi": ["none.py"],
     "tiles": ["--tp", "2"],
     "generate": ["none"],
     "grade": ["none.py", "--assignment", "04"],

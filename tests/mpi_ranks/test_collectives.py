@@ -216,7 +216,10 @@ def test_neighbors_in_grids_and_graphs():
             assert into[3] == (-1 if column == 2 else right * 10 + 2)
         line = grid.Sub([False, True])
         assert (line.size, line.dims, line.coords) == (3, [3], [column])
-        assert line.Shift(0, 1) == (column - 1 if column else MPI.PROC_NULL, column + 1 if column < 2 else MPI.PROC_NULL)
+        assert line.Shift(0, 1) == (
+            column - 1 if column else MPI.PROC_NULL,
+            column + 1 if column < 2 else MPI.PROC_NULL,
+        )
         ring = world.Create_dist_graph([world.rank], [1], [(world.rank + 1) % world.size], [7])
         assert ring.inedges == [(world.rank - 1) % world.size]
         assert ring.Get_dist_neighbors()[2] == ([7], [7])

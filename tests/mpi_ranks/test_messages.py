@@ -119,7 +119,9 @@ def test_what_both_sides_say_must_agree():
 
         return on_ranks(2, main, **keywords)
 
-    with pytest.raises(MismatchError, match=r"rank 0 sent float32\[4\], rank 1 receives float64\[2\] .*test_messages.py"):
+    with pytest.raises(
+        MismatchError, match=r"rank 0 sent float32\[4\], rank 1 receives float64\[2\] .*test_messages.py"
+    ):
         run(np.ones(4, np.float32), np.ones(2))
     # A buffer may be longer than its message, and bytes have no type.
     assert run(np.full(2, 3.0), np.zeros(5)).outputs[1] == "2 16 3.0\n"
@@ -133,7 +135,7 @@ def test_what_both_sides_say_must_agree():
             comm.Send(np.ones(3), 1)
             comm.send("x" * 40_000, 1)
         else:
-            with pytest.raises(MPI.Exception, match="rank 1 receives at most 8 B at .*rank 0 sent 24 B") as error:
+            with pytest.raises(MPI.Exception, match=r"rank 1 receives at most 8 B at .*rank 0 sent 24 B") as error:
                 comm.Recv(np.empty(1))
             assert error.value.Get_error_class() == MPI.ERR_TRUNCATE == error.value
             with pytest.raises(MPI.Exception, match=r"irecv without a buffer has room for 32768 B"):

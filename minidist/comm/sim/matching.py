@@ -49,53 +49,6 @@ class Matching:
     def post(
         self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
     ) -> SimRequest:
-        state = self.state
-        request = self.begin(comm, kind, array, peer, tag, site, guarded)
-        rank, world_peer = request.stream.rank, request.event.peer
-        if kind == "send":
-            # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
-            ends = (rank, world_peer) if self.ends_of is None else self.ends_of(comm, rank, peer)
-            key = (comm.context, *ends, tag)
-            receives = state.receives.get(key)
-            if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
-                self._deliver(request, receives.popleft())
-                if not receives:
-                    del state.receives[key]
-                return request
-            if self.failures.active and world_peer in state.dead:
-                request.eager = False
-                self.failures.fail(request, world_peer)
-                return request
-            if request.eager:
-                request.array = array.copy()
-                request.checksum = None
-            state.sends[key].append(request)
-            return request
-
-        # A receive from any rank waits until no stream can run: until then more candidates may come.
-        if peer == ANY:
-            state.wildcards[comm.context, rank, tag].append(request)
-        else:
-            # A receive by name meets the oldest send, unless an older wildcard may take that one.
-            key = (comm.context, world_peer, rank, tag)
-            sends = state.sends.get(key)
-            if sends and (comm.context, rank, tag) not in state.wildcards:
-                self._deliver(sends.popleft(), request)
-                if not sends:
-                    del state.sends[key]
-                return request
-            if self.failures.active and not sends and world_peer in state.dead:
-                self.failures.fail(request, world_peer)
-                return request
-            state.receives[key].append(request)
-        if request.watched:
-            request.checksum = checksum(array)
-        return request
-
-    def begin(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
-    ) -> SimRequest:
-        """Record a message, watch its buffer and let a send depart; it has not met its other side yet."""
         # A rank that is to die dies before it posts.
         state = self.state
         stream = state.running
@@ -161,6 +114,44 @@ class Matching:
             request.eager = nbytes <= state.eager_limit
             if watched:
                 request.checksum = checksum(array)
+
+            # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
+            ends = (rank, world_peer) if self.ends_of is None else self.ends_of(comm, rank, peer)
+            key = (comm.context, *ends, tag)
+            receives = state.receives.get(key)
+            if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
+                self._deliver(request, receives.popleft())
+                if not receives:
+                    del state.receives[key]
+                return request
+            if self.failures.active and world_peer in state.dead:
+                request.eager = False
+                self.failures.fail(request, world_peer)
+                return request
+            if request.eager:
+                request.array = array.copy()
+                request.checksum = None
+            state.sends[key].append(request)
+            return request
+
+        # A receive from any rank waits until no stream can run: until then more candidates may come.
+        if peer == ANY:
+            state.wildcards[comm.context, rank, tag].append(request)
+        else:
+            # A receive by name meets the oldest send, unless an older wildcard may take that one.
+            key = (comm.context, world_peer, rank, tag)
+            sends = state.sends.get(key)
+            if sends and (comm.context, rank, tag) not in state.wildcards:
+                self._deliver(sends.popleft(), request)
+                if not sends:
+                    del state.sends[key]
+                return request
+            if self.failures.active and not sends and world_peer in state.dead:
+                self.failures.fail(request, world_peer)
+                return request
+            state.receives[key].append(request)
+        if watched:
+            request.checksum = checksum(array)
         return request
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
@@ -190,10 +181,7 @@ class Matching:
         target[...] = source
         if receive.watched:
             receive.checksum = checksum(target)
-        self.complete(send, receive)
 
-    def complete(self, send: SimRequest, receive: SimRequest) -> None:
-        """Note that two requests have met, and let the streams that wait for them go on."""
         # The times of the two are those of the picture in `clock`.
         receive.arrival, receive.matched, send.matched = send.arrival, True, True
         send.arrival = receive.event.posted  # a synchronous send ends no earlier than its receive is posted

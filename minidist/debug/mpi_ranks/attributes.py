@@ -1,6 +1,6 @@
 """Attributes: values that a program keeps with a communicator or a datatype, by the number of a key.
 
-Proved by: tests/mpi_ranks/test_objects.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 from collections import defaultdict

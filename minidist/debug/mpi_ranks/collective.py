@@ -8,7 +8,7 @@
 The plan reads the program's arguments when the program calls; its `run(call)` sends all messages with the number of the
 call, so that unlike calls are named.
 
-Proved by: tests/mpi_ranks/test_collective.py
+Proved by: tests/mpi_ranks/test_collectives.py
 """
 
 from collections.abc import Callable, Sequence

@@ -5,7 +5,7 @@
 
 Arguments that are wrong on one rank alone are MPI.Exception with MPI's error class, or what mpi4py raises for them.
 
-Proved by: tests/mpi_ranks/test_communicator.py, tests/mpi_ranks/test_matching.py
+Proved by: tests/mpi_ranks/test_program.py, tests/mpi_ranks/test_messages.py
 """
 
 import sys
@@ -246,12 +246,8 @@ class Comm(Handle, Attributed):
     def receive(self, buffer: Buffer | None, send: SimRequest, site: CallSite) -> Request:
         """Return the request of receiving a message that a matched probe has taken. buffer: None for an object."""
         context = self.context
-        matching = context.world.matching
-        array = np.empty(0, np.uint8) if buffer is None else buffer.get()
-        part = matching.begin(context.comm, "receive", array, send.comm.rank, send.tag, site, True)
-        if buffer is None:
-            matching.any_size.add(part)
-        matching._deliver(send, part)
+        array = None if buffer is None else buffer.get()
+        part = context.world.matching.receive_taken(context.comm, array, send, site)
         finish = _into(buffer, part) if buffer is not None else lambda: pickle.loads(part.array)
         return Request.of(Pending(context.world, [part], finish))
 

@@ -2,7 +2,7 @@
 
 The numbers of error classes are this package's: a program compares them with the names, as the standard asks.
 
-Proved by: tests/mpi_ranks/test_objects.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 from typing import Any

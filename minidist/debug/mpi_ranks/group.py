@@ -1,6 +1,6 @@
 """Groups: ordered sets of ranks.
 
-Proved by: tests/mpi_ranks/test_communicator.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 from collections.abc import Sequence

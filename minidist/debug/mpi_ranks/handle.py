@@ -1,6 +1,6 @@
 """What all objects of MPI have in common: they are handles, two of which may name the same thing.
 
-Proved by: tests/mpi_ranks/test_objects.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 import sys

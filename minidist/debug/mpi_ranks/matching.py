@@ -13,7 +13,7 @@ A rank that polls (Test, Iprobe) goes on, too, only when no other rank can run; 
 
 Source: MPI: A Message-Passing Interface Standard, version 4.1, section 3.5, "Semantics of Point-to-Point
 Communication".
-Proved by: tests/mpi_ranks/test_matching.py
+Proved by: tests/mpi_ranks/test_messages.py
 """
 
 from collections import defaultdict
@@ -37,6 +37,7 @@ from minidist.comm.sim.state import SimRequest, Stream, remove
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 
 IDLE_ROUNDS, IDLE_S = 1_000, 5.0  # polls without any message, after which they are a deadlock
+EVERY_TAG = -2  # in place of a tag, in the key of a queue
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -63,7 +64,7 @@ class MPIMatching(Matching):
         self.sleepers: list[Sleeper] = []
         self.probing: list[SimRequest] = []  # probes of any rank that wait
         self.probed: dict[SimRequest, SimRequest] = {}  # the message that each of them has found
-        self.refused: UsageError | None = None  # raised in a thread, where nobody may have seen it
+        self.refused: UsageError | None = None  # an error in a thread, which nobody would see there
         self.met = 0
         self.idle, self.idle_since, self.progress = 0, 0.0, (0, 0)
 
@@ -80,28 +81,48 @@ class MPIMatching(Matching):
                 f"rank {comm.members[comm.rank]}: MPI is called in a thread that the program has started, at {site};"
                 " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
             )
-            raise self.refused
-        request = self.begin(comm, kind, _NOTHING if array is None else array, peer, tag, site, True)
+            raise SystemExit  # ends that thread without a word; the run says it
+        request = self._queued(comm, kind, _NOTHING if array is None else array, peer, tag, site)
         if kind == "send":
             request.eager = mode == "buffered" or (request.eager and mode != "synchronous")
-            if request.eager:
+            if mode == "buffered":
                 request.array, request.checksum = request.array.copy(), None
-            self.state.sends[comm.context, request.stream.rank, comm.members[peer], 0].append(request)
+            self.state.sends[comm.context, request.stream.rank, comm.members[peer], EVERY_TAG].append(request)
             self._meet_receive(request)
         else:
             if array is None:
                 self.any_size.add(request)
-            elif request.watched:
-                request.checksum = checksum(request.array)
             self.posted[comm.context, request.stream.rank].append(request)
             self._meet_send(request)
+        return request
+
+    def _queued(self, comm: Comm, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite) -> SimRequest:
+        """Post a message, and take it out of the queue of its tag: here a queue holds the messages of every tag."""
+        request = self.post(comm, kind, array, peer, tag, site, True)
+        rank, other = request.stream.rank, request.event.peer
+        queues: Any = self.state.receives
+        key: Any = comm.context, other, rank, tag
+        if kind == "send":
+            queues, key = self.state.sends, (comm.context, rank, other, tag)
+        elif peer == ANY:
+            queues, key = self.state.wildcards, (comm.context, rank, tag)
+        remove(queues, key, request)
+        return request
+
+    def receive_taken(self, comm: Comm, array: np.ndarray | None, send: SimRequest, site: CallSite) -> SimRequest:
+        """Receive a message that a matched probe has taken out of its queue. array: None for an object."""
+        array_or_none = _NOTHING if array is None else array
+        request = self._queued(comm, "receive", array_or_none, send.comm.rank, send.tag, site)
+        if array is None:
+            self.any_size.add(request)
+        self._deliver(send, request)
         return request
 
     # who meets whom ---------------------------------------------------------------------------------------------------
 
     def oldest_send(self, receive: SimRequest, source: int) -> SimRequest | None:
         """Return the send of a world rank that a receive would get, None when there is none yet."""
-        queue = self.state.sends.get((receive.comm.context, source, receive.stream.rank, 0), ())
+        queue = self.state.sends.get((receive.comm.context, source, receive.stream.rank, EVERY_TAG), ())
         send = next((send for send in queue if receive.tag in (ANY_TAG, send.tag)), None)
         if send is None or self._oldest_receive(send, receive) is not receive:
             return None
@@ -140,7 +161,7 @@ class MPIMatching(Matching):
     def take_send(self, send: SimRequest) -> None:
         """Take a message out of its queue."""
         context, source, peer = send.comm.context, send.stream.rank, send.comm.members[send.peer]
-        remove(self.state.sends, (context, source, peer, 0), send)
+        remove(self.state.sends, (context, source, peer, EVERY_TAG), send)
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         self.met += 1
@@ -152,27 +173,30 @@ class MPIMatching(Matching):
         source, target = send.array, receive.array
         if receive in self.any_size:
             self.any_size.remove(receive)
-            receive.array = source
-        else:
-            if source.dtype != target.dtype and np.uint8 not in (source.dtype, target.dtype):
-                raise MismatchError(
-                    f"dtype mismatch: rank {send.stream.rank} sent {dtype_name(source.dtype)}[{source.size}], rank"
-                    f" {receive.stream.rank} receives {dtype_name(target.dtype)}[{target.size}] at {send.site} (sender)"
-                    f" and {receive.site} (receiver); MPI itself would copy the bytes without a word: give both buffers"
-                    " the same dtype"
-                )
-            for request in (send, receive):
-                if request.checksum is not None and checksum(request.array) != request.checksum:
-                    raise changed(request.stream.rank, request.describe())
-            size = min(source.nbytes, target.nbytes)
-            target.view(np.uint8)[:size] = source.view(np.uint8)[:size]
-            if receive.watched:
-                receive.checksum = checksum(target)
+            receive.array, receive.checksum = target, _ = np.empty_like(source), None
+        elif source.dtype != target.dtype and np.uint8 not in (source.dtype, target.dtype):
+            raise MismatchError(
+                f"dtype mismatch: rank {send.stream.rank} sent {dtype_name(source.dtype)}[{source.size}], rank"
+                f" {receive.stream.rank} receives {dtype_name(target.dtype)}[{target.size}] at {send.site} (sender)"
+                f" and {receive.site} (receiver); MPI itself would copy the bytes without a word: give both buffers"
+                " the same dtype"
+            )
+        for request in (send, receive):
+            if request.checksum is not None and checksum(request.array) != request.checksum:
+                raise changed(request.stream.rank, request.describe())
+            request.checksum = None
 
-        # What the receive did not say is known now. More bytes than its buffer has are an error of its wait.
+        # As many bytes as both have. More than the receive has room for are an error of its wait.
+        size = min(source.nbytes, target.nbytes)
+        send.array, receive.array = source.view(np.uint8)[:size], target.view(np.uint8)[:size]
+        super()._deliver(send, receive)
+        send.array, receive.array = source, target
+        if receive.checksum is not None:
+            receive.checksum = checksum(target)
+
+        # What the receive did not say is known now.
         receive.peer, receive.tag = send.comm.rank, send.tag
         receive.event.peer, receive.event.tag, receive.event.nbytes = send.stream.rank, send.tag, source.nbytes
-        self.complete(send, receive)
 
     def cancel(self, request: SimRequest) -> bool:
         """Take back a message that has not met its other side; return whether that was possible."""

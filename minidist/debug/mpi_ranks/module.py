@@ -4,7 +4,7 @@
     from mpi4py import MPI      the constants, classes and functions of this package
     from mpi4py.util import dtlib, pkl5
 
-Proved by: tests/mpi_ranks/test_program.py, tests/mpi_ranks/test_objects.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 import platform

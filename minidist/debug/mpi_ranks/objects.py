@@ -1,6 +1,6 @@
 """Smaller objects of MPI: hints, error handlers, how objects are pickled, and what is refused by name.
 
-Proved by: tests/mpi_ranks/test_objects.py
+Proved by: tests/mpi_ranks/test_program.py
 """
 
 import pickle as python_pickle

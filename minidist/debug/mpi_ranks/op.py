@@ -3,7 +3,7 @@
 MPI.SUM, PROD, MAX and MIN of numbers are what our collectives reduce with. Of all others the contributions are gathered
 and combined in the order of the ranks, which is right for operations that do not commute, too.
 
-Proved by: tests/mpi_ranks/test_collective.py
+Proved by: tests/mpi_ranks/test_collectives.py
 """
 
 from collections.abc import Callable, Sequence

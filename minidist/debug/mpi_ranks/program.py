@@ -63,17 +63,24 @@ def run_on_ranks(program: UserProgram, ranks: int, chooser: Chooser = earliest, 
     with own_process_state(UserModules(["mpi4py"])) as beginning:
         try:
             world.run(of_rank)
-        except Aborted as aborted:
-            raise AbortError(aborted) from None
-        except Unsupported as error:
-            raise UsageError(f"{error}, at {line_of_error(error)}") from None
-        except MinidistError:
-            raise
-        except (Exception, SystemExit) as error:
-            if world.matching.refused is not None:
-                raise world.matching.refused from None
-            raise ProgramError(error, UserProgram.run.__code__.co_filename) from None
+        except BaseException as error:
+            raise what_happened(world, error) from None
+    if world.matching.refused is not None:
+        raise world.matching.refused
     return MPIRun(world, outputs)
+
+
+def what_happened(world: MPIWorld, error: BaseException) -> BaseException:
+    """Return the error to raise for one that ended a run: the cause, without the frames of this package."""
+    if world.matching.refused is not None:
+        return world.matching.refused
+    if isinstance(error, Aborted):
+        return AbortError(error)
+    if isinstance(error, Unsupported):
+        return UsageError(f"{error}, at {line_of_error(error)}")
+    if isinstance(error, MinidistError) or not isinstance(error, Exception | SystemExit):
+        return error
+    return ProgramError(error, UserProgram.run.__code__.co_filename)
 
 
 def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -> Iterator[MPIRun | CommunicationError]:

@@ -1,6 +1,6 @@
 """Requests of nonblocking operations, and what a message's status says.
 
-Proved by: tests/mpi_ranks/test_requests.py
+Proved by: tests/mpi_ranks/test_messages.py
 """
 
 import sys

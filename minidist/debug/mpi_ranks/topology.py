@@ -5,7 +5,7 @@
 
 Of two messages from one neighbor, in a grid of one or two ranks along an axis, each says which side it was sent to.
 
-Proved by: tests/mpi_ranks/test_topology.py
+Proved by: tests/mpi_ranks/test_collectives.py
 """
 
 import math

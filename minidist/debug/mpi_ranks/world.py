@@ -3,7 +3,7 @@
 Each rank is a greenlet, as always. When one lets others run, its modules, environment variables and output are put away
 (`debug/rank_process.py`), and the seconds are counted in which it has computed.
 
-Proved by: tests/mpi_ranks/test_program.py, tests/mpi_ranks/test_matching.py
+Proved by: tests/mpi_ranks/test_program.py, tests/mpi_ranks/test_messages.py
 """
 
 from time import perf_counter
