@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_250,
     "collectives": 3_300,
     "comm": 6_100,
-    "commands": 4_500,
+    "commands": 4_610,
     "course": 13_300,
     "data": 1_350,
     "debug": 2_600,

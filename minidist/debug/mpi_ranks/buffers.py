@@ -46,6 +46,15 @@ UNSAID = (IN_PLACE, None)  # that the data lies in the receive buffer
 _NOTHING = np.empty(0, np.uint8)
 
 
+class Allocated(np.ndarray):
+    """Memory of Alloc_mem, MPI.buffer."""
+
+    @property
+    def address(self) -> int:
+        """Where it begins."""
+        return int(self.ctypes.data)
+
+
 class Buffer:
     """A message's place in memory: blocks of elements of one datatype.
 

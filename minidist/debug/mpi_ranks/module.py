@@ -67,7 +67,7 @@ def _shared() -> dict[str, Any]:
             public = name[0].isupper() and not name.startswith(("KEYVALS", "ERRORS", "TAG_LIMIT", "CONSTANTS"))
             if public and (name.isupper() or getattr(value, "__module__", "") == module.__name__):
                 names.setdefault(name, value)
-    for private in ("Aborted", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
+    for private in ("Aborted", "Allocated", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
         names.pop(private, None)
     for private in (
         "Grid",
@@ -103,7 +103,7 @@ def _shared() -> dict[str, Any]:
     for absent in ("BFLOAT16_T", "COMPLEX4", "INTEGER16", "LOGICAL2", "LOGICAL16"):
         names[absent] = datatype.Datatype.of(None, "DATATYPE_NULL")
     names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")
-    names.update(buffer=memoryview, memory=memoryview)
+    names.update(buffer=buffers.Allocated, memory=buffers.Allocated)
     names.update(Group=Group, pickle=objects.pickle, Compute_dims=topology.compute_dims)
     names["MESSAGE_NO_PROC"] = request.Message.of(request.NO_MESSAGE, "MESSAGE_NO_PROC")
     names["Exception"].__module__ = "mpi4py.MPI"
@@ -168,8 +168,8 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         "Get_address": get_address,
         "Aint_add": lambda base, disp: base + disp,
         "Aint_diff": lambda addr1, addr2: addr1 - addr2,
-        "Alloc_mem": lambda size, info=None: memoryview(bytearray(size)),
-        "Free_mem": lambda mem: mem.release(),
+        "Alloc_mem": lambda size, info=None: np.zeros(size, np.uint8).view(buffers.Allocated),
+        "Free_mem": lambda mem: None,
         "_comm_lock_table": lambda comm: comm.context.locks,
         "_typecode": lambda kind: None if kind.held is None else kind.layout.element.char,
         "_sizeof": lambda value: buffers.memory(value).size,
