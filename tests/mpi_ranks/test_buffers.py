@@ -118,17 +118,6 @@ def test_structs_become_dtypes_and_back():
     assert to_numpy_dtype(from_numpy_dtype("f4")) == np.float32
 
 
-def test_packing():
-    out, back = bytearray(20), np.zeros(2, np.int32)
-    end = INT.Pack(np.array([1, 2], np.int32), out, 4, None)
-    assert (end, INT.Pack_size(2, None)) == (12, 8)
-    assert (INT.Unpack(out, 4, back, None), back.tolist()) == (12, [1, 2])
-    INT.Pack_external("external32", back, out, 0)
-    assert bytes(out[:8]) == b"\0\0\0\1\0\0\0\2"
-    with pytest.raises(RuntimeError, match="do not fit"):
-        INT.Pack(back, out, 16, None)
-
-
 class Foreign:
     """An array that says by DLPack alone where it lies."""
 

@@ -13,7 +13,6 @@ datatype.py        datatypes, predefined and derived
 memory.py          buffers that are not NumPy's
 op.py              reduction operations
 group.py           groups of ranks
-attributes.py      values that a program keeps with a communicator
 objects.py         hints, error handlers, pickling, and what is refused
 handle.py          what all objects of MPI have in common
 constants.py       MPI's constants and errors

@@ -242,13 +242,6 @@ def one(message: Any, writable: bool, rank: int = 0, blocks: int = 1) -> Buffer:
     return Buffer(raw, displ * extent - low, datatype, [count] * blocks, [k * count for k in range(blocks)])
 
 
-def whole(message: Any, datatype: Datatype) -> Buffer:
-    """Return the buffer of a message whose elements are of `datatype`, if it does not name another one."""
-    if not isinstance(message, list | tuple):
-        message = [message, datatype]
-    return one(message, False)
-
-
 def vector(message: Any, writable: bool, blocks: int) -> Buffer:
     """Return the buffer of a message with a block of another size for each rank."""
     buffer, counts, displs, kind = _items(message, tuple)  # a list is the counts

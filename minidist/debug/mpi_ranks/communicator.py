@@ -21,12 +21,12 @@ from minidist import collectives
 from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Comm as Members
 from minidist.comm.sim.state import SimRequest
-from minidist.debug.mpi_ranks.attributes import Attributed
 from minidist.debug.mpi_ranks.buffers import BUFFER_AUTOMATIC, Buffer, memory, one
 from minidist.debug.mpi_ranks.constants import (
     ANY_SOURCE,
     ANY_TAG,
     CONGRUENT,
+    ERR_LASTCODE,
     IDENT,
     KEYVALS,
     PROC_NULL,
@@ -46,6 +46,13 @@ from minidist.debug.mpi_ranks.world import MPIWorld
 
 COMM_TYPE_SHARED, COMM_TYPE_HW_GUIDED = 1, 2
 BSEND_OVERHEAD = 96
+ATTRIBUTES = dict.fromkeys(KEYVALS.values()) | {
+    KEYVALS["TAG_UB"]: TAG_LIMIT,
+    KEYVALS["HOST"]: PROC_NULL,
+    KEYVALS["IO"]: ANY_SOURCE,
+    KEYVALS["WTIME_IS_GLOBAL"]: 0,
+    KEYVALS["LASTUSEDCODE"]: ERR_LASTCODE,
+}
 IRECV_BYTES = 1 << 15  # that mpi4py's irecv has room for, when it is given no buffer
 
 
@@ -67,7 +74,6 @@ class Context:
         self.comm, self.name, self.topology = comm, name, topology
         world: Any = comm.world
         self.world: MPIWorld = world
-        self.attributes: dict[int, Any] = {}
         self.children = 0
         self.locks: dict[str, Lock] = {}  # for the threads of a program, of which there is one
         self.buffer: Any = None  # for buffered sends, in addition to that of the rank
@@ -75,21 +81,11 @@ class Context:
         self.info, self.errhandler = Info.Create(), Errhandler.of("MPI_ERRORS_RETURN")
 
 
-class Comm(Handle, Attributed):
+class Comm(Handle):
     """A communicator."""
 
     is_handle = True
     held: Context | None
-    predefined_attributes: ClassVar[dict[int, Any]] = {
-        KEYVALS["TAG_UB"]: TAG_LIMIT,
-        KEYVALS["HOST"]: PROC_NULL,
-        KEYVALS["IO"]: ANY_SOURCE,
-        KEYVALS["WTIME_IS_GLOBAL"]: 0,
-        KEYVALS["LASTUSEDCODE"]: 2**30,
-        KEYVALS["UNIVERSE_SIZE"]: None,
-        KEYVALS["APPNUM"]: None,
-    }
-    null_error: ClassVar[str] = "ERR_COMM"
 
     @property
     def context(self) -> Context:
@@ -121,6 +117,13 @@ class Comm(Handle, Attributed):
         """Set the name, which stands in the table of what was sent, too."""
         context = self.context
         context.name = context.world.names[context.comm.name] = name
+
+    def Get_attr(self, keyval: int) -> Any:
+        """Return one of MPI's own attributes; None for one that has no value, such as APPNUM."""
+        if keyval not in ATTRIBUTES:
+            raise failed("ERR_KEYVAL", f"key {keyval} is unknown; use one of {', '.join(KEYVALS)}")
+        self.context  # noqa: B018
+        return ATTRIBUTES[keyval]
 
     def Get_info(self) -> Info:
         """Return a copy of the hints."""
@@ -430,7 +433,6 @@ class Comm(Handle, Attributed):
         context = self.context
         context.comm.collective("Dup")
         other = self.make(context.comm.members, "dup", topology=context.topology)
-        self.copy_attributes(other)
         other.held.info, other.held.errhandler = (info or context.info).Dup(), context.errhandler
         return type(self)(other)
 
@@ -487,7 +489,6 @@ class Comm(Handle, Attributed):
         self.context  # noqa: B018
         if self.predefined:
             raise failed("ERR_COMM", f"MPI.{self.predefined} is predefined and cannot be freed")
-        self.delete_attributes()
         self.held = None
 
     Disconnect = Free

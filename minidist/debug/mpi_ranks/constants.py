@@ -5,6 +5,7 @@ The numbers of error classes are this package's: a program compares them with th
 Proved by: tests/mpi_ranks/test_program.py
 """
 
+from functools import total_ordering
 from typing import Any
 
 ANY_SOURCE, PROC_NULL, ROOT = -1, -2, -3
@@ -26,6 +27,7 @@ ERR_LASTCODE = 2**30 - 1
 _texts = {code: f"MPI_{name}" for name, code in ERRORS.items()}
 
 
+@total_ordering
 class Exception(RuntimeError):
     """An error of MPI. code: one of MPI's, such as MPI.ERR_RANK. text: what is wrong, in one sentence."""
 
@@ -75,15 +77,6 @@ class Exception(RuntimeError):
 
     def __lt__(self, other: Any) -> bool:
         return self.error_code < int(other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.error_code <= int(other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.error_code > int(other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.error_code >= int(other)
 
 
 def failed(name: str, text: str) -> Exception:

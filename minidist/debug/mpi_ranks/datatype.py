@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from minidist.debug.mpi_ranks.attributes import Attributed
 from minidist.debug.mpi_ranks.constants import failed, unsupported
 from minidist.debug.mpi_ranks.handle import Handle
 
@@ -38,7 +37,6 @@ class Layout:
         self.element, self.offsets, self.lb, self.extent = element, offsets, lb, extent
         self.size = len(offsets) * element.itemsize if size is None else size
         self.name = ""
-        self.attributes: dict[int, Any] = {}
         # Whether elements of several datatypes in a row lie one behind the other.
         step = element.itemsize
         self.contiguous = extent == len(offsets) * step and bool((offsets == np.arange(len(offsets)) * step).all())
@@ -50,7 +48,7 @@ def place(layout: Layout, starts: Any) -> np.ndarray:
     return offsets
 
 
-class Datatype(Handle, Attributed):
+class Datatype(Handle):
     """A datatype, such as MPI.DOUBLE."""
 
     is_handle = True
@@ -102,9 +100,7 @@ class Datatype(Handle, Attributed):
     def Dup(self) -> Self:
         """Return a copy."""
         old = self.layout
-        other = self.of(Layout(old.element, old.offsets, old.lb, old.extent, old.size))
-        self.copy_attributes(other)
-        return other
+        return self.of(Layout(old.element, old.offsets, old.lb, old.extent, old.size))
 
     def Create_contiguous(self, count: int) -> Self:
         """Return `count` of this datatype in a row."""
@@ -184,7 +180,6 @@ class Datatype(Handle, Attributed):
         """Make this DATATYPE_NULL."""
         if self.is_predefined:
             raise failed("ERR_TYPE", f"{self.name} is predefined and cannot be freed")
-        self.delete_attributes()
         self.held = None
 
     # what it is -------------------------------------------------------------------------------------------------------
@@ -212,62 +207,6 @@ class Datatype(Handle, Attributed):
     def fromcode(cls, code: str) -> "Datatype":
         """Return the datatype of one of NumPy's type codes."""
         return datatype_of(code)
-
-    # packing ----------------------------------------------------------------------------------------------------------
-
-    def Pack(self, inbuf: Any, outbuf: Any, position: int, comm: Any) -> int:
-        """Copy a message's data to `outbuf` from byte `position`; return where it ends."""
-        from minidist.debug.mpi_ranks.buffers import memory
-
-        return self._packed(inbuf, memory(outbuf, writable=True), position)
-
-    def Unpack(self, inbuf: Any, position: int, outbuf: Any, comm: Any) -> int:
-        """Copy data that `Pack` has packed, from byte `position`, to a buffer; return where it ends."""
-        from minidist.debug.mpi_ranks.buffers import memory, whole
-
-        block = whole(outbuf, self)
-        end = position + block.count * self.layout.size
-        block.put(memory(inbuf)[position:end].view(self.layout.element))
-        return end
-
-    def _packed(self, inbuf: Any, out: np.ndarray, position: int) -> int:
-        from minidist.debug.mpi_ranks.buffers import whole
-
-        data = whole(inbuf, self).get().view(np.uint8)
-        if position + data.size > out.size:
-            raise failed("ERR_TRUNCATE", f"{data.size} B do not fit into {out.size} B from byte {position}")
-        out[position : position + data.size] = data
-        return position + data.size
-
-    def Pack_size(self, count: int, comm: Any) -> int:
-        """Return the bytes of `count` elements when they are packed."""
-        return count * self.layout.size
-
-    def Pack_external(self, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
-        """Pack with the most significant byte first."""
-        from minidist.debug.mpi_ranks.buffers import memory
-
-        out = memory(outbuf, writable=True)
-        end = self._packed(inbuf, out, position)
-        _swap(out[position:end], self.layout.element)
-        return end
-
-    def Unpack_external(self, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
-        """Unpack what `Pack_external` has packed."""
-        from minidist.debug.mpi_ranks.buffers import memory
-
-        swapped = memory(inbuf).copy()
-        _swap(swapped[position:], self.layout.element)
-        return self.Unpack(swapped, position, outbuf, None)
-
-    def Pack_external_size(self, datarep: str, count: int) -> int:
-        """Return the bytes of `count` elements when they are packed."""
-        return count * self.layout.size
-
-
-def _swap(data: np.ndarray, element: np.dtype[Any]) -> None:
-    whole = data[: data.size // element.itemsize * element.itemsize]
-    whole[...] = whole.view(element).byteswap().view(np.uint8)
 
 
 # MPI's names of each of NumPy's types; the first one is what a buffer of that type has.

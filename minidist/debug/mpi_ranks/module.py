@@ -67,7 +67,7 @@ def _shared() -> dict[str, Any]:
             public = name[0].isupper() and not name.startswith(("KEYVALS", "ERRORS", "TAG_LIMIT", "CONSTANTS"))
             if public and (name.isupper() or getattr(value, "__module__", "") == module.__name__):
                 names.setdefault(name, value)
-    for private in ("Aborted", "Allocated", "Attributed", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
+    for private in ("Aborted", "Allocated", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
         names.pop(private, None)
     for private in (
         "Grid",

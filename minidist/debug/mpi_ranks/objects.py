@@ -29,14 +29,6 @@ class Pickle:
         """Return the object of some bytes; None of none."""
         return self._loads(bytes(data)) if len(data) else None
 
-    def dumps_oob(self, obj: Any) -> tuple[bytes, list[Any]]:
-        """Return the bytes of an object and its buffers, which are none: they are among the bytes."""
-        return self.dumps(obj), []
-
-    def loads_oob(self, data: Any, buffers: Any) -> Any:
-        """Return the object of `dumps_oob`."""
-        return self.loads(data)
-
 
 pickle = Pickle()
 
@@ -95,15 +87,6 @@ class Info(Handle, MutableMapping[str, str]):
         self.hints  # noqa: B018
         self.held = None
 
-    def copy(self) -> "Info":
-        """Return a copy."""
-        return self.Dup() if self.held is not None else Info()
-
-    def clear(self) -> None:
-        """Delete all hints."""
-        if self.held:
-            self.held.clear()
-
     def __getitem__(self, key: str) -> str:
         if self.held is None:
             raise KeyError(key)
@@ -118,18 +101,6 @@ class Info(Handle, MutableMapping[str, str]):
         if key not in (self.held or ()):
             raise KeyError(key)
         self.Delete(key)
-
-    def keys(self) -> Any:
-        """Return the names."""
-        return list(self)
-
-    def values(self) -> Any:
-        """Return the values."""
-        return [self[key] for key in self]
-
-    def items(self) -> Any:
-        """Return the pairs of name and value."""
-        return [(key, self[key]) for key in self]
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self.held or ()))

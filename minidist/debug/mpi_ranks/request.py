@@ -415,58 +415,6 @@ class Prequest(Request):
             request.Start()
 
 
-class Grequest(Request):
-    """The handle of an operation of the program's own, which the program completes."""
-
-    def __new__(cls, request: Request | None = None) -> Self:
-        if request and not isinstance(request.held, _General):
-            raise TypeError("Grequest() takes a request that Grequest.Start returned")
-        return super().__new__(cls, request)
-
-    @classmethod
-    def Start(
-        cls, query_fn: Any = None, free_fn: Any = None, cancel_fn: Any = None, args: Any = (), kwargs: Any = None
-    ) -> "Grequest":
-        """Begin an operation; the functions are called when its status is asked for, freed or cancelled."""
-        return cls.of(_General(query_fn, free_fn, cancel_fn, tuple(args or ()), kwargs or {}))
-
-    def Complete(self) -> None:
-        """Say that the operation is complete."""
-        self.complete()
-
-    def complete(self, obj: Any = None) -> None:
-        """Say that the operation is complete, with a result."""
-        pending = self._pending()
-        assert isinstance(pending, _General)
-        pending.value, pending.is_complete = obj, True
-
-    def Cancel(self) -> None:
-        """Call the function that cancels."""
-        pending = self._pending()
-        assert isinstance(pending, _General)
-        pending.tell(pending.functions[2], pending.is_complete)
-
-
-class _General(Pending):
-    def __init__(self, query: Any, free: Any, cancel: Any, arguments: Any, keywords: Any) -> None:
-        super().__init__(None)
-        self.functions, self.arguments, self.keywords = (query, free, cancel), arguments, keywords
-        self.is_complete, self.value = False, None
-
-    def tell(self, function: Any, *first: Any) -> None:
-        if function is not None:
-            function(*first, *self.arguments, **self.keywords)
-
-    def ready(self) -> bool:
-        return self.is_complete
-
-    def end(self) -> tuple[Any, Sequence[int]]:
-        status = Status()
-        self.tell(self.functions[0], status)
-        self.tell(self.functions[1])
-        return self.value, status._fields
-
-
 class Held:
     """A message that a matched probe has taken. comm: its communicator. send: None for one from PROC_NULL."""
 
