@@ -5,7 +5,7 @@ Proved by: tests/mpi_ranks/test_program.py
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +17,11 @@ from minidist.commands.output import Result, json_or_table, say
 
 MAX_RANKS = 1_024  # each holds the modules of its program
 MAX_CHOICES = 10_000
+SAME = {
+    "other": "{} other choices of the receives from any rank print the same",
+    "choices": "all {} choices of the receives from any rank print the same",
+    "first": "the first {} choices of the receives from any rank print the same",
+}
 
 
 @json_or_table
@@ -66,32 +71,29 @@ def mpi(
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
-    rows = bytes_by_operation(first.world)
-    lost, unwaited = first.world.lost, first.world.unwaited
+    world = first.world
     value = {
         "ranks": ranks,
-        "virtual_seconds": first.world.end_time,
-        "sent": rows,
+        "virtual_seconds": world.end_time,
+        "sent": bytes_by_operation(world),
         "choices": tried,
         "race": races,
-        "never_received": lost,
-        "never_waited_for": unwaited,
+        "never_received": world.lost,
+        "never_waited_for": world.unwaited,
     }
+    said = races
+    if tried and not races:
+        which = "other" if interleavings else "choices" if tried < MAX_CHOICES else "first"
+        said = SAME[which].format(tried)
+    return Result(value, lambda: show(value, said), 1 if races or world.lost else 0)
 
-    def show() -> None:
-        print(f"{ranks} ranks, {first.world.end_time:.6g} virtual seconds of communication")
-        for row in rows:
-            print(
-                f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B"
-            )
-        for sentence in (*lost, *unwaited):
-            print(f"  {sentence}")
-        if races:
-            print(races)
-        elif every_order:
-            of = "the first" if tried == MAX_CHOICES else "all"
-            print(f"{of} {tried} choices of the receives from any rank print the same")
-        elif interleavings:
-            print(f"{tried} other choices of the receives from any rank print the same")
 
-    return Result(value, show, 1 if races or lost else 0)
+def show(value: dict[str, Any], choices: str) -> None:
+    """Print what a run has sent, what it has left open, and the sentence about other choices."""
+    print(f"{value['ranks']} ranks, {value['virtual_seconds']:.6g} virtual seconds of communication")
+    for row in value["sent"]:
+        print(f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+    for sentence in (*value["never_received"], *value["never_waited_for"]):
+        print(f"  {sentence}")
+    if choices:
+        print(choices)

@@ -77,9 +77,11 @@ class Buffer:
         if not self.count or not len(layout.offsets):
             return
         used = [(d, d + n - 1) for n, d in zip(self.counts, self.displs, strict=True) if n]
-        first, last = min(a for a, _ in used), max(b for _, b in used)
-        low = self.start + first * layout.extent + int(layout.offsets.min())
-        high = self.start + last * layout.extent + int(layout.offsets.max()) + layout.element.itemsize
+        low = self.start + min(a for a, _ in used) * layout.extent
+        high = self.start + max(b for _, b in used) * layout.extent
+        # A message has many more elements than a datatype, whose ends are looked up for derived ones only.
+        low += 0 if layout.contiguous else int(layout.offsets.min())
+        high += layout.extent if layout.contiguous else int(layout.offsets.max()) + layout.element.itemsize
         if low < 0 or high > self.raw.size:
             raise ValueError(
                 f"message: buffer too small: a message of {self.count} {self.datatype.Get_name()} needs"

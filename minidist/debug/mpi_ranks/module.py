@@ -56,6 +56,15 @@ _NUMBERS = {
 }
 
 
+def rejecting(name: str) -> Any:
+    """Return a function of MPI that is refused."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise unsupported(f"MPI.{name}", "start as many ranks as the program needs with --ranks")
+
+    return refuse
+
+
 @cache
 def _shared() -> dict[str, Any]:
     """Return what the modules of all ranks have in common."""
@@ -137,15 +146,8 @@ def _functions(world: MPIWorld, rank: int, settings: "Settings") -> dict[str, An
         """Return the address of a buffer."""
         return buffers.address_of(location)
 
-    def reject(name: str) -> Any:
-        def refuse(*_: Any, **__: Any) -> Any:
-            raise unsupported(f"MPI.{name}", "start as many ranks as the program needs with --ranks")
-
-        return refuse
-
-    refused = ("Open_port", "Close_port", "Publish_name", "Unpublish_name", "Lookup_name", "Register_datarep")
     return {
-        **{name: reject(name) for name in refused},
+        **{name: rejecting(name) for name in ("Open_port", "Publish_name", "Lookup_name", "Register_datarep")},
         "Attach_buffer": Attach_buffer,
         "Detach_buffer": Detach_buffer,
         "Flush_buffer": lambda: None,
