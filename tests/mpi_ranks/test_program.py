@@ -119,6 +119,9 @@ def test_what_is_refused_and_what_fails_is_said_in_one_sentence(tmp_path):
             UsageError,
             r"^rank 0: MPI is called in a thread that the program has started, at \S*program.py:6",
         ),
+        ("comm.Psend_init", UsageError, r"^MPI.Intracomm.Psend_init is not simulated .*, at \S*program.py:5$"),
+        ("not hasattr(MPI, 'Pack') and MPI.Grequest", UsageError, r"^MPI.Grequest is not simulated"),
+        ("comm.missing", ProgramError, "MPI.Intracomm has no attribute 'missing'"),
         ("comm.Abort(3)", MinidistError, r"^rank 0 called Abort\(3\) at \S*program.py:5"),
         ("comm.send(1, 9)", ProgramError, r"MPI_ERR_RANK: rank 0: send names rank 9; ranks are 0..1"),
         ("1 / 0", ProgramError, r"(?s)ZeroDivisionError.*program.py.*raised on rank 0"),
@@ -147,7 +150,7 @@ def test_wildcards_show_whether_the_order_matters(tmp_path, minidist):
     assert (code, "the program fails: deadlock" in out) == (1, True)
 
 
-def test_the_command(tmp_path, minidist, monkeypatch):
+def test_the_command(tmp_path, minidist, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "run.py").write_text("import sys\nfrom mpi4py import MPI\nprint(sys.argv[1:])\n")
@@ -167,8 +170,10 @@ def test_the_command(tmp_path, minidist, monkeypatch):
     for wrong in (["none.py"], ["--every-order", "--interleavings", 1, "dead.py"], ["-n", 0, "dead.py"]):
         code, _, err = minidist(*wrong)
         assert (code, err.count("\n")) == (2, 1)
-    code, _, err = minidist("--ranks", 3, EXAMPLE, "--unsafe")
-    assert code == 1
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "dead.py", "--ranks", "2"])
+    assert end.value.code == 2
+    assert "'dead.py' is a program of mpi4py" in capfd.readouterr().err
 
 
 def test_the_pages_of_the_command_say_what_it_prints(tmp_path, minidist, monkeypatch):

@@ -93,6 +93,17 @@ def unsupported(what: str, instead: str) -> Unsupported:
     return Unsupported(f"{what} is not simulated by minidist mpi; {instead}")
 
 
+class UnknownName(Unsupported, AttributeError):
+    """The program names something of MPI that is not here. hasattr returns False for it."""
+
+
+def unknown(name: str, owner: str) -> AttributeError:
+    """Return the error for an attribute that is not here: one of MPI's, which have capital letters, or any other."""
+    if not name[:1].isupper():
+        return AttributeError(f"{owner} has no attribute {name!r}")
+    return UnknownName(f"{owner}.{name} is not simulated by minidist mpi; check its spelling, or run it under mpiexec")
+
+
 def Get_error_class(errorcode: int) -> int:
     """Return the class of an error code, which is the code itself."""
     return Exception(errorcode).error_class

@@ -6,7 +6,7 @@ Proved by: tests/mpi_ranks/test_program.py
 import sys
 from typing import Any, Self
 
-from minidist.debug.mpi_ranks.constants import unsupported
+from minidist.debug.mpi_ranks.constants import unknown, unsupported
 
 _numbers: dict[int, "Handle"] = {}
 
@@ -42,6 +42,9 @@ class Handle:
         if not isinstance(other, Handle):
             return NotImplemented
         return self.held is other.held and isinstance(other, _family(self))
+
+    def __getattr__(self, name: str) -> Any:
+        raise unknown(name, f"MPI.{type(self).__name__}")
 
     def __hash__(self) -> int:
         return id(self.held)

@@ -26,7 +26,7 @@ from minidist.debug.mpi_ranks import (
     request,
     topology,
 )
-from minidist.debug.mpi_ranks.constants import failed, unsupported
+from minidist.debug.mpi_ranks.constants import failed, unknown, unsupported
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
 from minidist.debug.mpi_ranks.world import MPIWorld
@@ -185,6 +185,7 @@ def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
     settings = Settings()
     own = Members(world, "self", [rank], 0, f"{rank}")
     mpi = _module("mpi4py.MPI", {**_shared(), **_functions(world, rank, settings)})
+    vars(mpi)["__getattr__"] = unknown_of_mpi
     for name, members in (("COMM_WORLD", comm), ("COMM_SELF", own)):
         setattr(mpi, name, intracomm.of(communicator.Context(members, f"MPI_{name}"), name))
     vars(mpi)["GROUP_EMPTY"] = Group.of(GroupMembers([], rank), "GROUP_EMPTY")
@@ -250,6 +251,11 @@ class Settings:
         if name not in self.defaults:
             raise AttributeError(f"mpi4py.rc has no setting {name!r}")
         return self.defaults[name]
+
+
+def unknown_of_mpi(name: str) -> Any:
+    """Refuse a name that MPI has, and this package has not."""
+    raise unknown(name, "MPI")
 
 
 def _module(name: str, values: dict[str, Any]) -> ModuleType:
