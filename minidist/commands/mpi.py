@@ -61,16 +61,18 @@ def mpi(
     # The run, and the same with other choices.
     program = UserProgram(script, arguments or (), module)
     run = partial(run_on_ranks, program, ranks, timeout=timeout, eager_bytes=eager_bytes)
-    first = run()
+
+    def write(world: Any) -> None:  # of a deadlock, too
+        assert trace is not None
+        say(f"written: {write_traces(trace, world.traces, world='simulated')}")
+
+    first = run(at_end=write) if trace is not None else run()
     races, tried = "", 0
     for other in other_choices(run, MAX_CHOICES if every_order else interleavings, every_order):
         if found := difference(first, other):
             races = f"choice {tried} of the receives from any rank: {found}; the program depends on who comes first"
             break
         tried += 1
-    if trace is not None:
-        say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
-
     world = first.world
     value = {
         "ranks": ranks,

@@ -12,6 +12,7 @@ import pytest
 
 from minidist import cli
 from minidist.base.errors import MinidistError, UsageError
+from minidist.base.trace_file import read_traces
 from minidist.base.user_file import ProgramError
 from minidist.debug.mpi_ranks.program import run_on_ranks
 from tests.mpi_ranks.on_ranks import on_ranks, program
@@ -122,6 +123,7 @@ def test_what_is_refused_and_what_fails_is_said_in_one_sentence(tmp_path):
         ("comm.Psend_init", UsageError, r"^MPI.Intracomm.Psend_init is not simulated .*, at \S*program.py:5$"),
         ("not hasattr(MPI, 'Pack') and MPI.Grequest", UsageError, r"^MPI.Grequest is not simulated"),
         ("comm.missing", ProgramError, "MPI.Intracomm has no attribute 'missing'"),
+        ("from mpi4py.futures import MPIPoolExecutor", UsageError, r"^mpi4py.futures.MPIPoolExecutor is not simulated"),
         ("comm.Abort(3)", MinidistError, r"^rank 0 called Abort\(3\) at \S*program.py:5"),
         ("comm.send(1, 9)", ProgramError, r"MPI_ERR_RANK: rank 0: send names rank 9; ranks are 0..1"),
         ("1 / 0", ProgramError, r"(?s)ZeroDivisionError.*program.py.*raised on rank 0"),
@@ -141,6 +143,9 @@ def test_wildcards_show_whether_the_order_matters(tmp_path, minidist):
     same, other = program(tmp_path, text.format("sum(got)")), program(tmp_path, text.format("got"), "other.py")
     code, out, _ = minidist("-n", 4, "--every-order", same.source)
     assert (code, out.splitlines()[-1]) == (0, "all 6 choices of the receives from any rank print the same")
+    fails = program(tmp_path, text.format("1 / (got[0] - 2)"), "fails.py")
+    code, out, _ = minidist("-n", 4, "--every-order", fails.source)
+    assert (code, "the program fails: the program raised ZeroDivisionError" in out) == (1, True)
     for flags in (["--every-order"], ["--interleavings", 9]):
         code, out, _ = minidist("-n", 4, *flags, other.source)
         assert code == 1
@@ -165,8 +170,9 @@ def test_the_command(tmp_path, minidist, monkeypatch, capfd):
     assert (tmp_path / "t.jsonl").exists()
     assert "written" in err
     program(tmp_path, "from mpi4py import MPI\nc = MPI.COMM_WORLD\nc.send(1, c.rank ^ 1)\nc.recv()\n", "dead.py")
-    code, _, err = minidist("-n", 2, "dead.py")
+    code, _, err = minidist("-n", 2, "--trace", "dead.jsonl", "dead.py")
     assert (code, "circle: rank 0 -> rank 1 -> rank 0" in err) == (1, True)
+    assert [len(trace.messages) for trace in read_traces("dead.jsonl")[0]] == [1, 1]
     for wrong in (["none.py"], ["--every-order", "--interleavings", 1, "dead.py"], ["-n", 0, "dead.py"]):
         code, _, err = minidist(*wrong)
         assert (code, err.count("\n")) == (2, 1)

@@ -9,6 +9,7 @@ Proved by: tests/mpi_ranks/test_program.py
 
 import platform
 from functools import cache
+from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -216,7 +217,8 @@ def modules_of(world: MPIWorld, comm: Members) -> dict[str, ModuleType]:
     )
     package.__path__ = []
     util.__path__ = []
-    return {module.__name__: module for module in (package, mpi, util, dtlib, pkl5)}
+    futures = _module("mpi4py.futures", {"__getattr__": no_futures})
+    return {module.__name__: module for module in (package, mpi, util, dtlib, pkl5, futures)}
 
 
 class Settings:
@@ -253,6 +255,13 @@ class Settings:
         return self.defaults[name]
 
 
+def no_futures(name: str) -> Any:
+    """Refuse what mpi4py.futures has, which starts processes."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise unsupported(f"mpi4py.futures.{name}", "send the tasks as messages, or run it under mpiexec")
+
+
 def unknown_of_mpi(name: str) -> Any:
     """Refuse a name that MPI has, and this package has not."""
     raise unknown(name, "MPI")
@@ -260,6 +269,7 @@ def unknown_of_mpi(name: str) -> Any:
 
 def _module(name: str, values: dict[str, Any]) -> ModuleType:
     module = ModuleType(name, "mpi4py on the simulated ranks of minidist.")
+    module.__spec__ = ModuleSpec(name, None)
     vars(module).update(values)
     return module
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
 
-from minidist.base.errors import CommunicationError, MinidistError, UsageError, quoted
+from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.user_file import ProgramError
 from minidist.comm import Comm
 from minidist.comm.call_site import line_of_error
@@ -39,10 +39,17 @@ class MPIRun:
     outputs: list[str]
 
 
-def run_on_ranks(program: UserProgram, ranks: int, chooser: Chooser = earliest, **options: Any) -> MPIRun:
+def run_on_ranks(
+    program: UserProgram,
+    ranks: int,
+    chooser: Chooser = earliest,
+    at_end: Callable[[MPIWorld], None] = lambda world: None,
+    **options: Any,
+) -> MPIRun:
     """Run a program on every rank, each with its own modules, as processes have. options: of the simulated world.
 
-    Errors are those of SimWorld.run; ProgramError for an exception of the program, AbortError for its Abort.
+    at_end: called with the world when the run has ended, in an error, too. Errors are those of SimWorld.run;
+    ProgramError for an exception of the program, AbortError for its Abort.
     """
     program.check()
     world = MPIWorld(ranks, chooser=chooser, **options)
@@ -65,6 +72,8 @@ def run_on_ranks(program: UserProgram, ranks: int, chooser: Chooser = earliest, 
             world.run(of_rank)
         except BaseException as error:
             raise what_happened(world, error) from None
+        finally:
+            at_end(world)
     if world.matching.refused is not None:
         raise world.matching.refused
     return MPIRun(world, outputs)
@@ -83,16 +92,16 @@ def what_happened(world: MPIWorld, error: BaseException) -> BaseException:
     return ProgramError(error, UserProgram.run.__code__.co_filename)
 
 
-def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -> Iterator[MPIRun | CommunicationError]:
+def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -> Iterator[MPIRun | MinidistError]:
     """Yield runs with other choices of wildcard receives, or the error that ended one.
 
     samples: at most so many, drawn at random. every: all that there are, up to `samples`, each once.
     """
 
-    def outcome(chooser: Chooser) -> MPIRun | CommunicationError:
+    def outcome(chooser: Chooser) -> MPIRun | MinidistError:
         try:
             return run(chooser)
-        except CommunicationError as error:
+        except MinidistError as error:
             return error
 
     if every:
@@ -102,9 +111,9 @@ def other_choices(run: Callable[[Chooser], MPIRun], samples: int, every: bool) -
             yield outcome(seeded(seed))
 
 
-def difference(first: MPIRun, other: MPIRun | CommunicationError) -> str:
+def difference(first: MPIRun, other: MPIRun | MinidistError) -> str:
     """Return in what a run differs from the first, "" for nothing: how it ended, and what a rank has printed."""
-    if isinstance(other, CommunicationError):
+    if isinstance(other, MinidistError):
         return f"the program fails: {other}"
     for rank, (before, now) in enumerate(zip(first.outputs, other.outputs, strict=True)):
         for line, pair in enumerate(zip_longest(before.splitlines(), now.splitlines(), fillvalue=""), 1):
