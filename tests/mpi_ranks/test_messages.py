@@ -198,6 +198,9 @@ def test_requests_in_all_their_forms():
             comm.Barrier()
             comm.Send(np.array([comm.rank]), 0, comm.rank)
             comm.recv(source=0)
+            if comm.rank == 1:
+                comm.isend("now", 0, 8)
+            comm.Barrier()
             return
         into = np.zeros((n, 1), int)
         requests = [MPI.REQUEST_NULL] + [comm.Irecv(into[r], r, MPI.ANY_TAG) for r in range(1, n)]
@@ -217,10 +220,12 @@ def test_requests_in_all_their_forms():
         assert all(request == MPI.REQUEST_NULL for request in requests)
         for r in range(1, n):
             comm.isend(None, r).wait()
-        mistake = comm.irecv(source=1)
+        mistake, named = comm.irecv(source=MPI.ANY_SOURCE, tag=8), comm.irecv(source=1, tag=8)
+        comm.Barrier()
         mistake.Cancel()
         mistake.Wait(status)
         assert status.Is_cancelled()
+        assert named.wait() == "now"  # the older receive kept it from its message
 
     on_ranks(4, main)
 

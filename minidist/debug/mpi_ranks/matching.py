@@ -154,9 +154,13 @@ class MPIMatching(Matching):
         if receive in self.posted[key]:
             self.posted[key].remove(receive)
         self._deliver(send, receive)
-        for other in list(self.posted[key]):
-            if not other.matched:
-                self._meet_send(other)
+        self._go_on(key)
+
+    def _go_on(self, key: tuple[str, int]) -> None:
+        """Match the receives of a list that an older one has kept from their messages."""
+        for receive in list(self.posted[key]):
+            if not receive.matched:
+                self._meet_send(receive)
 
     def take_send(self, send: SimRequest) -> None:
         """Take a message out of its queue."""
@@ -205,7 +209,9 @@ class MPIMatching(Matching):
         if request.kind == "send":
             self.take_send(request)
         else:
-            self.posted[request.comm.context, request.stream.rank].remove(request)
+            key = request.comm.context, request.stream.rank
+            self.posted[key].remove(request)
+            self._go_on(key)
         request.matched, request.checksum = True, None
         return True
 
