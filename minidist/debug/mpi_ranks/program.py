@@ -13,7 +13,7 @@ from typing import Any
 from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.user_file import ProgramError
 from minidist.comm import Comm
-from minidist.comm.call_site import line_of_error
+from minidist.comm.call_site import is_of_user, line_of_error
 from minidist.comm.sim.choosers import Chooser, earliest, explore, seeded
 from minidist.debug.mpi_ranks.communicator import Aborted
 from minidist.debug.mpi_ranks.constants import Unsupported
@@ -89,6 +89,14 @@ def what_happened(world: MPIWorld, error: BaseException) -> BaseException:
         return UsageError(f"{error}, at {line_of_error(error)}")
     if isinstance(error, MinidistError) or not isinstance(error, Exception | SystemExit):
         return error
+
+    # What the program's last line has called of this package says nothing about it.
+    last, step = None, error.__traceback__
+    while step is not None:
+        last = step if is_of_user(step.tb_frame.f_code.co_filename) else last
+        step = step.tb_next
+    if last is not None:
+        last.tb_next = None
     return ProgramError(error, UserProgram.run.__code__.co_filename)
 
 

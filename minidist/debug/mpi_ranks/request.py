@@ -115,7 +115,7 @@ class Pending:
     ) -> None:
         self.world, self.parts, self.finish, self.fields, self.start = world, parts, finish, fields, start
         self.active = start is None
-        self.cancelled, self.freed = False, False
+        self.cancelled = False
 
     def ready(self) -> bool:
         """Return whether the operation can end without waiting."""
