@@ -266,6 +266,12 @@ for name in ("by_order", "by_sendrecv", "by_requests"):
 # seconds:
 #
 #     mpiexec -n 4 python mpi_examples/1_messages/ring_exchange.py --way send_then_receive --synchronous --timeout 5
+#
+# A program of mpi4py runs on simulated ranks as it is, and is reported in the same way. The ranks of `heat.py` exchange
+# points of 8 B with their neighbours; with `--unsafe` all of them send first, which an MPI library buffers:
+#
+#     minidist mpi --ranks 4 mpi_examples/1_messages/heat.py --unsafe
+#     minidist mpi --ranks 4 --eager-bytes 8 mpi_examples/1_messages/heat.py --unsafe
 
 # %% [markdown]
 # ## 10 What others call it

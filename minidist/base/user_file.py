@@ -23,7 +23,7 @@ class ProgramError(MinidistError):
 
     def __init__(self, error: BaseException, *after: str) -> None:
         frames = traceback.extract_tb(error.__traceback__)
-        last_of_ours = max(k for k, frame in enumerate(frames) if frame.filename in after)
+        last_of_ours = max((k for k, frame in enumerate(frames) if frame.filename in after), default=-1)
         text = "".join(traceback.format_list(frames[last_of_ours + 1 :]))
         notes = "\n".join(getattr(error, "__notes__", ()))
         super().__init__(f"the program raised {type(error).__name__}: {text_of(error)}\n{text}{notes}")

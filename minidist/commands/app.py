@@ -61,6 +61,7 @@ COMMANDS = {
         "Read dumps of PyTorch's Flight Recorder, and logs: which rank waits for which, and where the ranks differ"
         " first."
     ),
+    "mpi": ("Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library."),
     "torch": "Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.",
     "run": "Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them).",
     "memory": (
@@ -97,10 +98,11 @@ GROUPS = {
     "lesson": "Notebooks, slides and quizzes for a course.",
     "example": "Example programs: list them, or copy them.",
 }
-# The flags that `run` does not know belong to the script, and those after the script of `torch`.
+# The flags that `run` does not know belong to the script, and those after the script of `torch` and `mpi`.
 OF_THE_SCRIPT = {
     "run": {"allow_extra_args": True, "ignore_unknown_options": True},
     "torch": {"allow_interspersed_args": False},
+    "mpi": {"allow_interspersed_args": False},
 }
 
 

@@ -188,6 +188,7 @@ NEEDED = {
     "order": ["ring"],
     "hang": ["none"],
     "torch": ["none.py"],
+    "mpi": ["none.py"],
     "tiles": ["--tp", "2"],
     "generate": ["none"],
     "grade": ["none.py", "--assignment", "04"],
