@@ -26,7 +26,7 @@ import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
 from minidist.base.trace import MessageEvent
-from minidist.comm.buffers import changed, checksum
+from minidist.comm.buffers import checksum
 from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import Comm
 from minidist.comm.header import dtype_name
@@ -187,16 +187,16 @@ class MPIMatching(Matching):
             )
         for request in (send, receive):
             if request.checksum is not None and checksum(request.array) != request.checksum:
-                raise changed(request.stream.rank, request.describe())
+                raise self._changed(request)
             request.checksum = None
 
         # As many bytes as both have. More than the receive has room for are an error of its wait.
         size = min(source.nbytes, target.nbytes)
         send.array, receive.array = source.view(np.uint8)[:size], target.view(np.uint8)[:size]
+        watched, receive.watched = receive.watched, False
         super()._deliver(send, receive)
-        send.array, receive.array = source, target
-        if receive.checksum is not None:
-            receive.checksum = checksum(target)
+        send.array, receive.array, receive.watched = source, target, watched
+        receive.checksum = checksum(target) if watched else None
 
         # What the receive did not say is known now.
         receive.peer, receive.tag = send.comm.rank, send.tag
