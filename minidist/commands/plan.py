@@ -222,11 +222,6 @@ def _length(seq: int | None, model: "Architecture", name: str) -> int:
             f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
             f" --seq {model.positions} or less"
         )
-    if model.window is not None and length > model.window:
-        raise UsageError(
-            f"--seq {length} is more than sliding_window {model.window} of {quoted(name)}; sliding-window attention is"
-            f" not modelled, so give --seq {model.window} or less"
-        )
     return length
 
 

@@ -145,7 +145,7 @@ class Plan:
             again = model.forward_flops(job.length) - 2 * model.width * model.vocabulary
         elif self.layout.recompute == "selective" and not job.fused_attention:
             # The paper counts the core's forward and backward once more: s / 3h in place of s / 6h.
-            again = 6 * job.length * (model.query_size + model.value_size) * model.layers
+            again = 6 * sum(model.layer_scores(layer, job.length) for layer in range(model.layers))
         else:
             again = 0
         return self.model_flops + tokens * again
@@ -226,8 +226,7 @@ def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
     """
     first: dict[tuple[int, ...], int] = {}
     for rank, layers in enumerate(stage_layers(layout, job.model.layers)):
-        sparse = sum(job.model.is_sparse(layer) for layer in layers)
-        first.setdefault((len(layers), sparse), rank)
+        first.setdefault(tuple(sorted(map(job.model.kind, layers))), rank)
     return sorted({*first.values(), layout.pp - 1})
 
 
