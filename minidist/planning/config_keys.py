@@ -120,6 +120,14 @@ class Keys:
             raise self.wrong(key, "it must be a list with an entry for each layer")
         return value
 
+    def letters(self, key: str, separator: str = "") -> list[str] | None:
+        """Return the items of a text or of a list, as texts without spaces, or None for null."""
+        value = self.get(key)
+        if isinstance(value, str):
+            return [item.strip() for item in value.split(separator)] if separator else list(value)
+        items = self.items(key, (str, int))
+        return None if items is None else [str(item) for item in items]
+
     def inside(self, key: str, kind: str | None = None, is_whole: bool = False) -> "Keys":
         """Return the keys of an object in the file; null and a missing one is an empty object."""
         value = self.content.get(key)

@@ -55,9 +55,11 @@ def read_architecture(path: str | Path) -> Architecture:
         return count_by_building(kind, content, file, nearest(kind, families()))
     keys = Keys(content, file, kind)
     model = architecture_of(keys)
-    names = {field: keys.name(keys.second_name(key)) for field, key in NAMES.items()}
+    # What a sentence calls the sizes: their keys in the file, which a row may name otherwise.
     row = families()[kind]
-    for field, entry in (("experts", "experts"), ("top_k", "top_k"), ("inner", "inner"), ("kv_heads", "kv_heads")):
-        if row.get(entry):
-            names[field] = keys.name(row[entry])
+    names = {field: row.get(field) or key for field, key in NAMES.items()}
+    if "text" not in row:
+        names = {field: keys.name(key) for field, key in names.items()}
+    if row.get("head_dim") is False:
+        del names["head_size"]
     return checked(model, names, f" in {file}")

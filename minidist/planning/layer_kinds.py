@@ -52,9 +52,9 @@ def _indexer(family: Family) -> list[str]:
     """Return whether each layer chooses positions itself (full), or uses the choice of an earlier one (shared)."""
     keys, layers = family.keys, family.keys.size("num_hidden_layers")
     types = listed(family, "indexer_types")
-    pattern = keys.get("index_topk_pattern")
+    pattern = keys.letters("index_topk_pattern")
     if types is None and pattern is not None:
-        types = [{"F": "full", "S": "shared"}.get(kind, str(kind)) for kind in pattern][:layers]
+        types = [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern][:layers]
     every, offset = keys.size("index_topk_freq", 1), keys.size("index_skip_topk_offset", 2, least=0)
     return types or ["full" if max(i - offset + 1, 0) % every == 0 else "shared" for i in range(layers)]
 
@@ -83,8 +83,8 @@ def _kimi_linear(family: Family) -> list[str]:
 def _nemotron_h(family: Family) -> list[str]:
     """Return the types of layers_block_type, or of a pattern such as "M-M*"; num_hidden_layers has no effect."""
     keys = family.keys
-    types, pattern = keys.items("layers_block_type"), keys.get("hybrid_override_pattern")
-    if types is None and isinstance(pattern, str):
+    types, pattern = keys.items("layers_block_type"), keys.letters("hybrid_override_pattern")
+    if types is None and pattern is not None:
         types = [NEMOTRON.get(letter, letter) for letter in pattern]
     types = [LINEAR, "moe", FULL, "mlp"] if types is None else [OLD_NAMES.get(kind, kind) for kind in types]
     if not types or len(types) > MAX_LAYERS:
@@ -168,9 +168,9 @@ def _mlp_types(family: Family) -> Callable[[int], bool]:
     keys, types = family.keys, listed(family, "mlp_layer_types")
     if types is not None:
         return lambda i: types[i] == "sparse"
-    sparse = keys.get("moe_layers_enum")
+    sparse = keys.letters("moe_layers_enum", ",")
     if sparse is not None:
-        numbers = {str(item).strip() for item in (sparse.split(",") if isinstance(sparse, str) else sparse)}
+        numbers = set(sparse)
         return lambda i: str(i) in numbers
     entry = family.row["dense_layers"]
     dense = keys.size(entry, 1, least=0) if isinstance(entry, str) else entry

@@ -67,16 +67,16 @@ def deepseek_v4(f: Family, type: str) -> Mixer:
     keys, h, head = f.keys, f.width, f.head
     rank, groups, low = keys.size("q_lora_rank"), keys.size("o_groups"), keys.size("o_lora_rank")
     inner = f.heads * head
-    rates = keys.get("compress_rates") or {}
+    rates = keys.inside("compress_rates")
     parts = [
         *(vector(f.heads), whole(h, rank), vector(rank), column(rank, inner), whole(h, head), vector(head)),
         *(column(inner // groups, groups * low), row(groups * low, h)),
     ]
     if type == "heavily_compressed_attention":
-        rate = keys.size("compress_rate_hca", rates.get(type, 128))
+        rate = keys.size("compress_rate_hca", rates.size(type, 128))
         parts += [vector(rate * head), whole(h, head).times(2), vector(head)]
     elif type == "compressed_sparse_attention":
-        rate = keys.size("compress_rate_csa", rates.get(type, 4))
+        rate = keys.size("compress_rate_csa", rates.size(type, 4))
         heads, size = keys.size("index_n_heads"), keys.size("index_head_dim")
         parts += [vector(rate * 2 * head), whole(h, 2 * head).times(2), vector(head)]
         parts += [vector(rate * 2 * size), whole(h, 2 * size).times(2), vector(size)]
