@@ -333,14 +333,24 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
         counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
         more = (gpus for gpus in counts if fits_somehow(replace(job, gpus=gpus), machine, fixed))
         found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
-    enough = (other for other in _larger_gpus(job, machine) if fits_somehow(job, other, fixed))
+    enough = (other for other in larger_gpus(job, machine) if fits_somehow(job, other, fixed))
     return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
 
 
-def _larger_gpus(job: Job, machine: Machine) -> list[Machine]:
-    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first."""
+def larger_gpus(job: Job, machine: Machine) -> list[Machine]:
+    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first.
+
+    They are at least as fast, and so are their links but for a few percent.
+    """
     larger = sorted(MACHINES.values(), key=lambda other: other.memory)
-    return [other for other in larger if other.memory > machine.memory and (job.precision != "fp8" or other.fp8)]
+    return [
+        other
+        for other in larger
+        if other.memory > machine.memory
+        and (job.precision != "fp8" or other.fp8)
+        and other.fp16 >= machine.fp16
+        and other.link >= 0.95 * machine.link
+    ]
 
 
 # The axes whose use a sentence explains: the field, its value when it is not used, and its name.
