@@ -158,9 +158,10 @@ def _check_template(path: str | Path) -> None:
     for number, line in enumerate(lines, 1):
         found = re.search(r":\s*(\$\{\w+\}|\{\{[^{}]*\}\}|<\w+>)", line)
         if found:
+            place = f"{quoted(found[1], marks=False)} in line {number}"
             raise UsageError(
-                f"--deepspeed {quoted_path(path)} is a template: {quoted(found[1], marks=False)} in line {number} stands"
-                ' for a value; put one in its place, or "auto"'
+                f"--deepspeed {quoted_path(path)} is a template: {place} stands for a value; put one in its place, or"
+                ' "auto"'
             )
 
 
