@@ -14,7 +14,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.flags import above_zero, command_line, picture_file
+from minidist.commands.flags import above_zero, command_line, described_model, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ def plan(
     shown = _shown(found)
     result = _as_dict(found, shown, best, gpu, explain)
     result |= {"parameters": architecture.parameters, "parameters_active": architecture.active_parameters}
+    if architecture.approximations:
+        result["approximations"] = list(architecture.approximations)
     if output is not None:
         _draw(found, job, output)
     # A script sees by the exit code that nothing fits.
@@ -222,11 +224,6 @@ def _length(seq: int | None, model: "Architecture", name: str) -> int:
             f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
             f" --seq {model.positions} or less"
         )
-    if model.window is not None and length > model.window:
-        raise UsageError(
-            f"--seq {length} is more than sliding_window {model.window} of {quoted(name)}; sliding-window attention is"
-            f" not modelled, so give --seq {model.window} or less"
-        )
     return length
 
 
@@ -278,8 +275,6 @@ def _commands(best: "Plan", gpu: str) -> dict[str, str]:
 
 def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
-    from minidist.planning.huggingface_config import read_architecture, read_model
-
     if config is None and model is None:
         return _described(sizes)
     if config is not None and model is not None:
@@ -290,7 +285,7 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     extra = [flag for flag in sizes.given() if flag != "--seq"]
     if extra:
         raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
-    return read_architecture(config) if config is not None else read_model(str(model))
+    return described_model(str(model) if config is None else config)
 
 
 def _described(sizes: ModelFlags) -> "Architecture":

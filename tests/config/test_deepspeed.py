@@ -660,7 +660,7 @@ def test_the_example_trains_as_one_device():
 def test_the_commands(tmp_path, capsys):
     flags = ["--width", "16", "--heads", "2", "--context", "8", "--json"]
     with pytest.raises(SystemExit) as end:
-        main(["explain", str(EXAMPLE), "--ranks", "4", "--params", "1000", *flags])
+        main(["explain", str(EXAMPLE), "--ranks", "4", "--params", "1000", "--run", *flags])
     assert not end.value.code
     answer = json.loads(capsys.readouterr().out)
     assert answer["batch"] == {"global_batch": 16, "micro_batch": 2, "accumulation": 2, "dp": 4}
@@ -707,9 +707,9 @@ def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeyp
     said = translate({**content, "zero_optimization": {"stage": stage}})
     job = {"width": 16, "heads": 2, "context": 8, "layers": 2, "data": "markov", "synchronize_each": stage == 0}
     config = apply_deepspeed(TrainConfig.make(**job), said, set())
-    figures = explanation.explain_job(config, said, 2)
+    figures = explanation.explain_job(config, said, 2, run=True)
     monkeypatch.setattr(explanation, "MAX_MICROBATCHES", 100)
-    assert figures == explanation.explain_job(config, said, 2)
+    assert figures == explanation.explain_job(config, said, 2, run=True)
 
     world = SimWorld(2)
     world.run(train, explanation.trial(config, 1))
@@ -719,6 +719,39 @@ def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeyp
     warm = SimWorld(2).run(train, explanation.trial(config, 2))
     assert figures["peak_bytes"] == [result.peak_bytes for result in warm]
     assert figures["batch"]["accumulation"] == 7
+
+
+def test_without_run_the_bytes_are_those_of_the_run_and_no_step_is_executed(monkeypatch, capsys):
+    """Whatever the batch: a step of 60,000 samples of which each rank has one micro-batch would take minutes."""
+    said = translate({"train_batch_size": 16, "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
+    config = apply_deepspeed(TrainConfig.make(width=16, heads=2, context=8, layers=2, data="markov"), said, set())
+    ran = explanation.explain_job(config, said, 4, run=True)["purposes"]
+    formula = explanation.explain_job(config, said, 4)
+    assert {name: row["closed_form"] for name, row in formula["purposes"].items()} == {
+        name: row["bytes"] for name, row in ran.items()
+    }
+    assert "bytes, by formula" in explanation.table(formula)
+    assert "peak_bytes" not in formula
+    steps = []
+    original = explanation.train
+    monkeypatch.setattr(explanation, "train", lambda comm, job: steps.append(job.steps) or original(comm, job))
+    large = translate({"train_batch_size": 60_000, "fp16": {"enabled": True}})
+    figures = explanation.explain_job(apply_deepspeed(config, large, set()), large, 4)
+    assert figures["batch"]["micro_batch"] == 15_000
+    assert set(steps) == {0}
+
+
+def test_a_template_is_said_to_be_one(tmp_path):
+    path = tmp_path / "ds.json"
+    for value, name in (("${zero_stage}", r"\$\{zero_stage\}"), ("{{ stage }}", "{{ stage }}"), ("<STAGE>", "<STAGE>")):
+        path.write_text('{"train_batch_size": 8,\n "zero_optimization": {"stage": ' + value + "}}")
+        with pytest.raises(
+            UsageError, match=f"is a template: {name} in line 2 stands for a value; put one in its place"
+        ):
+            read_deepspeed(path)
+    path.write_text('{"train_batch_size": 8,}')
+    with pytest.raises(UsageError, match="is not JSON"):
+        read_deepspeed(path)
 
 
 def test_a_value_of_any_kind_in_any_place_is_taken_or_one_sentence():

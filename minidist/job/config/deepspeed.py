@@ -16,13 +16,14 @@ Source: DeepSpeed's documentation, "Configuration JSON".
 Proved by: tests/config/test_deepspeed.py
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted, quoted_path
-from minidist.base.read_file import read_json
+from minidist.base.read_file import read_json, read_text
 from minidist.job.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed
@@ -141,10 +142,27 @@ def _flags(settings: Settings) -> str:
 
 def read_deepspeed(path: str | Path) -> Translation:
     """Translate a file. UsageError when it is not a JSON object, a value is wrong, or the batch is undetermined."""
-    content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
+    try:
+        content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
+    except UsageError:
+        _check_template(path)
+        raise
     if not isinstance(content, dict):
         raise UsageError(f"--deepspeed {quoted_path(path)} holds a {type(content).__name__}, not a JSON object")
     return translate(content)
+
+
+def _check_template(path: str | Path) -> None:
+    """Raise UsageError for a file in which a program puts values, such as "stage": ${zero_stage}."""
+    lines = read_text(path, "--deepspeed", "name a DeepSpeed configuration file").splitlines()
+    for number, line in enumerate(lines, 1):
+        found = re.search(r":\s*(\$\{\w+\}|\{\{[^{}]*\}\}|<\w+>)", line)
+        if found:
+            place = f"{quoted(found[1], marks=False)} in line {number}"
+            raise UsageError(
+                f"--deepspeed {quoted_path(path)} is a template: {place} stands for a value; put one in its place, or"
+                ' "auto"'
+            )
 
 
 def translate(content: Mapping[str, Any]) -> Translation:
