@@ -225,7 +225,7 @@ run(
 first = found.plans[0]
 large_tp_guess.judge(first.layout.tp)
 large_pp_guess.judge(first.layout.pp)
-assert first.fits
+assert first.fit.fits
 assert first.layout.tp <= first.machine.gpus_per_node  # its messages stay inside a node
 assert not any(
     plan.layout.zero == 0 and plan.layout.ranks == plan.layout.dp for plan in found.plans

@@ -14,7 +14,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.flags import above_zero, command_line, picture_file
+from minidist.commands.flags import above_zero, command_line, one_of, picture_file
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def plan(
 ) -> Result:
     """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.cluster.layout import Job
+    from minidist.planning.cluster.layout import ATTENTION, Job, sequence_length
     from minidist.planning.cluster.search import search
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
@@ -120,7 +120,8 @@ def plan(
     given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
     given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
     written: dict[str, Any] = {}
-    if config is not None and config.suffix == ".toml":
+    written_file = config is not None and config.suffix == ".toml"
+    if config is not None and written_file:
         job_file = _job_file(config, model, sizes)
         architecture, written = job_file.model, job_file.fixed
         global_batch = job_file.global_batch if global_batch is None else global_batch
@@ -141,22 +142,31 @@ def plan(
     precision = precision or "bf16"
     machine = machine_of(gpu)
     machine.peak(precision)
+    # The tokens per sequence of a job file are those that it trains with.
+    given_length = architecture.positions if seq is None and written_file else seq
+    length, note = sequence_length(given_length, architecture, str(config or model))
+    if note:
+        say(note)
     job = Job(
         architecture,
-        _length(seq, architecture, str(config or model)),
+        length,
         global_batch,
         precision,
         ranks,
-        _one_of(attention, "--attention", ("fused", "unfused")) == "fused",
+        one_of(attention, "--attention", ATTENTION) == "fused",
         dropout,
-        4 if _one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
+        4 if one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
         _imbalance(expert_imbalance, architecture),
     )
     found = search(job, machine, fixed)
 
     shown = _shown(found)
     result = _as_dict(found, shown, best, gpu, explain)
-    result |= {"parameters": architecture.parameters, "parameters_active": architecture.active_parameters}
+    result |= {
+        "seq": length,
+        "parameters": architecture.parameters,
+        "parameters_active": architecture.active_parameters,
+    }
     if output is not None:
         _draw(found, job, output)
     # A script sees by the exit code that nothing fits.
@@ -191,13 +201,6 @@ def _gpus(fixed: Mapping[str, Any]) -> int:
     return prod(fixed[axis] for axis in DEGREES)
 
 
-def _one_of(value: str, flag: str, choices: tuple[str, ...]) -> str:
-    """Return the value of a flag; UsageError unless it is one of the choices."""
-    if value not in choices:
-        raise UsageError(f"{flag} {quoted(value)}; it must be {', '.join(choices[:-1])} or {choices[-1]}")
-    return value
-
-
 def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
     """Return what is given of a layout, by its field; UsageError for a number that is out of range."""
     from minidist.planning.cluster.layout import RECOMPUTE
@@ -205,29 +208,12 @@ def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
     fixed = {field: value for field, value in given.items() if value is not None}
     for field, value in fixed.items():
         if field == "recompute":
-            _one_of(value, "--recompute", RECOMPUTE)
+            one_of(value, "--recompute", RECOMPUTE)
         elif field == "zero":
             check_count(value, "--zero", 0, 3)
         elif field != "sequence_parallel":
             check_count(value, "--" + field.replace("_", "-"), 1, 10**6)
     return fixed
-
-
-def _length(seq: int | None, model: "Architecture", name: str) -> int:
-    """Return the tokens per sequence; UsageError for more than the model has positions for."""
-    length = seq if seq is not None else model.positions
-    check_count(length, "--seq", 1, 10**8)
-    if model.has_positions and length > model.positions:
-        raise UsageError(
-            f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
-            f" --seq {model.positions} or less"
-        )
-    if model.window is not None and length > model.window:
-        raise UsageError(
-            f"--seq {length} is more than sliding_window {model.window} of {quoted(name)}; sliding-window attention is"
-            f" not modelled, so give --seq {model.window} or less"
-        )
-    return length
 
 
 def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":

@@ -11,6 +11,7 @@ from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import RANGES
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
+FEW = ["--ranks", "8", "--global-batch", "8"]
 SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
 LAYOUT = ["--dp", "8", "--tp", "8", "--pp", "16", "--cp", "1", "--vp", "1", "--zero", "1", "--micro-batch", "1"]
 
@@ -86,6 +87,7 @@ PLAN_TYPES = {
     "layouts_total": int,
     "refused": [{**LAYOUT_TYPES, "reason": str}],
     "refused_total": {str: int},
+    "seq": int,
     "parameters": int,
     "parameters_active": int,
     "commands": {str: str},
@@ -353,7 +355,7 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         ([*SMALL, "--top-k", "1"], "--top-k 1 needs a model with experts; add --experts, or leave --top-k out"),
         ([*SMALL, "--expert-imbalance", "1.2"], "--expert-imbalance 1.2 needs a model with experts; leave it out"),
         (
-            ["--model", "mixtral-8x7b", "--ranks", "8", "--global-batch", "8", "--expert-imbalance", "0.5"],
+            ["--model", "mixtral-8x7b", "--seq", "8192", *FEW, "--expert-imbalance", "0.5"],
             "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean, and at most all tokens;"
             " give 1 to 4",
         ),

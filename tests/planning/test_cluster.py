@@ -15,7 +15,7 @@ from minidist.planning.cluster.search import Plan, candidates, plan_layout, reas
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.cluster.tables import explanation
-from minidist.planning.layout_memory import layout_peak
+from minidist.planning.zero_stages import layout_stages
 
 GPT = Architecture(8, 512, 8, 1024, 256, 2048)
 A100 = MACHINES["a100-80gb"]
@@ -193,22 +193,22 @@ def test_an_expert_is_divided_over_tp_unless_ep_needs_the_ranks():
 def test_a_search_ranks_what_fits():
     found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {})
     assert found.plans
-    assert all(plan.fits for plan in found.plans)
+    assert all(plan.fit.fits for plan in found.plans)
     assert found.plans[0].time.seconds <= 1.1 * min(plan.time.seconds for plan in found.plans)
     assert {plan.layout.ranks for plan in found.plans} == {16}
     # What does not fit says by how much, and what is impossible why; no layout is counted twice.
     assert found.too_large
     assert found.impossible
-    assert not any(plan.fits for plan in found.too_large)
+    assert not any(plan.fit.fits for plan in found.too_large)
     assert found.refused == [(plan.layout, plan.shortage) for plan in found.too_large] + found.impossible
     tried = [plan.layout for plan in found.plans + found.too_large] + [layout for layout, _ in found.impossible]
     assert len(set(tried)) == len(tried)
     one = found.too_large[0]
     needed = max(rank.peak for rank in one.memory) + CALIBRATION.reserved_bytes
-    assert needed == min(plan.needed for plan in found.too_large)  # those that need least come first
-    low, high = one.needed_range
+    assert needed == min(plan.fit.central for plan in found.too_large)  # those that need least come first
+    low, high = one.fit.low, one.fit.high
     assert low < needed < high
-    assert one.shortage.endswith(f" needs {low / 1e9:,.0f} to {high / 1e9:,.0f} GB, and h100 has 85 GB")
+    assert one.shortage.endswith(f" needs {low / 1e9:,.0f} to {high / 1e9:,.0f} GB, and h100 has 85 GB (79 GiB)")
     assert reason_for(found.plans[0], found.plans)
     # What is fixed stays, and the layouts with it are those of the whole search.
     fixed = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {"tp": 4, "zero": 1})
@@ -241,12 +241,12 @@ def test_small_models_are_data_parallel_and_large_ones_stay_in_a_node():
 
 
 def test_a_layout_of_four_axes_in_memory():
-    one = layout_peak("gpt2", {"dp": 4}, 2, 512, "none")
-    four = layout_peak("gpt2", {"dp": 4, "tp": 2, "pp": 2}, 2, 512, "none")
-    assert set(one) == set(four)
-    assert four["stage0"]["optimizer"] < 0.6 * one["stage0"]["optimizer"]
+    gpt2, one, four = named("gpt2"), ClusterLayout(4, micro_batch=2), ClusterLayout(4, 2, 2, micro_batch=2)
+    peaks = [layout_stages(job(layout, gpt2, 512), layout) for layout in (one, four)]
+    assert set(peaks[0]) == set(peaks[1])
+    assert peaks[1]["stage0"]["optimizer"] < 0.6 * peaks[0]["stage0"]["optimizer"]
     with pytest.raises(UsageError, match="12 heads are not divisible by tp 5"):
-        layout_peak("gpt2", {"tp": 5}, 1, 512, "none")
+        layout_stages(job(ClusterLayout(tp=5), gpt2, 512), ClusterLayout(tp=5))
 
 
 def test_a_machine_of_ones_own(tmp_path):
@@ -455,7 +455,7 @@ def test_a_plan_fits_when_the_most_that_it_may_need_is_there():
     central, most = peak + reserved, CALIBRATION.memory_range[1] * peak + reserved
     for memory, verdict in ((most, "yes"), (most - 1, "may not"), (central, "may not"), (central - 1, "no")):
         plan = plan_layout(layout, job(layout), replace(A100, memory=memory))
-        assert (plan.verdict, plan.fits, plan.margin) == (verdict, verdict != "no", memory - central)
+        assert (plan.fit.verdict, plan.fit.fits, plan.fit.margin) == (verdict, verdict != "no", memory - central)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])

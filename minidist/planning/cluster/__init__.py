@@ -3,6 +3,7 @@
 gpus.py           what a GPU and its links can do
 layout.py         how a job is divided, and which divisions are impossible
 memory.py         the bytes of each pipeline rank
+fit.py            whether they fit on a GPU: surely, perhaps, or not
 step_time.py      the seconds of a step
 calibration.py    the constants that no formula gives
 search.py         every layout, ranked

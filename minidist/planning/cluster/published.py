@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from minidist.planning.architecture import Architecture, LatentAttention, named
 from minidist.planning.cluster.gpus import machine_of
-from minidist.planning.cluster.layout import ClusterLayout, Job
-from minidist.planning.cluster.memory import block_activations
+from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job
+from minidist.planning.cluster.memory import block_activations, divided_states
 from minidist.planning.cluster.search import Plan, plan_layout
 from minidist.planning.cluster.step_time import StepModel
-from minidist.planning.memory_estimator import model_states
 
 GIB = 2**30
 DAY = 86_400
@@ -192,7 +191,7 @@ def weak_scaling() -> Table:
             for micro in (1, 2, 4, 8)
             if batch // dp % micro == 0
         ]
-        plan = min(tried, key=lambda plan: (not plan.fits, plan.time.seconds))
+        plan = min(tried, key=lambda plan: (not plan.fit.fits, plan.time.seconds))
         ran.append(plan)
         name = f"{billions:g}B on {gpus:,} GPUs"
         counted = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (51_200 + 2048) / (12 * layers * hidden))
@@ -292,10 +291,9 @@ def zero_states() -> Table:
     for ranks, values in STATES.items():
         cells = iter(values)
         for size in (7_500_000_000, 128_000_000_000, 1_000_000_000_000):
-            stages = model_states(size, ranks)
             for stage in (1, 2, 3):
                 published = next(cells)
-                total = stages[f"stage{stage}"]["total"] / 1e9
+                total = sum(divided_states(size, ranks, stage, ACCOUNTINGS["zero"][0]).values()) / 1e9
                 # Cells of thousands are cut off, not rounded, in the paper.
                 rows.append(Row(f"{size / 1e9:g}B on {ranks} ranks, stage {stage}", published, total, 0.005, "GB", 2))
     return Table("ZeRO, table 1", "Rajbhandari et al., SC 2020 (arXiv:1910.02054)", rows)
@@ -457,13 +455,13 @@ def fit_decisions() -> list[Decision]:
     What was run fits. Of figure 1 of Korthikanti et al., the models without recomputation do not fit in 80 GB.
     """
     found = [
-        Decision(f"{table.title}: {plan.job.model.parameters / 1e9:.1f}B, {plan.layout}", True, plan.fits)
+        Decision(f"{table.title}: {plan.job.model.parameters / 1e9:.1f}B, {plan.layout}", True, plan.fit.fits)
         for table in tables()
         for plan in table.ran
     ]
     for name in ACTIVATIONS:
         plan = _korthikanti(name, False, "none")
-        found.append(Decision(f"Activation recomputation, figure 1: {name}, no recomputation", False, plan.fits))
+        found.append(Decision(f"Activation recomputation, figure 1: {name}, no recomputation", False, plan.fit.fits))
     return found
 
 

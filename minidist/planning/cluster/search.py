@@ -15,6 +15,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import MACHINES, Machine
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
@@ -69,50 +70,14 @@ class Plan:
         return max(fullest, key=lambda pair: pair[1].peak)
 
     @cached_property
-    def needed(self) -> float:
-        """Return the bytes that a GPU must have: the peak and what the device and the libraries hold."""
-        return self.fullest.peak + self.calibration.reserved_bytes
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the fullest rank fits."""
-        return self.needed <= self.machine.memory
-
-    @property
-    def margin(self) -> float:
-        """Return the bytes of the GPU that are left, below 0 when it does not fit."""
-        return self.machine.memory - self.needed
-
-    @property
-    def needed_range(self) -> tuple[float, float]:
-        """Return the least and the most bytes that a GPU may need."""
-        low, high = (share * self.fullest.peak for share in self.calibration.memory_range)
-        return low + self.calibration.reserved_bytes, high + self.calibration.reserved_bytes
-
-    @property
-    def verdict(self) -> str:
-        """Return "yes" when the whole range fits, "may not" when the central estimate does, "no" otherwise."""
-        if not self.fits:
-            return "no"
-        return "yes" if self.needed_range[1] <= self.machine.memory else "may not"
-
-    @property
-    def room(self) -> str:
-        """Return how much memory is free or missing, as text."""
-        least, most = (self.machine.memory - nbytes for nbytes in reversed(self.needed_range))
-        if least >= 0:
-            return f"free {gigabytes(least, most)}"
-        if most <= 0:
-            return f"missing {gigabytes(-most, -least)}"
-        return f"from {gigabytes(-least)} missing to {gigabytes(most)} free"
+    def fit(self) -> Fit:
+        """Return what the fullest rank needs beside what a GPU has."""
+        return Fit.of_peak(self.machine, self.fullest.peak, self.calibration)
 
     @property
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
-        return (
-            f"pipeline rank {self.fullest_rank} needs {gigabytes(*self.needed_range)}, and"
-            f" {self.machine.name} has {self.machine.memory / 1e9:,.0f} GB"
-        )
+        return self.fit.needs(f"pipeline rank {self.fullest_rank}")
 
     @property
     def time_range(self) -> tuple[float, float]:
@@ -141,7 +106,7 @@ class Plan:
         """Return the FLOPs of a step with what is computed again (Korthikanti et al., 2022, appendix A)."""
         job, model = self.job, self.job.model
         tokens = job.global_batch * job.length
-        if self.layout.recompute == "full":
+        if self.layout.runs_forward_twice:
             again = model.forward_flops(job.length) - 2 * model.width * model.vocabulary
         elif self.layout.recompute == "selective" and not job.fused_attention:
             # The paper counts the core's forward and backward once more: s / 3h in place of s / 6h.
@@ -161,9 +126,9 @@ class Plan:
         peak, seconds = self.fullest.peak, self.time.seconds
         return {
             **self.layout.as_dict(),
-            "fits": self.fits,
-            "margin_bytes": int(self.margin),
-            "fits_with_range": self.verdict == "yes",
+            "fits": self.fit.fits,
+            "margin_bytes": int(self.fit.margin),
+            "fits_with_range": self.fit.verdict == "yes",
             "memory": {
                 "peak_bytes": peak,
                 "low_bytes": int(low * peak),
@@ -185,12 +150,6 @@ class Plan:
             "hfu": self.utilization(self.hardware_flops),
             "model_flops_per_step": self.model_flops,
         }
-
-
-def gigabytes(*numbers: float) -> str:
-    """Return bytes as GB, "1.5 GB" or a range, "12 to 14 GB", with one decimal below 10 GB."""
-    written = [f"{n / 1e9:,.0f}" if n >= 10e9 else f"{n / 1e9:.1f}" for n in numbers]
-    return " to ".join(dict.fromkeys(written)) + " GB"
 
 
 @dataclass(frozen=True)
@@ -250,7 +209,7 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
                 choices("zero", _zero_stages(dp * cp, pp)),
                 choices("sequence_parallel", [tp > 1]),
                 choices("micro_batch", [m for m in MICRO_BATCHES if m <= rest] or [1]),
-                choices("recompute", list(RECOMPUTE)),
+                choices("recompute", [r for r in RECOMPUTE if r != "sqrt"]),  # as much time as full, and more memory
             ):
                 count = max(1, rest // micro)
                 yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute, fixed.get("etp"))
@@ -294,7 +253,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
             found.impossible.append((layout, reason))
             continue
         plan = plan_layout(layout, job, machine, calibration)
-        (found.plans if plan.fits else found.too_large).append(plan)
+        (found.plans if plan.fit.fits else found.too_large).append(plan)
 
     # Without a possible layout the search is an error, with the reason of the first one.
     if not found.plans and not found.too_large:
@@ -304,7 +263,7 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
 
     # Predictions differ from measurements by more than a percent, so of nearly equal layouts the one with fewer axes
     # comes first.
-    found.too_large.sort(key=lambda plan: plan.needed)
+    found.too_large.sort(key=lambda plan: plan.fit.central)
     found.plans.sort(key=lambda plan: plan.time.seconds * AXIS_COST**plan.layout.axes)
     return found
 
@@ -316,7 +275,7 @@ def _described(fixed: Mapping[str, Any]) -> str:
 def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> bool:
     """Return whether one of the first `MAX_TRIED` layouts fits."""
     return any(
-        refusal(layout, job) is None and Plan(layout, job, machine, calibration).fits
+        refusal(layout, job) is None and Plan(layout, job, machine, calibration).fit.fits
         for layout in islice(candidates(job, machine, fixed), MAX_TRIED)
     )
 
@@ -362,9 +321,9 @@ def reason_for(best: Plan, plans: list[Plan], fixed: Collection[str] = ()) -> st
     fixed: the axes that were given, about which the search says nothing.
     """
     reason = _compared(best, plans, fixed)
-    if best.verdict == "yes":
+    if best.fit.verdict == "yes":
         return reason
-    sure = next((plan for plan in plans if plan.verdict == "yes"), None)
+    sure = next((plan for plan in plans if plan.fit.verdict == "yes"), None)
     return f"{reason}; it may not fit, because {best.shortage}" + (
         f"; the first one that fits with its whole range is {sure.layout}" if sure else ""
     )
@@ -392,5 +351,5 @@ def _compared(best: Plan, plans: list[Plan], fixed: Collection[str]) -> str:
             f" multiplied by {AXIS_COST} per kind of parallelism, and ties keep the order in which they were tried"
         )
     if any(axis in fixed for axis, _, _ in EXPLAINED):
-        return f"it is the fastest with what is given; {best.room}"
-    return f"data parallelism alone fits, {best.room}, and every other axis adds messages or a bubble"
+        return f"it is the fastest with what is given; {best.fit.room}"
+    return f"data parallelism alone fits, {best.fit.room}, and every other axis adds messages or a bubble"

@@ -141,20 +141,20 @@ class StepModel:
         linear = self.products_seconds(products)
         forward, backward = linear + core + others, 2 * linear + 2.5 * core + 2 * others
         again = 0.0
-        if e.recompute == "full":
+        if e.runs_forward_twice:
             again = forward
         elif e.recompute == "selective":
             again = others if job.fused_attention else core
         messages = self._layer_messages(layer, tokens)
         # Kernels are launched one after the other, and so many more when the forward pass is repeated.
-        repeats = 3 if e.recompute == "full" else 2
+        repeats = 3 if e.runs_forward_twice else 2
         return Pass(max(forward, launch), max(backward + again, repeats * launch), messages)
 
     def _layer_messages(self, layer: int, tokens: float) -> dict[str, float]:
         """Return the seconds of a layer's messages, forward and backward, by axis."""
         e, model = self.layout, self.job.model
         width = 2 * tokens * model.width
-        again = e.recompute == "full"
+        again = e.runs_forward_twice
         result = {}
         if e.tp > 1:
             # Two all-reduces in each direction, and two more when the forward pass is repeated.

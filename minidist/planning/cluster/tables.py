@@ -6,9 +6,10 @@ Proved by: tests/commands/test_plan.py
 from collections import Counter
 from collections.abc import Sequence
 
+from minidist.planning.cluster.fit import gigabytes
 from minidist.planning.cluster.layout import Job, busiest, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
-from minidist.planning.cluster.search import Plan, Search, gigabytes
+from minidist.planning.cluster.search import Plan, Search
 from minidist.planning.cluster.step_time import StepModel
 
 
@@ -21,7 +22,7 @@ def layouts_table(plans: Sequence[Plan]) -> str:
         slow, fast = (plan.tokens_per_second * plan.time.seconds / seconds for seconds in (long, short))
         mfu = plan.utilization(plan.model_flops) * plan.time.seconds
         lines.append(
-            f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB  {plan.verdict:7} "
+            f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB  {plan.fit.verdict:7} "
             f" {slow:10,.0f} to {fast:10,.0f}  {100 * mfu / long:4.1f} to {100 * mfu / short:4.1f}%  {plan.layout}"
         )
     if len(plans) > 1:
@@ -41,7 +42,7 @@ def best_table(plan: Plan) -> str:
     idle = time.bubble * time.seconds
     messages = "".join(f", {axis} messages {seconds:.3g}" for axis, seconds in time.exposed.items())
     return (
-        f"memory of the fullest rank, GB (central estimate): {kinds}; {plan.room}\n"
+        f"memory of the fullest rank, GB (central estimate): {kinds}; {plan.fit.room}\n"
         f"a step, s (central estimate): computing {time.compute:.3g}{messages}, bubble {idle:.3g}"
     )
 
@@ -100,7 +101,9 @@ def _memory_lines(plan: Plan) -> list[str]:
         " the rank keeps of one (Korthikanti et al., 2022, equations 1 to 6)",
         "logits": f"{c.logit_bytes:g} B x {tokens:,} tokens x {job.model.vocabulary:,} words / tp {e.tp}",
         "workspace": "of the block that is computed",
-        "gathered": "two blocks, and the parameters outside of blocks",
+        "gathered": "a block, and the parameters outside of blocks",
+        "prefetch": "the blocks that are gathered ahead",
+        "reducing": "the float32 gradients of a block",
         "constant": "fitted",
     }
     lines = [f"pipeline rank {rank} of {e.pp} is the fullest; it has {own.total:,} parameters"]
@@ -136,7 +139,7 @@ def _message_lines(plan: Plan) -> list[str]:
     e, job, exposed = plan.layout, plan.job, plan.time.exposed
     step = StepModel(e, job, plan.machine, plan.calibration)
     tokens = e.micro_batch * job.length / e.cp
-    again = e.recompute == "full"
+    again = e.runs_forward_twice
     width = 2 * tokens * job.model.width
     # Of each axis: messages of a layer, their name, and the bytes, ranks and distance of a ring.
     rings = {
@@ -239,7 +242,7 @@ def header(job: Job, plan_count: int, machine: str) -> str:
 def advice(search: Search, remedies: Sequence[str], gpus: int) -> str:
     """Return what to do when no layout fits."""
     least = search.too_large[0]
-    low, high = least.needed_range
+    low, high = least.fit.low, least.fit.high
     start = (
         f"no layout of {counted(gpus, 'GPU')} fits: the smallest needs {gigabytes(low, high)}, and"
         f" {least.machine.name} has {least.machine.memory / 1e9:,.0f} GB"
