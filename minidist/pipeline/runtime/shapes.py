@@ -125,7 +125,8 @@ def exchange_shapes(
         groups.setdefault((path, signature(value)), []).append(i)
 
     metadata = StageMetadata([(value.shape, value.dtype) for value in inputs])
-    with purpose("startup"):
+    # Also what layers send in it: this pass is none of a step.
+    with purpose("startup", whole=True):
         for (path, first), members in groups.items():
             travelling: dict[Way, Tensors] = {(-1, 0): [first]}
             for stage in range(stages):
