@@ -3,7 +3,7 @@
 Proved by: tests/commands/test_plan.py
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from math import prod
@@ -14,18 +14,22 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.flags import above_zero, command_line, one_of, picture_file
+from minidist.commands.flags import above_zero, command_line, one_of, picture_file, whole_numbers
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
+    from minidist.planning.cluster.decision import Offer
+    from minidist.planning.cluster.gpus import Machine
     from minidist.planning.cluster.layout import ClusterLayout, Job
     from minidist.planning.cluster.search import Plan, Search
     from minidist.planning.job_config import PlannedJob
 
-MODEL, CLUSTER, LAYOUT, OUTPUT = "Model", "Cluster and batch", "Layout: what is given is fixed", "Output"
+MODEL, CLUSTER, COST, OUTPUT = "Model", "Cluster and batch", "Cost", "Output"
+LAYOUT = "Layout: what is given is fixed"
 MAX_REFUSED = 100  # in the JSON object
 DEGREES = ("dp", "tp", "pp", "cp")
+BEST = 10  # layouts that are printed
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,10 @@ def plan(
     experts: Annotated[int, _option(MODEL, "experts per layer")] = 0,
     top_k: Annotated[int | None, _option(MODEL, "with --experts: experts per token (default: 2)")] = None,
     gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100",
-    ranks: Annotated[int | None, _option(CLUSTER, "GPUs", "--ranks", "--gpus")] = None,
+    ranks: Annotated[
+        str | None,
+        _option(CLUSTER, "GPUs; several, such as 32,64,128, for a table of what each costs", "--ranks", "--gpus"),
+    ] = None,
     global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
     precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
     attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
@@ -84,6 +91,12 @@ def plan(
             "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)",
             callback=above_zero,
         ),
+    ] = None,
+    tokens: Annotated[
+        float | None, _option(COST, "tokens of the whole run, such as 2e12: days and GPU hours", callback=above_zero)
+    ] = None,
+    price: Annotated[
+        float | None, _option(COST, "with --tokens: of a GPU hour, in any currency: the cost", callback=above_zero)
     ] = None,
     dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
     tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None,
@@ -100,17 +113,22 @@ def plan(
         bool | None, _option(LAYOUT, "norms on 1/tp of the sequence", "--sequence-parallel/--no-sequence-parallel")
     ] = None,
     micro_batch: Annotated[int | None, _option(LAYOUT, "sequences of a forward pass")] = None,
-    recompute: Annotated[str | None, _option(LAYOUT, "none, selective or full")] = None,
+    recompute: Annotated[str | None, _option(LAYOUT, "none, selective, full or sqrt (which is not searched)")] = None,
+    offload: Annotated[
+        str | None,
+        _option(LAYOUT, "in host memory: none, optimizer, activations or parameters (searched when nothing fits)"),
+    ] = None,
     explain: Annotated[
         bool, _option(OUTPUT, "print the formulas with the numbers of the best layout", "--explain")
     ] = False,
-    best: Annotated[int, _option(OUTPUT, "layouts that are printed")] = 10,
+    best: Annotated[int, _option(OUTPUT, "layouts that are printed")] = BEST,
     output: Annotated[
         Path | None,
         _option(OUTPUT, "a picture of the frontier: .svg, .pdf or .png", "--output", "-o", callback=picture_file),
     ] = None,
 ) -> Result:
-    """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""
+    """Find the layouts of a training job that fit on a cluster of GPUs, and what they cost."""
+    from minidist.planning.cluster.decision import offers, ranges, ranges_as_dict
     from minidist.planning.cluster.gpus import machine_of
     from minidist.planning.cluster.layout import ATTENTION, Job, sequence_length
     from minidist.planning.cluster.search import search
@@ -119,6 +137,7 @@ def plan(
     sizes = ModelFlags(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
     given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
     given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    given["host"] = offload
     written: dict[str, Any] = {}
     written_file = config is not None and config.suffix == ".toml"
     if config is not None and written_file:
@@ -131,12 +150,15 @@ def plan(
         architecture = _architecture(config, model, sizes)
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
     fixed = written | _checked_layout(given)
-    ranks = _gpus(fixed) if ranks is None else ranks
+    counts = [_gpus(fixed)] if ranks is None else whole_numbers(ranks, "--ranks")
     if global_batch is None:
         raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
 
     # The job and the machine.
-    check_count(ranks, "--ranks", 1, 10**6)
+    for count in counts:
+        check_count(count, "--ranks", 1, 10**6)
+    if price is not None and tokens is None:
+        raise UsageError(f"--price {price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12")
     check_count(global_batch, "--global-batch", 1, 10**9)
     check_count(best, "--best", 1, 1000)
     precision = precision or "bf16"
@@ -152,25 +174,71 @@ def plan(
         length,
         global_batch,
         precision,
-        ranks,
+        counts[0],
         one_of(attention, "--attention", ATTENTION) == "fused",
         dropout,
         4 if one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
         _imbalance(expert_imbalance, architecture),
     )
-    found = search(job, machine, fixed)
-
-    shown = _shown(found)
-    result = _as_dict(found, shown, best, gpu, explain)
-    result |= {
+    sizes_of_job = {
         "seq": length,
         "parameters": architecture.parameters,
         "parameters_active": architecture.active_parameters,
     }
+    if len(counts) > 1:
+        _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
+        found_offers = offers(job, machine, fixed, counts, tokens, price)
+        return _decision(found_offers, job, machine, fixed, gpu, sizes_of_job)
+    found = search(job, machine, fixed)
+
+    shown = _shown(found)
+    result = _as_dict(found, shown, best, gpu, explain) | sizes_of_job
+    if tokens is not None and shown:
+        result |= ranges_as_dict(ranges(shown[0], tokens, price))
     if output is not None:
         _draw(found, job, output)
     # A script sees by the exit code that nothing fits.
-    return Result(result, partial(_print, shown[:best], found, job, fixed, result), 0 if found.plans else 1)
+    return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
+
+
+def _refuse_of_one(flags: Mapping[str, object]) -> None:
+    """Raise UsageError for a flag about the layouts of one number of GPUs."""
+    for flag, given in flags.items():
+        if given:
+            raise UsageError(f"{flag} is about one number of GPUs, and --ranks has several; give one, or leave it out")
+
+
+def _decision(
+    found: "Sequence[Offer]",
+    job: "Job",
+    machine: "Machine",
+    fixed: Mapping[str, Any],
+    gpu: str,
+    sizes: Mapping[str, int],
+) -> Result:
+    """Return what several numbers of GPUs cost, and the commands for the smallest one that surely fits."""
+    from minidist.planning.cluster.decision import answer, offers_table, smallest
+    from minidist.planning.cluster.tables import title
+
+    first = smallest(found) or next((offer for offer in found if offer.plan is not None), None)
+    sentence = answer(found, job, machine, fixed)
+    commands = {} if first is None or first.plan is None else _commands(first.plan, gpu)
+    result = {
+        "counts": [offer.as_dict() for offer in found],
+        "smallest_that_fits": None if first is None or first.verdict != "yes" else first.gpus,
+        "answer": sentence,
+        "commands": commands,
+        **sizes,
+    }
+
+    def show() -> None:
+        print(f"{title(job)}, {machine.name}")
+        print(offers_table(found))
+        print(f"{sentence}.")
+        if first is not None:
+            _print_commands(commands, f"the layout on {first.gpus:,}")
+
+    return Result(result, show, 1 if first is None else 0)
 
 
 def _shown(found: "Search") -> "list[Plan]":
@@ -180,11 +248,12 @@ def _shown(found: "Search") -> "list[Plan]":
 
 def _as_dict(found: "Search", shown: "list[Plan]", best: int, gpu: str, explain: bool) -> dict[str, Any]:
     """Return what --json prints of a search."""
-    from minidist.planning.cluster.tables import explanation
+    from minidist.planning.cluster.tables import equally_fast, explanation
 
-    result = {
+    result: dict[str, Any] = {
         "layouts": [one.as_dict() for one in shown[:best]],
         "layouts_total": len(found.plans),
+        "equal_within_error": equally_fast(found.plans) if found.plans else 0,
         "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in _some_refused(found)],
         "refused_total": {"too_large": len(found.too_large), "impossible": len(found.impossible)},
         "commands": _commands(shown[0], gpu) if shown else {},
@@ -203,12 +272,15 @@ def _gpus(fixed: Mapping[str, Any]) -> int:
 
 def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
     """Return what is given of a layout, by its field; UsageError for a number that is out of range."""
+    from minidist.planning.cluster.host import CHOICES
     from minidist.planning.cluster.layout import RECOMPUTE
 
     fixed = {field: value for field, value in given.items() if value is not None}
     for field, value in fixed.items():
         if field == "recompute":
             one_of(value, "--recompute", RECOMPUTE)
+        elif field == "host":
+            one_of(value, "--offload", CHOICES)
         elif field == "zero":
             check_count(value, "--zero", 0, 3)
         elif field != "sequence_parallel":
@@ -320,28 +392,32 @@ def _draw(found: "Search", job: "Job", output: Path) -> None:
         raise UsageError(f"no layout fits, so there is nothing to draw in {quoted_path(output)}; add GPUs")
     layouts = [plan.as_dict() for plan in found.plans]
     title = f"{len(layouts):,} layouts of {job.gpus:,} GPUs"
-    say(f"written: {save(frontier(layouts, title=title, command=command_line()), output)}")
+    first = found.plans[0]
+    memory = first.machine.memory - first.calibration.reserved_bytes
+    say(f"written: {save(frontier(layouts, memory=memory, title=title, command=command_line()), output)}")
 
 
 def _print(
-    shown: "list[Plan]", found: "Search", job: "Job", fixed: Mapping[str, Any], result: Mapping[str, Any]
+    shown: "list[Plan]", best: int, found: "Search", job: "Job", fixed: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
     """Print the layouts, the best one in detail, and what does not fit. result: what --json prints."""
     from minidist.planning.cluster.search import reason_for, remedies
-    from minidist.planning.cluster.tables import advice, best_table, header, layouts_table, refused_table
+    from minidist.planning.cluster.tables import advice, best_table, cost_lines, header, layouts_table, refused_table
 
     if not found.plans:
         first = found.too_large[0]
         if shown:
-            print(header(job, 0, first.machine.name))
-            print(layouts_table(shown))
+            print(header(job, [], first.machine.name))
+            print(layouts_table(shown, best))
             print(best_table(first))
         print(refused_table(found))
         print(advice(found, remedies(job, first.machine, fixed), job.gpus))
     else:
-        print(header(job, len(found.plans), shown[0].machine.name))
-        print(layouts_table(shown))
+        print(header(job, found.plans, shown[0].machine.name))
+        print(layouts_table(found.plans, best))
         print(best_table(shown[0]))
+        for line in cost_lines(result):
+            print(line)
         print(f"why the first: {reason_for(shown[0], found.plans, fixed)}")
         _print_commands(result["commands"])
         refused = refused_table(found)
@@ -351,11 +427,11 @@ def _print(
         print(line)
 
 
-def _print_commands(commands: Mapping[str, str]) -> None:
-    """Print the commands that try the first layout."""
+def _print_commands(commands: Mapping[str, str], what: str = "the first") -> None:
+    """Print the commands that try a layout."""
     if "no_dry_run" in commands:
-        print(f"no dry run of the first: {commands['no_dry_run']}")
+        print(f"no dry run of {what}: {commands['no_dry_run']}")
     else:
-        print(f"dry run of the first:\n  {commands['dry_run']}")
+        print(f"dry run of {what}:\n  {commands['dry_run']}")
         print(f"  It differs from the plan by: {commands['dry_run_differs']}.")
     print(f"its axes on a small model, compared with one device:\n  {commands['compare']}")

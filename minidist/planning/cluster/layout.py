@@ -35,7 +35,8 @@ class ClusterLayout:
     dp, tp, pp, cp: data, tensor, pipeline and context parallel ranks; ep divides the dp * cp (* tp) ranks of a stage;
     vp: the chunks of layers per pipeline rank; zero: ZeRO stage; micro_batch: sequences; microbatches: per step;
     recompute: none, selective, full (each block) or sqrt (each of sqrt(L) segments of a rank's L blocks). etp: the
-    tensor-parallel ranks over which an expert is divided; None: all of tp, unless ep needs them.
+    tensor-parallel ranks over which an expert is divided; None: all of tp, unless ep needs them. host: what is kept in
+    host memory: none, optimizer, activations or parameters.
     """
 
     dp: int = 1
@@ -50,6 +51,7 @@ class ClusterLayout:
     microbatches: int = 1
     recompute: str = "none"
     etp: int | None = None
+    host: str = "none"
 
     @property
     def ranks(self) -> int:
@@ -94,7 +96,8 @@ class ClusterLayout:
         parts += [f"etp {self.etp}"] * (self.etp is not None and self.ep > 1)
         parts += [f"zero {self.zero}"] * (self.zero > 0) + ["sequence parallel"] * self.sequence_parallel
         parts += [f"micro-batch {self.micro_batch} x {self.microbatches}"]
-        return ", ".join(parts + [f"recompute {self.recompute}"] * (self.recompute != "none"))
+        parts += [f"recompute {self.recompute}"] * (self.recompute != "none")
+        return ", ".join(parts + [f"offload {self.host}"] * (self.host != "none"))
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,7 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
             e.dp * e.cp * e.tp % (e.ep * e.expert_tp) > 0,
             lambda: f"ep {e.ep} x etp {e.etp} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}",
         ),
+        (e.host == "parameters" and e.zero != 3, lambda: f"parameters on the host need ZeRO 3, not {e.zero}"),
         (
             e.zero == 3 and e.vp > 1,
             lambda: f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch",

@@ -23,15 +23,17 @@ from dataclasses import dataclass
 from minidist.nn.segments import sqrt_segments
 from minidist.planning.architecture import Parameters
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.host import divided
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of a rank by kind, and those of the model's states alone."""
+    """Bytes of a rank on the GPU, by kind, and on the host."""
 
     by_kind: dict[str, int]
+    host: int = 0
 
     @property
     def states(self) -> int:
@@ -227,7 +229,9 @@ def rank_memory(
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(calibration.constant_bytes)
-    return RankMemory(kinds)
+    if layout.host == "none":
+        return RankMemory(kinds)
+    return RankMemory(*divided(layout, kinds, 2 * block_activations(layout, job, largest)))
 
 
 def memory_by_rank(layout: ClusterLayout, job: Job, calibration: Calibration = CALIBRATION) -> list[RankMemory]:

@@ -507,11 +507,12 @@ def markdown(table: Table) -> str:
 
 INTRODUCTION = """# The planner
 
-`minidist plan` answers three questions before a cluster is rented: which layouts of a job fit, how long a step takes,
-and which layout is best.
+`minidist plan` answers four questions before a cluster is rented: which layouts of a job fit, how long a step takes,
+which layout is best, and how many GPUs to rent.
 
 ```console
 $ minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512
+$ minidist plan --model llama-3.1-70b --seq 8192 --ranks 32,64,128 --global-batch 512 --tokens 2e12 --price 2.5
 $ minidist plan path/to/config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
 $ minidist plan mpi_examples/job.toml --gpu h100 --ranks 4 --global-batch 8
 $ minidist plan --layers 48 --hidden 8192 --heads 64 --gpu a100-80gb --ranks 512 --global-batch 1536 --tp 8 --json
@@ -520,9 +521,25 @@ $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 15
 
 A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
 `--print-config` writes), whose settings are fixed. The counts of parameters are exact. Each of `--dp --tp --pp --cp
---ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched. For
-the layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its
-axes on a small model with one device.
+--ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched.
+Without `--seq`, a model that can have more than 8,192 tokens is planned with 8,192, and `plan` says so. For the layout
+that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its axes on a
+small model with one device.
+
+The layouts that fit with their whole range come first, the fastest at the top. Those that fit only if memory is at the
+low end of its range follow where they would be faster. Rows whose ranges of a step overlap are equal within the error:
+their order says little. With several numbers in `--ranks`, `plan` prints one row for each of them: its best layout,
+tokens per second, and with `--tokens` the days, GPU hours and with `--price` (of a GPU hour) the cost of a run, each as
+a range; then the smallest number that surely fits, and which numbers cost the same within the error.
+
+When no layout fits, those that keep the optimizer, the activations or the parameters in host memory are searched, too
+([host.py](../minidist/planning/cluster/host.py)), with the share of a step for which GPUs wait for the host;
+`--offload` fixes the choice. The speeds of the host are those of a node with PCIe 4, 200 GB/s and 1 TB for eight GPUs.
+
+`minidist memory` prints the same bytes for each ZeRO stage of one layout. What is not counted from shapes is an
+interval: the peak times 0.95 to 1.1 for the allocator and for kernels that keep other values (from the peaks that the
+tables below name), and 1 GB for the device's context and the communication library. The 0.1 GB that is called constant
+is the median of what Megatron-LM's functional tests allocate in addition to what is counted.
 
 Memory is computed from shapes ([memory.py](../minidist/planning/cluster/memory.py)). The time of a step is computed
 from the FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages

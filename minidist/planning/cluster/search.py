@@ -1,4 +1,4 @@
-"""Tries every layout of a job on a cluster, and ranks those that fit by the seconds of a step.
+"""Tries every layout of a job on a cluster, and ranks what fits by the seconds of a step: first what surely does.
 
 Values that are given are fixed, and all others are searched: degrees that divide the GPUs, powers of two for
 micro-batches, ZeRO stages 0 to 3, and recomputation. Tensor parallelism stays inside a node, because its messages do
@@ -17,6 +17,7 @@ from minidist.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import MACHINES, Machine
+from minidist.planning.cluster.host import CAPACITY, CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
 from minidist.planning.cluster.shared import shared
@@ -75,6 +76,11 @@ class Plan:
         return Fit.of_peak(self.machine, self.fullest.peak, self.calibration)
 
     @property
+    def fits(self) -> bool:
+        """Return whether the central estimate fits on the GPU, and what is kept on the host there."""
+        return self.fit.fits and self.fullest.host <= CAPACITY
+
+    @property
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
         return self.fit.needs(f"pipeline rank {self.fullest_rank}")
@@ -90,6 +96,11 @@ class Plan:
         """Return the least and the most seconds that a step may take."""
         short, long = self.time_range
         return short * self.time.seconds, long * self.time.seconds
+
+    @property
+    def waiting(self) -> float:
+        """Return the share of a step for which GPUs wait for the host."""
+        return self.time.exposed.get("host", 0.0) / self.time.seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -126,7 +137,7 @@ class Plan:
         peak, seconds = self.fullest.peak, self.time.seconds
         return {
             **self.layout.as_dict(),
-            "fits": self.fit.fits,
+            "fits": self.fits,
             "margin_bytes": int(self.fit.margin),
             "fits_with_range": self.fit.verdict == "yes",
             "memory": {
@@ -156,8 +167,9 @@ class Plan:
 class Search:
     """The result of a search.
 
-    plans: the layouts that fit, the fastest first. too_large: the layouts that do not fit, first those that need least.
-    impossible: the layouts that the job or the cluster rules out, each with the reason.
+    plans: the layouts that fit, first those that fit with their whole range, the fastest of each part first. too_large:
+    the layouts that do not fit, first those that need least. impossible: the layouts that the job or the cluster rules
+    out, each with the reason.
     """
 
     plans: list[Plan]
@@ -212,7 +224,10 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
                 choices("recompute", [r for r in RECOMPUTE if r != "sqrt"]),  # as much time as full, and more memory
             ):
                 count = max(1, rest // micro)
-                yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute, fixed.get("etp"))
+                yield ClusterLayout(
+                    *(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute),
+                    *(fixed.get("etp"), fixed.get("host", "none")),
+                )
 
 
 def _choices(fixed: Mapping[str, Any], axis: str, values: list[Any]) -> list[Any]:
@@ -239,21 +254,19 @@ def _zero_stages(ranks: int, pp: int) -> list[int]:
 
 
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
-    """Return the layouts that fit, the fastest first, those that do not fit, and those that are impossible.
+    """Return the layouts that fit, those that do not fit, and those that are impossible.
 
-    fixed: values by the name of `ClusterLayout`'s fields. Raises UsageError with the reason when every layout that has
-    these values is impossible, but not when layouts are possible and none of them fits.
+    When none fits, those that keep a part in host memory are searched, too. fixed: values by the name of
+    `ClusterLayout`'s fields. Raises UsageError with the reason when every layout that has these values is impossible,
+    but not when layouts are possible and none of them fits.
     """
     if not 1 <= job.gpus <= MAX_GPUS:
         raise UsageError(f"--gpus {job.gpus} is out of range; give 1 to {MAX_GPUS:,}")
-    found = Search([], [], [])
-    for layout in candidates(job, machine, fixed):
-        reason = refusal(layout, job)
-        if reason:
-            found.impossible.append((layout, reason))
-            continue
-        plan = plan_layout(layout, job, machine, calibration)
-        (found.plans if plan.fit.fits else found.too_large).append(plan)
+    found = _tried(job, machine, fixed, calibration)
+    if not found.plans and "host" not in fixed and len(found.refused) > 1:
+        # Where no GPU has enough memory, the host may have it. A layout that is wholly given stays what it is.
+        for host in CHOICES[1:]:
+            found.plans.extend(_tried(job, machine, {**fixed, "host": host}, calibration).plans)
 
     # Without a possible layout the search is an error, with the reason of the first one.
     if not found.plans and not found.too_large:
@@ -261,10 +274,23 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
             raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
         raise UsageError(f"{found.impossible[0][1]}; change one of them")
 
-    # Predictions differ from measurements by more than a percent, so of nearly equal layouts the one with fewer axes
-    # comes first.
+    # What surely fits comes first. Predictions differ from measurements by more than a percent, so of nearly equal
+    # layouts the one with fewer axes comes first.
     found.too_large.sort(key=lambda plan: plan.fit.central)
-    found.plans.sort(key=lambda plan: plan.time.seconds * AXIS_COST**plan.layout.axes)
+    found.plans.sort(key=lambda plan: (plan.fit.verdict != "yes", plan.time.seconds * AXIS_COST**plan.layout.axes))
+    return found
+
+
+def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration) -> Search:
+    """Return every layout that has the fixed values, in the order in which they are tried."""
+    found = Search([], [], [])
+    for layout in candidates(job, machine, fixed):
+        reason = refusal(layout, job)
+        if reason:
+            found.impossible.append((layout, reason))
+            continue
+        plan = plan_layout(layout, job, machine, calibration)
+        (found.plans if plan.fits else found.too_large).append(plan)
     return found
 
 
@@ -275,7 +301,7 @@ def _described(fixed: Mapping[str, Any]) -> str:
 def fits_somehow(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> bool:
     """Return whether one of the first `MAX_TRIED` layouts fits."""
     return any(
-        refusal(layout, job) is None and Plan(layout, job, machine, calibration).fit.fits
+        refusal(layout, job) is None and Plan(layout, job, machine, calibration).fits
         for layout in islice(candidates(job, machine, fixed), MAX_TRIED)
     )
 
@@ -284,10 +310,14 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     """Return what makes a layout fit when none does, each as flags of `minidist plan`; each one alone is enough."""
     # What was given and need not be.
     found = [
-        f"--{axis.replace('_', '-')} left out"
+        f"{flag_of(axis)} left out"
         for axis in fixed
         if fits_somehow(job, machine, {name: value for name, value in fixed.items() if name != axis})
     ]
+    # The host's memory, where it was not searched.
+    if "host" not in fixed:
+        hosts = (host for host in CHOICES[1:] if fits_somehow(job, machine, {**fixed, "host": host}))
+        found += [f"--offload {host}" for host in islice(hosts, 1)]
     # More GPUs. Where every degree is given their number follows from them.
     if not {"dp", "tp", "pp", "cp"} <= set(fixed):
         counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
@@ -295,6 +325,11 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
         found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
     enough = (other for other in _larger_gpus(job, machine) if fits_somehow(job, other, fixed))
     return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
+
+
+def flag_of(field: str) -> str:
+    """Return the flag of `minidist plan` that fixes a field of a layout."""
+    return "--offload" if field == "host" else "--" + field.replace("_", "-")
 
 
 def _larger_gpus(job: Job, machine: Machine) -> list[Machine]:
@@ -321,12 +356,7 @@ def reason_for(best: Plan, plans: list[Plan], fixed: Collection[str] = ()) -> st
     fixed: the axes that were given, about which the search says nothing.
     """
     reason = _compared(best, plans, fixed)
-    if best.fit.verdict == "yes":
-        return reason
-    sure = next((plan for plan in plans if plan.fit.verdict == "yes"), None)
-    return f"{reason}; it may not fit, because {best.shortage}" + (
-        f"; the first one that fits with its whole range is {sure.layout}" if sure else ""
-    )
+    return reason if best.fit.verdict == "yes" else f"{reason}; it may not fit, because {best.shortage}"
 
 
 def _compared(best: Plan, plans: list[Plan], fixed: Collection[str]) -> str:

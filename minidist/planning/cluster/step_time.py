@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
+from minidist.planning.cluster.host import waiting_seconds
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
-from minidist.planning.cluster.memory import rank_parameters
+from minidist.planning.cluster.memory import block_activations, rank_parameters
 from minidist.planning.cluster.shared import shared
 
 
@@ -42,7 +43,9 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. exposed: messages that computing does not hide, by axis; bubble: the share of idle time."""
+    """Seconds of a step. exposed: messages that computing does not hide, by axis, and waiting for the host; bubble: the
+    share of idle time.
+    """
 
     compute: float
     exposed: dict[str, float]
@@ -264,7 +267,14 @@ class StepModel:
             exposed["dp"] = data
         shard = sum(own) / (e.sharding_ranks if e.zero else 1)
         update = c.update_passes * 28 * shard / (self.machine.memory_bandwidth * c.memory_efficiency)
-        once = data + update + c.step_seconds
+        waiting = 0.0
+        if e.host != "none":
+            update = update if e.host == "activations" else 0.0
+            blocks = self.job.model.of_a_kind(stages[slowest])
+            kept = sum(count * block_activations(e, self.job, layer) for layer, count in blocks)
+            waiting = waiting_seconds(e, self.job, shard, kept, compute)
+            exposed["host"] = waiting
+        once = data + waiting + update + c.step_seconds
         # Those are outside of the pipeline, so its share of the whole is smaller.
-        pipelined = (compute + sum(exposed.values()) - data) / (1 - bubble)
+        pipelined = (compute + sum(exposed.values()) - data - waiting) / (1 - bubble)
         return StepTime(compute + update + c.step_seconds, exposed, bubble * pipelined / (pipelined + once))
