@@ -26,8 +26,8 @@ def frontier(
     axes = figure.add_subplot()
     for colour, sure in ((PERHAPS, False), (SURE, True)):
         of_kind = [_point(layout) for layout in layouts if layout.get("fits_with_range", True) == sure]
-        if of_kind:
-            axes.scatter(*zip(*of_kind, strict=True), s=12, color=colour, gid="sure" if sure else "perhaps")
+        memories, speeds = [point[0] for point in of_kind], [point[1] for point in of_kind]
+        axes.scatter(memories, speeds, s=12, color=colour, gid="sure" if sure else "perhaps")
 
     # Of all layouts that need at most a given memory, the fastest.
     best: list[Mapping[str, Any]] = []
