@@ -39,6 +39,9 @@ def memory(
         int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum, at most 8,192)")
     ] = None,
     attention: Annotated[str, typer.Option(help="with --model: fused (scores are never stored) or unfused")] = "fused",
+    kernels: Annotated[
+        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager or any (unknown)")
+    ] = "any",
     dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False,
     accounting: Annotated[
         str | None,
@@ -74,10 +77,13 @@ def memory(
     fits: dict[str, Fit] = {}
     if model is not None:
         _check_deepspeed(accounting, axes, prefetch)
-        job, layout = _planned(model, {"dp": dp, **axes}, batch, seq, attention, dropout, recompute, prefetch)
+        job, layout = _planned(
+            model, {"dp": dp, **axes}, batch, seq, (attention, kernels), dropout, recompute, prefetch
+        )
         stages, fits = _of_model(model, job, layout, accounting, gpu)
     else:
         more = {"batch": batch, "seq": seq, "attention": attention, "dropout": dropout, "recompute": recompute}
+        more["kernels"] = kernels
         _refuse_activations({**axes, **more, "prefetch": prefetch, "gpu": gpu})
         number = whole_number(params or "")
         stages = dict(model_states(number, dp, accounting))
@@ -100,13 +106,16 @@ def _planned(
     degrees: dict[str, int],
     batch: int,
     seq: int | None,
-    attention: str,
+    how: tuple[str, str],
     dropout: bool,
     recompute: str,
     prefetch: int,
 ) -> "tuple[Job, ClusterLayout]":
-    """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline."""
-    from minidist.planning.cluster.layout import ATTENTION, RECOMPUTE, ClusterLayout, Job, sequence_length
+    """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline.
+
+    how: the attention and the kernels.
+    """
+    from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job, sequence_length
     from minidist.planning.huggingface_config import read_model
 
     model = read_model(name)
@@ -117,10 +126,11 @@ def _planned(
     length, note = sequence_length(seq, model, name)
     if note:
         say(note)
-    fused = one_of(attention, "--attention", ATTENTION) == "fused"
+    fused = one_of(how[0], "--attention", ATTENTION) == "fused"
+    kernels = one_of(how[1], "--kernels", tuple(KERNELS))
     dp, tp, pp, cp, ep = (degrees[axis] for axis in AXES)
     layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, batch, pp, recompute)
-    job = Job(model, length, dp * batch * pp, "bf16", layout.ranks, fused, dropout, prefetch=prefetch)
+    job = Job(model, length, dp * batch * pp, "bf16", layout.ranks, fused, dropout, prefetch=prefetch, kernels=kernels)
     return job, layout
 
 
@@ -130,20 +140,20 @@ def _of_model(
     """Return the stages of a model as --json prints them, and whether each fits on a GPU."""
     from minidist.planning.cluster.fit import Fit, not_counted
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.zero_stages import block_forms, deepspeed_offload, layout_stages
+    from minidist.planning.zero_stages import block_forms, deepspeed_offload, layout_stages, with_total
 
     model = job.model
     stages: dict[str, Any] = {"model": name, "parameters": model.parameters, "seq": job.length}
     block = block_forms(job, layout.micro_batch)
     stages |= {} if block is None else {"activations_of_a_block": block}
-    counted = layout_stages(job, layout, accounting)
-    stages |= counted
+    ranks = layout_stages(job, layout, accounting)
+    stages |= {stage: with_total(rank.by_kind) for stage, rank in ranks.items()}
     if accounting == "deepspeed":
         stages["offload"] = deepspeed_offload(model.parameters, layout.dp, model.largest_module)
     fits: dict[str, Fit] = {}
     if gpu is not None:
         machine = machine_of(gpu)
-        fits = {stage: Fit.of_peak(machine, parts["total"]) for stage, parts in counted.items()}
+        fits = {stage: Fit.of_rank(machine, rank, job) for stage, rank in ranks.items()}
         stages["fits"] = {stage: fit.verdict for stage, fit in fits.items()}
     return {**stages, "not_counted": not_counted()}, fits
 
@@ -171,7 +181,7 @@ def _check_deepspeed(accounting: str, axes: dict[str, int], prefetch: int) -> No
 
 def _refuse_activations(flags: dict[str, Any]) -> None:
     """Raise UsageError for the first flag that a bare number of parameters has no use for."""
-    defaults = {"seq": None, "recompute": "none", "attention": "fused", "dropout": False, "gpu": None}
+    defaults = {"seq": None, "recompute": "none", "attention": "fused", "kernels": "any", "dropout": False, "gpu": None}
     for name, value in flags.items():
         if value != defaults.get(name, 1):
             given = f"--{name}" if value is True else f"--{name} {value}"

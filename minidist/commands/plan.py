@@ -82,6 +82,9 @@ def plan(
     global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
     precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
     attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
+    kernels: Annotated[
+        str, _option(CLUSTER, "of norms and activations of gated blocks: fused, eager or any (unknown)")
+    ] = "any",
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
     grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32",
     expert_imbalance: Annotated[
@@ -130,7 +133,7 @@ def plan(
     """Find the layouts of a training job that fit on a cluster of GPUs, and what they cost."""
     from minidist.planning.cluster.decision import offers, ranges, ranges_as_dict
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.cluster.layout import ATTENTION, Job, sequence_length
+    from minidist.planning.cluster.layout import ATTENTION, KERNELS, Job, sequence_length
     from minidist.planning.cluster.search import search
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
@@ -179,6 +182,7 @@ def plan(
         dropout,
         4 if one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
         _imbalance(expert_imbalance, architecture),
+        kernels=one_of(kernels, "--kernels", tuple(KERNELS)),
     )
     sizes_of_job = {
         "seq": length,

@@ -28,7 +28,7 @@ from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import check_count
 from minidist.planning.block_bytes import fused, unfused
 from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job, check_layout
-from minidist.planning.cluster.memory import divided_states, memory_by_rank
+from minidist.planning.cluster.memory import RankMemory, divided_states, memory_by_rank
 
 ESTIMATORS = (*ACCOUNTINGS, "deepspeed")
 STATES = ("parameters", "gradients", "optimizer")
@@ -106,28 +106,31 @@ def deepspeed_offload(
     }
 
 
-def layout_stages(job: Job, layout: ClusterLayout, accounting: str = "megatron") -> dict[str, Stage]:
-    """Return {"stage0": {kind: bytes, "total"}, ...} of the fullest pipeline rank: `minidist plan`'s, to the byte.
+def layout_stages(job: Job, layout: ClusterLayout, accounting: str = "megatron") -> dict[str, RankMemory]:
+    """Return {"stage0": memory, ...} of the fullest pipeline rank: `minidist plan`'s, to the byte.
 
-    The total is the sum of all kinds. With `deepspeed` the states are its estimates of the whole model, and what stage
-    3 gathers is left out, because they include the largest layer. Errors: UsageError for a layout that is not possible.
+    With `deepspeed` the states are its estimates of the whole model, and what stage 3 gathers is left out, because they
+    include the largest layer. Errors: UsageError for a layout that is not possible.
     """
     check_accounting(accounting)
     if accounting != "deepspeed":
         job = replace(job, accounting=accounting)
-    stages: dict[str, Stage] = {}
+    stages: dict[str, RankMemory] = {}
     for zero in range(4):
         at_stage = replace(layout, zero=zero)
         check_layout(at_stage, job)
-        stages[f"stage{zero}"] = max(memory_by_rank(at_stage, job), key=lambda rank: rank.peak).by_kind
-    if accounting == "deepspeed":
-        estimates = _deepspeed_states(job.model.parameters, layout.dp, job.model.largest_module)
-        gathered = ("gathered", "prefetch", "reducing")
-        stages = {
-            stage: {**{kind: n for kind, n in stages[stage].items() if kind not in gathered}, **states}
-            for stage, states in estimates.items()
-        }
-    return {stage: with_total(parts) for stage, parts in stages.items()}
+        stages[f"stage{zero}"] = max(memory_by_rank(at_stage, job), key=lambda rank: rank.peak)
+    if accounting != "deepspeed":
+        return stages
+    estimates = _deepspeed_states(job.model.parameters, layout.dp, job.model.largest_module)
+    gathered = ("gathered", "prefetch", "reducing")
+    return {
+        stage: replace(
+            stages[stage],
+            by_kind={**{kind: n for kind, n in stages[stage].by_kind.items() if kind not in gathered}, **states},
+        )
+        for stage, states in estimates.items()
+    }
 
 
 def block_forms(job: Job, batch: int) -> dict[str, int] | None:

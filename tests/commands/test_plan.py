@@ -64,7 +64,7 @@ LAYOUT_TYPES = {
     "host": str,
 }
 MEMORY_TYPES = {
-    **dict.fromkeys(("peak_bytes", "low_bytes", "high_bytes"), int),
+    **dict.fromkeys(("peak_bytes", "low_bytes", "high_bytes", "eager_kernels_bytes"), int),
     "by_kind": {str: int},
     "states_bytes_by_pipeline_rank": [int],
 }

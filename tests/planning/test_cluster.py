@@ -191,7 +191,7 @@ def test_an_expert_is_divided_over_tp_unless_ep_needs_the_ranks():
 
 
 def test_a_search_ranks_what_fits():
-    found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {})
+    found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16, kernels="fused"), MACHINES["h100"], {})
     assert found.plans
     assert all(plan.fit.fits for plan in found.plans)
     assert found.plans[0].time.seconds <= 1.1 * min(plan.time.seconds for plan in found.plans)
@@ -211,13 +211,15 @@ def test_a_search_ranks_what_fits():
     assert one.shortage.endswith(f" needs {low / 1e9:,.0f} to {high / 1e9:,.0f} GB, and h100 has 85 GB (79 GiB)")
     assert reason_for(found.plans[0], found.plans)
     # What is fixed stays, and the layouts with it are those of the whole search.
-    fixed = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {"tp": 4, "zero": 1})
+    fixed = search(
+        Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16, kernels="fused"), MACHINES["h100"], {"tp": 4, "zero": 1}
+    )
     wanted = [plan.layout for plan in found.plans if (plan.layout.tp, plan.layout.zero) == (4, 1)]
     assert [plan.layout for plan in fixed.plans if plan.layout.dp > 1] == [one for one in wanted if one.dp > 1]
 
 
 def test_the_reason_says_what_is_compared():
-    found = search(Job(named("llama-3.1-8b"), 8192, 256, "bf16", 64), MACHINES["h100"], {})
+    found = search(Job(named("llama-3.1-8b"), 8192, 256, "bf16", 64, kernels="fused"), MACHINES["h100"], {})
     assert found.plans[0].layout.zero == 2
     # Without ZeRO is with stage 0, and not with stage 1.
     ratio = next(plan.time.seconds for plan in found.plans if plan.layout.zero == 0) / found.plans[0].time.seconds
@@ -242,7 +244,10 @@ def test_small_models_are_data_parallel_and_large_ones_stay_in_a_node():
 
 def test_a_layout_of_four_axes_in_memory():
     gpt2, one, four = named("gpt2"), ClusterLayout(4, micro_batch=2), ClusterLayout(4, 2, 2, micro_batch=2)
-    peaks = [layout_stages(job(layout, gpt2, 512), layout) for layout in (one, four)]
+    peaks = [
+        {stage: rank.by_kind for stage, rank in layout_stages(job(layout, gpt2, 512), layout).items()}
+        for layout in (one, four)
+    ]
     assert set(peaks[0]) == set(peaks[1])
     assert peaks[1]["stage0"]["optimizer"] < 0.6 * peaks[0]["stage0"]["optimizer"]
     with pytest.raises(UsageError, match="12 heads are not divisible by tp 5"):
@@ -523,3 +528,41 @@ def test_zero_3_has_one_chunk_of_layers_per_rank():
     assert refusal(layout, job(layout)) == "ZeRO 3 would gather the layers of each of vp 2 chunks for each micro-batch"
     for possible in (replace(layout, vp=1), replace(layout, zero=2)):
         assert refusal(possible, job(possible)) is None
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_eager_kernels_of_a_gated_block_keep_more_and_those_of_gpt_do_not(recompute):
+    """Two float32 inputs of norms and their normalized values, 8 bytes per element, and silu(gate) in 2 bytes."""
+    layout = ClusterLayout(2, 2, 2, sequence_parallel=True, micro_batch=3, microbatches=2, recompute=recompute)
+    tokens = 3 * 256
+    for model, block in ((replace(GPT, gated=True), tokens * (8 * 512 + 2 * 2048) // 2), (GPT, 0)):
+        ranks = memory_by_rank(layout, job(layout, model))
+        # Of four layers on each of two ranks, the first of which has two micro-batches in flight.
+        kept = (8 * block, 4 * block) if recompute == "none" else (block, block)
+        assert tuple(rank.eager for rank in ranks) == kept
+    experts = memory_by_rank(ClusterLayout(ep=1), job(ClusterLayout(), replace(EXPERTS, layers=3)))[0]
+    assert experts.eager == 1024 * 0 + 256 * (3 * 8 * 512 + 2 * 2 * 1024 + 2 * 2 * 256)
+
+
+def test_what_a_job_says_of_its_kernels_decides_the_range():
+    """Unknown kernels are a range with its middle; fp8 comes with fused ones."""
+    model = replace(named("llama-3.1-8b"), positions=8192)
+    layout = ClusterLayout(8, zero=2)
+    fits = {
+        (kernels, precision): plan_layout(
+            layout, replace(job(layout, model, 8192), kernels=kernels, precision=precision), MACHINES["h100"]
+        )
+        for kernels, precision in (("any", "bf16"), ("fused", "bf16"), ("eager", "bf16"), ("any", "fp8"))
+    }
+    low, high = CALIBRATION.memory_range
+    reserved = CALIBRATION.reserved_bytes
+    for (kernels, precision), plan in fits.items():
+        least, likely, most = {"any": (0, 0.5, 1), "fused": (0, 0, 0), "eager": (1, 1, 1)}[
+            "fused" if precision == "fp8" else kernels
+        ]
+        peak, eager = plan.fullest.peak, plan.fullest.eager
+        assert plan.fit.low == pytest.approx(low * (peak + least * eager) + reserved)
+        assert plan.fit.central == pytest.approx(peak + likely * eager + reserved)
+        assert plan.fit.high == pytest.approx(high * (peak + most * eager) + reserved)
+    verdicts = [plan.fit.verdict for plan in fits.values()]
+    assert verdicts[:3] == ["may not", "yes", "no"]

@@ -13,7 +13,14 @@ from minidist.planning.cluster.gpus import MACHINES
 from minidist.planning.cluster.layout import ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations
 from minidist.planning.cluster.search import plan_layout
-from minidist.planning.zero_stages import block_forms, deepspeed_offload, layout_stages, model_states, whole_number
+from minidist.planning.zero_stages import (
+    block_forms,
+    deepspeed_offload,
+    layout_stages,
+    model_states,
+    whole_number,
+    with_total,
+)
 
 
 def job(name, layout, length, **more):
@@ -25,7 +32,12 @@ def job(name, layout, length, **more):
 def stages_of(name, ranks=1, length=1024, recompute="none", accounting="megatron", **more):
     """Return the stages of a model on data-parallel ranks."""
     layout = ClusterLayout(ranks, recompute=recompute)
-    return layout_stages(job(name, layout, length, **more), layout, accounting)
+    return totals(job(name, layout, length, **more), layout, accounting)
+
+
+def totals(of, layout, accounting="megatron"):
+    """Return the bytes of each stage by kind, with their sum."""
+    return {stage: with_total(rank.by_kind) for stage, rank in layout_stages(of, layout, accounting).items()}
 
 
 def gigabytes(stages):
@@ -149,12 +161,12 @@ def printed(capsys, *arguments):
 
 
 def test_attention_is_fused_unless_it_is_said_not_to_be():
-    """Llama 3.1 8B with 8,192 tokens: 36.7 GB; unfused kernels add 2 bytes per score in each of 32 layers."""
+    """Llama 3.1 8B with 8,192 tokens: 36.7 GB; unfused kernels add 6 bytes per score in each of 32 layers."""
     fused, unfused = (
         stages_of("llama-3.1-8b", 8, 8192, fused_attention=fused)["stage2"]["activations"] for fused in (True, False)
     )
     assert round(fused / 1e9, 1) == 36.7
-    assert unfused - fused == 32 * 8192 * 32 * (2 * 8192 - 4)
+    assert unfused - fused == 32 * 8192 * 32 * (6 * 8192 - 4)
 
 
 def test_square_root_segments_keep_their_inputs_and_one_segment():
@@ -163,7 +175,7 @@ def test_square_root_segments_keep_their_inputs_and_one_segment():
     for pp, segments in ((1, 7), (2, 5)):
         layout = ClusterLayout(pp=pp, recompute="sqrt")
         of = job("gpt2-xl", layout, s, dropout=False)
-        parts = layout_stages(of, layout)["stage0"]
+        parts = totals(of, layout)["stage0"]
         # The last rank is the fullest; it also keeps the inputs of the last norm and of the projection.
         assert parts["activations"] == segments * 2 * s * h + 4 * s * h
         assert parts["workspace"] == segments * block_activations(layout, of, 0, "none")
@@ -309,7 +321,7 @@ def test_what_a_gated_block_keeps_term_by_term():
     layout = ClusterLayout(micro_batch=b)
     norms, attention, mlp = 4 * h, 3 * h + h, 3 * i
     kept = 2 * s * b * (norms + attention + mlp)
-    for fused, scores in ((True, 4 * b * heads * s), (False, 2 * b * heads * s * s)):
+    for fused, scores in ((True, 4 * b * heads * s), (False, 6 * b * heads * s * s)):
         of = job("llama-7b", layout, s, fused_attention=fused)
         assert block_activations(layout, of, 0) == kept + scores
         assert block_activations(layout, of, 0, "full") == 2 * s * b * h
@@ -318,7 +330,7 @@ def test_what_a_gated_block_keeps_term_by_term():
 def test_memory_says_what_fits(capsys):
     """The verdicts are those of the plan; exit code 1 when no stage fits, as of a plan."""
     for model, dp, verdicts, code in (
-        ("llama-3.1-8b", 8, ["no", "no", "yes", "yes"], 0),
+        ("llama-3.1-8b", 8, ["no", "no", "may not", "may not"], 0),
         ("gpt3-175b", 8, ["no"] * 4, 1),
     ):
         with pytest.raises(SystemExit) as done:

@@ -1,8 +1,11 @@
 """Whether what a GPU must hold fits in its memory: surely, perhaps, or not.
 
-What is counted from shapes is not all that a GPU holds. An allocator that keeps freed blocks, and kernels that keep
-more or less than the formulas, make the peak a range (`Calibration.memory_range`); the device's context and the
-buffers of the communication library come on top (`Calibration.reserved_bytes`).
+What is counted from shapes is not all that a GPU holds.
+
+    kernels     fused ones of norms and activation functions keep what is counted, eager ones more (`eager_bytes`): the
+                range is from one to the other, and the central estimate is in the middle, unless the job says which
+    allocator   keeps freed blocks: 0.95 to 1.1 times the whole (`Calibration.memory_range`)
+    device      its context and the buffers of the communication library: 1 GB (`Calibration.reserved_bytes`)
 
 Proved by: tests/planning/test_cluster.py, tests/planning/test_zero_stages.py
 """
@@ -11,6 +14,8 @@ from dataclasses import dataclass
 
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
+from minidist.planning.cluster.layout import Job
+from minidist.planning.cluster.memory import RankMemory
 
 
 @dataclass(frozen=True)
@@ -23,11 +28,24 @@ class Fit:
     high: float
 
     @classmethod
-    def of_peak(cls, machine: Machine, peak: int, calibration: Calibration = CALIBRATION) -> "Fit":
-        """Return the fit of a peak that is counted from shapes."""
+    def of_peak(
+        cls,
+        machine: Machine,
+        peak: int,
+        eager: tuple[float, float, float] = (0.0, 0.0, 0.0),
+        calibration: Calibration = CALIBRATION,
+    ) -> "Fit":
+        """Return the fit of a peak that is counted from shapes. eager: bytes of eager kernels, least, likely, most."""
         low, high = calibration.memory_range
+        least, likely, most = (peak + more for more in eager)
         reserved = calibration.reserved_bytes
-        return cls(machine, low * peak + reserved, peak + reserved, high * peak + reserved)
+        return cls(machine, low * least + reserved, likely + reserved, high * most + reserved)
+
+    @classmethod
+    def of_rank(cls, machine: Machine, rank: RankMemory, job: Job, calibration: Calibration = CALIBRATION) -> "Fit":
+        """Return the fit of a rank's memory."""
+        low, likely, high = (share * rank.eager for share in job.eager_shares)
+        return cls.of_peak(machine, rank.peak, (low, likely, high), calibration)
 
     @property
     def fits(self) -> bool:
@@ -66,7 +84,7 @@ def not_counted(calibration: Calibration = CALIBRATION) -> str:
     """Return as a sentence what is not counted from shapes, and between which bounds it is taken to be."""
     low, high = calibration.memory_range
     return (
-        f"not counted: fragmentation of the allocator and kernels that keep other values, taken as {low:.2f} to"
+        f"not counted: what eager kernels keep of a gated block; fragmentation of the allocator, taken as {low:.2f} to"
         f" {high:.2f} times the total; the device's context and the buffers of the communication library, taken as"
         f" {calibration.reserved_bytes / 1e9:.1f} GB"
     )

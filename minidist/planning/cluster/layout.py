@@ -17,6 +17,8 @@ from minidist.planning.architecture import Architecture
 
 RECOMPUTE = ("none", "selective", "full", "sqrt")
 ATTENTION = ("fused", "unfused")
+# What kernels keep of a gated block -> the shares of what eager ones keep in addition: least, likely, most.
+KERNELS = {"any": (0.0, 0.5, 1.0), "fused": (0.0, 0.0, 0.0), "eager": (1.0, 1.0, 1.0)}
 DEFAULT_LENGTH = 8192  # tokens per sequence of a model that can have more, as most models are trained
 MAX_LENGTH = 10**8
 
@@ -107,7 +109,7 @@ class Job:
     fused_attention: the scores are never stored (FlashAttention); without it a step keeps them. gradient_bytes: of an
     element of the gradients' sum, 4 (float32, as in Megatron-LM) or 2. expert_imbalance: the tokens of the busiest
     rank's experts, as a multiple of the mean. accounting: which source's bytes per parameter are counted. prefetch: the
-    blocks that ZeRO 3 gathers ahead.
+    blocks that ZeRO 3 gathers ahead. kernels: of norms and activation functions: fused, eager, or any when unknown.
     """
 
     model: Architecture
@@ -121,11 +123,18 @@ class Job:
     expert_imbalance: float = 1.0
     accounting: str = "megatron"
     prefetch: int = 1
+    kernels: str = "any"
 
     @property
     def has_dropout(self) -> bool:
         """Return whether blocks keep masks of dropout; by default those of GPT do."""
         return not self.model.gated if self.dropout is None else self.dropout
+
+    @property
+    def eager_shares(self) -> tuple[float, float, float]:
+        """Return the least, the likely and the largest share of what eager kernels keep in addition to fused ones."""
+        # 8-bit floats come with Transformer Engine, whose kernels are fused.
+        return KERNELS["fused" if self.kernels == "any" and self.precision == "fp8" else self.kernels]
 
     def state_bytes(self, zero: int) -> tuple[int, int, int]:
         """Return the bytes per parameter of the value, the gradient and the optimizer's states at a ZeRO stage."""

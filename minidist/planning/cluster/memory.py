@@ -30,10 +30,11 @@ from minidist.planning.cluster.shared import shared
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of a rank on the GPU, by kind, and on the host."""
+    """Bytes of a rank on the GPU, by kind, and on the host. eager: the most that eager kernels keep in addition."""
 
     by_kind: dict[str, int]
     host: int = 0
+    eager: int = 0
 
     @property
     def states(self) -> int:
@@ -146,9 +147,16 @@ def _attention_activations(layout: ClusterLayout, job: Job, recompute: str, agai
         # One float32 sum per query and head. The output in 2 bytes is the projection's input, unless that has 1.
         divided += 4 * tokens * model.heads + (2 * tokens * model.value_size if operand == 1 else 0)
     elif recompute == "none":
-        pairs = tokens * job.length * model.heads
-        divided += 5 * pairs if job.has_dropout else 2 * pairs
+        divided += _score_bytes(job) * tokens * job.length * model.heads
     return whole, divided
+
+
+def _score_bytes(job: Job) -> int:
+    """Return the bytes that unfused attention keeps for each pair of positions and head.
+
+    The softmax in 2 bytes, with dropout also its copy and a mask; LLaMA's code computes it in float32 and keeps both.
+    """
+    return 5 if job.has_dropout else 6 if job.model.gated else 2
 
 
 def _mlp_activations(layout: ClusterLayout, job: Job, layer: int, again: bool) -> tuple[int, int]:
@@ -172,6 +180,22 @@ def _mlp_activations(layout: ClusterLayout, job: Job, layer: int, again: bool) -
 def _operand_bytes(job: Job) -> int:
     """Return the bytes of a value that is kept as the input of a matrix product."""
     return 1 if job.precision == "fp8" else 2
+
+
+def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
+    """Return what eager kernels keep of a gated block's micro-batch in addition to `block_activations`.
+
+    An RMS norm in PyTorch's own operations keeps its input in float32 and its normalized values (8 bytes per element
+    with its output, in place of 4), and SwiGLU keeps silu(gate). A layer norm and GELU have one kernel each.
+    """
+    model = job.model
+    if not model.gated:
+        return 0
+    tokens, outer = layout.micro_batch * job.length // layout.cp, layout.tp if layout.sequence_parallel else 1
+    inner: float = model.inner
+    if model.is_sparse(layer):
+        inner = (busiest(layout, job) * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
+    return 8 * tokens * model.width // outer + round(2 * tokens * inner) // layout.tp
 
 
 def in_flight(layout: ClusterLayout, rank: int) -> float:
@@ -218,8 +242,7 @@ def rank_memory(
         blocks_at_once = sqrt_segments(len(layers))[0] if layout.recompute == "sqrt" else 1
         kinds["workspace"] = blocks_at_once * block_activations(layout, job, largest, "none")
     elif layout.recompute == "selective" and not job.fused_attention:
-        pairs = tokens * job.length * model.heads // t
-        kinds["workspace"] = 5 * pairs if job.has_dropout else 2 * pairs
+        kinds["workspace"] = _score_bytes(job) * (tokens * job.length * model.heads // t)
     else:
         kinds["workspace"] = 4 * tokens * max(model.width, model.inner // t)
     if layout.zero == 3:
@@ -229,9 +252,13 @@ def rank_memory(
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(calibration.constant_bytes)
+    # What is recomputed exists for one block at a time.
+    again = layout.recompute != "none" or layout.host == "activations"
+    eager = sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank)
+    eager = eager_bytes(layout, job, largest) if again else int(eager)
     if layout.host == "none":
-        return RankMemory(kinds)
-    return RankMemory(*divided(layout, kinds, 2 * block_activations(layout, job, largest)))
+        return RankMemory(kinds, eager=eager)
+    return RankMemory(*divided(layout, kinds, 2 * block_activations(layout, job, largest)), eager)
 
 
 def memory_by_rank(layout: ClusterLayout, job: Job, calibration: Calibration = CALIBRATION) -> list[RankMemory]:

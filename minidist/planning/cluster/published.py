@@ -536,10 +536,20 @@ When no layout fits, those that keep the optimizer, the activations or the param
 ([host.py](../minidist/planning/cluster/host.py)), with the share of a step for which GPUs wait for the host;
 `--offload` fixes the choice. The speeds of the host are those of a node with PCIe 4, 200 GB/s and 1 TB for eight GPUs.
 
-`minidist memory` prints the same bytes for each ZeRO stage of one layout. What is not counted from shapes is an
-interval: the peak times 0.95 to 1.1 for the allocator and for kernels that keep other values (from the peaks that the
-tables below name), and 1 GB for the device's context and the communication library. The 0.1 GB that is called constant
-is the median of what Megatron-LM's functional tests allocate in addition to what is counted.
+`minidist memory` prints the same bytes for each ZeRO stage of one layout. What else a GPU holds is an interval for each
+source ([fit.py](../minidist/planning/cluster/fit.py)):
+
+| source | interval | from |
+|---|---|---|
+| kernels of a gated block | none (fused: Megatron-LM, Transformer Engine, compiled programs) to, per token, 8 bytes of each element of the width and 2 of each inner one (eager PyTorch: RMS norms keep float32 inputs and normalized values, SwiGLU keeps silu(gate)) | the operations' saved tensors |
+| unfused attention | per pair of positions and head 2 bytes, 5 with dropout (Korthikanti et al.), 6 in a gated block, whose softmax is in float32 | the same |
+| allocator | 0.95 to 1.1 times the peak | the measured peaks of the tables below |
+| context, communication library | 1 GB | the reserved memory that torchtitan reports |
+| all else that a program allocates | 0.1 GB | the median of Megatron-LM's functional tests |
+
+Without `--kernels` the central estimate is in the middle between fused and eager kernels, with `--precision fp8` they
+are fused. So "yes" means that a layout fits with eager kernels, too; nothing here is fitted to jobs that ran out of
+memory.
 
 Memory is computed from shapes ([memory.py](../minidist/planning/cluster/memory.py)). The time of a step is computed
 from the FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages

@@ -73,7 +73,7 @@ class Plan:
     @cached_property
     def fit(self) -> Fit:
         """Return what the fullest rank needs beside what a GPU has."""
-        return Fit.of_peak(self.machine, self.fullest.peak, self.calibration)
+        return Fit.of_rank(self.machine, self.fullest, self.job, self.calibration)
 
     @property
     def fits(self) -> bool:
@@ -132,7 +132,6 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `minidist plan --json` prints of a layout."""
-        low, high = self.calibration.memory_range
         short, long = self.seconds_range
         peak, seconds = self.fullest.peak, self.time.seconds
         return {
@@ -142,8 +141,9 @@ class Plan:
             "fits_with_range": self.fit.verdict == "yes",
             "memory": {
                 "peak_bytes": peak,
-                "low_bytes": int(low * peak),
-                "high_bytes": int(high * peak),
+                "low_bytes": int(self.fit.low - self.calibration.reserved_bytes),
+                "high_bytes": int(self.fit.high - self.calibration.reserved_bytes),
+                "eager_kernels_bytes": self.fullest.eager,
                 "by_kind": self.fullest.by_kind,
                 "states_bytes_by_pipeline_rank": [rank.states for rank in self.memory],
                 "peak_bytes_by_pipeline_rank": [rank.peak for rank in self.memory],

@@ -48,7 +48,7 @@ def equally_fast(plans: Sequence[Plan]) -> int:
 def _row(plan: Plan) -> str:
     """Format one layout."""
     short, long = plan.seconds_range
-    low, high = (share * plan.fullest.peak / 1e9 for share in plan.calibration.memory_range)
+    low, high = ((bound - plan.calibration.reserved_bytes) / 1e9 for bound in (plan.fit.low, plan.fit.high))
     slow, fast = (plan.tokens_per_second * plan.time.seconds / seconds for seconds in (long, short))
     mfu = plan.utilization(plan.model_flops) * plan.time.seconds
     return (
