@@ -1,10 +1,10 @@
 """What is kept in host memory: the bytes that leave the GPU, and the seconds for which the GPU waits.
 
     optimizer     gradients go to the host, which updates the float32 copies; the new values come back
-                  (Ren et al., 2021, ZeRO-Offload, section 4)
+                  (Ren et al., 2021, arXiv:2101.06840, section 4)
     activations   what blocks keep for backward goes to the host and comes back; the GPU has two blocks at a time
     parameters    with ZeRO 3: shards of parameters, gradients and optimizer are on the host; each micro-batch fetches
-                  the parameters twice and sends its gradients (Rajbhandari et al., 2021, ZeRO-Infinity, section 5)
+                  the parameters twice and sends its gradients (Rajbhandari et al., 2021, arXiv:2104.07857)
 
 Transfers run while the GPU computes, as far as computing lasts. The update on the host, and the transfer of new values
 after it, do not. The speeds are of a node with PCIe 4 and eight GPUs; none of them is fitted.
