@@ -4,7 +4,7 @@ Proved by: tests/commands/test_plan.py
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -20,7 +20,6 @@ from minidist.commands.output import Result, json_or_table, say
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
     from minidist.planning.cluster.decision import Offer
-    from minidist.planning.cluster.gpus import Machine
     from minidist.planning.cluster.layout import ClusterLayout, Job
     from minidist.planning.cluster.search import Plan, Search
     from minidist.planning.job_config import PlannedJob
@@ -51,6 +50,53 @@ class ModelFlags:
     def given(self) -> list[str]:
         """Return the flags that are given, as they are written."""
         return ["--" + one.name.replace("_", "-") for one in fields(self) if getattr(self, one.name) != one.default]
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """The flags of what is trained, apart from the model."""
+
+    seq: int | None
+    global_batch: int | None
+    precision: str | None
+    attention: str
+    kernels: str
+    dropout: bool
+    grad_accum_dtype: str
+    expert_imbalance: float | None
+
+    def over(self, file: "PlannedJob") -> "JobFlags":
+        """Return the flags with what a job file says where a flag is not given."""
+        return replace(
+            self,
+            seq=file.model.positions if self.seq is None else self.seq,
+            global_batch=file.global_batch if self.global_batch is None else self.global_batch,
+            precision=self.precision or file.precision,
+            dropout=self.dropout or file.dropout,
+        )
+
+    def job(self, model: "Architecture", name: str, gpus: int) -> "Job":
+        """Return the job; UsageError for what is missing or out of range."""
+        from minidist.planning.cluster.layout import ATTENTION, KERNELS, Job, sequence_length
+
+        if self.global_batch is None:
+            raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
+        check_count(self.global_batch, "--global-batch", 1, 10**9)
+        length, note = sequence_length(self.seq, model, name)
+        if note:
+            say(note)
+        return Job(
+            model,
+            length,
+            self.global_batch,
+            self.precision or "bf16",
+            gpus,
+            one_of(self.attention, "--attention", ATTENTION) == "fused",
+            self.dropout,
+            4 if one_of(self.grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
+            _imbalance(self.expert_imbalance, model),
+            kernels=one_of(self.kernels, "--kernels", tuple(KERNELS)),
+        )
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
@@ -131,78 +177,59 @@ def plan(
     ] = None,
 ) -> Result:
     """Find the layouts of a training job that fit on a cluster of GPUs, and what they cost."""
-    from minidist.planning.cluster.decision import offers, ranges, ranges_as_dict
+    from minidist.planning.cluster.decision import offers
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.cluster.layout import ATTENTION, KERNELS, Job, sequence_length
     from minidist.planning.cluster.search import search
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     sizes = ModelFlags(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
+    flags = JobFlags(seq, global_batch, precision, attention, kernels, dropout, grad_accum_dtype, expert_imbalance)
     given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
     given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
     given["host"] = offload
     written: dict[str, Any] = {}
-    written_file = config is not None and config.suffix == ".toml"
-    if config is not None and written_file:
+    if config is not None and config.suffix == ".toml":
         job_file = _job_file(config, model, sizes)
-        architecture, written = job_file.model, job_file.fixed
-        global_batch = job_file.global_batch if global_batch is None else global_batch
-        precision, dropout = precision or job_file.precision, dropout or job_file.dropout
+        architecture, written, flags = job_file.model, job_file.fixed, flags.over(job_file)
         given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
     else:
         architecture = _architecture(config, model, sizes)
+
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
     fixed = written | _checked_layout(given)
     counts = [_gpus(fixed)] if ranks is None else whole_numbers(ranks, "--ranks")
-    if global_batch is None:
-        raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
-
-    # The job and the machine.
     for count in counts:
         check_count(count, "--ranks", 1, 10**6)
+    check_count(best, "--best", 1, 1000)
     if price is not None and tokens is None:
         raise UsageError(f"--price {price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12")
-    check_count(global_batch, "--global-batch", 1, 10**9)
-    check_count(best, "--best", 1, 1000)
-    precision = precision or "bf16"
+    job = flags.job(architecture, str(config or model), counts[0])
     machine = machine_of(gpu)
-    machine.peak(precision)
-    # The tokens per sequence of a job file are those that it trains with.
-    given_length = architecture.positions if seq is None and written_file else seq
-    length, note = sequence_length(given_length, architecture, str(config or model))
-    if note:
-        say(note)
-    job = Job(
-        architecture,
-        length,
-        global_batch,
-        precision,
-        counts[0],
-        one_of(attention, "--attention", ATTENTION) == "fused",
-        dropout,
-        4 if one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
-        _imbalance(expert_imbalance, architecture),
-        kernels=one_of(kernels, "--kernels", tuple(KERNELS)),
-    )
-    sizes_of_job = {
-        "seq": length,
-        "parameters": architecture.parameters,
-        "parameters_active": architecture.active_parameters,
-    }
+    machine.peak(job.precision)
+
     if len(counts) > 1:
         _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
-        found_offers = offers(job, machine, fixed, counts, tokens, price)
-        return _decision(found_offers, job, machine, fixed, gpu, sizes_of_job)
+        return _decision(offers(job, machine, fixed, counts, tokens, price), job, fixed, gpu)
     found = search(job, machine, fixed)
-
-    shown = _shown(found)
-    result = _as_dict(found, shown, best, gpu, explain) | sizes_of_job
-    if tokens is not None and shown:
-        result |= ranges_as_dict(ranges(shown[0], tokens, price))
     if output is not None:
         _draw(found, job, output)
+    shown = _shown(found)
+    result = _as_dict(found, shown[:best], gpu, explain) | _sizes(job) | _cost(shown[:1], tokens, price)
     # A script sees by the exit code that nothing fits.
     return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
+
+
+def _sizes(job: "Job") -> dict[str, int]:
+    """Return the sizes of the job that --json prints."""
+    model = job.model
+    return {"seq": job.length, "parameters": model.parameters, "parameters_active": model.active_parameters}
+
+
+def _cost(plans: "Sequence[Plan]", tokens: float | None, price: float | None) -> dict[str, dict[str, float]]:
+    """Return what a run of so many tokens takes with the first layout; nothing without their number."""
+    from minidist.planning.cluster.decision import ranges, ranges_as_dict
+
+    return ranges_as_dict(ranges(plans[0], tokens, price)) if plans and tokens is not None else {}
 
 
 def _refuse_of_one(flags: Mapping[str, object]) -> None:
@@ -212,18 +239,13 @@ def _refuse_of_one(flags: Mapping[str, object]) -> None:
             raise UsageError(f"{flag} is about one number of GPUs, and --ranks has several; give one, or leave it out")
 
 
-def _decision(
-    found: "Sequence[Offer]",
-    job: "Job",
-    machine: "Machine",
-    fixed: Mapping[str, Any],
-    gpu: str,
-    sizes: Mapping[str, int],
-) -> Result:
+def _decision(found: "Sequence[Offer]", job: "Job", fixed: Mapping[str, Any], gpu: str) -> Result:
     """Return what several numbers of GPUs cost, and the commands for the smallest one that surely fits."""
     from minidist.planning.cluster.decision import answer, offers_table, smallest
+    from minidist.planning.cluster.gpus import machine_of
     from minidist.planning.cluster.tables import title
 
+    machine = machine_of(gpu)
     first = smallest(found) or next((offer for offer in found if offer.plan is not None), None)
     sentence = answer(found, job, machine, fixed)
     commands = {} if first is None or first.plan is None else _commands(first.plan, gpu)
@@ -232,7 +254,7 @@ def _decision(
         "smallest_that_fits": None if first is None or first.verdict != "yes" else first.gpus,
         "answer": sentence,
         "commands": commands,
-        **sizes,
+        **_sizes(job),
     }
 
     def show() -> None:
@@ -250,12 +272,12 @@ def _shown(found: "Search") -> "list[Plan]":
     return found.plans or (found.too_large if len(found.refused) == 1 else [])
 
 
-def _as_dict(found: "Search", shown: "list[Plan]", best: int, gpu: str, explain: bool) -> dict[str, Any]:
-    """Return what --json prints of a search."""
+def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> dict[str, Any]:
+    """Return what --json prints of a search. shown: the layouts that are printed."""
     from minidist.planning.cluster.tables import equally_fast, explanation
 
     result: dict[str, Any] = {
-        "layouts": [one.as_dict() for one in shown[:best]],
+        "layouts": [one.as_dict() for one in shown],
         "layouts_total": len(found.plans),
         "equal_within_error": equally_fast(found.plans) if found.plans else 0,
         "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in _some_refused(found)],

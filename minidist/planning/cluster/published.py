@@ -539,13 +539,14 @@ When no layout fits, those that keep the optimizer, the activations or the param
 `minidist memory` prints the same bytes for each ZeRO stage of one layout. What else a GPU holds is an interval for each
 source ([fit.py](../minidist/planning/cluster/fit.py)):
 
-| source | interval | from |
-|---|---|---|
-| kernels of a gated block | none (fused: Megatron-LM, Transformer Engine, compiled programs) to, per token, 8 bytes of each element of the width and 2 of each inner one (eager PyTorch: RMS norms keep float32 inputs and normalized values, SwiGLU keeps silu(gate)) | the operations' saved tensors |
-| unfused attention | per pair of positions and head 2 bytes, 5 with dropout (Korthikanti et al.), 6 in a gated block, whose softmax is in float32 | the same |
-| allocator | 0.95 to 1.1 times the peak | the measured peaks of the tables below |
-| context, communication library | 1 GB | the reserved memory that torchtitan reports |
-| all else that a program allocates | 0.1 GB | the median of Megatron-LM's functional tests |
+- Kernels of a gated block: from none (fused: Megatron-LM, Transformer Engine, compiled programs) to 8 bytes per element
+  of the width and 2 per inner element and token (eager PyTorch: RMS norms keep float32 inputs and normalized values,
+  SwiGLU keeps silu(gate)). These are the tensors that the operations save.
+- Unfused attention: per pair of positions and head 2 bytes, 5 with dropout (Korthikanti et al.), and 6 in a gated
+  block, whose softmax LLaMA's code computes in float32.
+- The allocator: 0.95 to 1.1 times the peak, from the measured peaks of the tables below.
+- The device's context and the communication library: 1 GB. All else that a program allocates: 0.1 GB, the median of
+  what Megatron-LM's functional tests allocate in addition to what is counted.
 
 Without `--kernels` the central estimate is in the middle between fused and eager kernels, with `--precision fp8` they
 are fused. So "yes" means that a layout fits with eager kernels, too; nothing here is fitted to jobs that ran out of
