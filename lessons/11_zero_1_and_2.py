@@ -38,7 +38,7 @@ from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
-from minidist.planning.memory_estimator import model_states
+from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
 

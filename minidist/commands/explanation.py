@@ -23,8 +23,8 @@ from minidist.job.config.deepspeed import Translation
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
-from minidist.planning.memory_estimator import model_states, whole_number
 from minidist.planning.volumes import closed_form_bytes
+from minidist.planning.zero_stages import model_states, whole_number
 
 MAX_MICROBATCHES = 4  # of a step, that all run
 

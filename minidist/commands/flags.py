@@ -5,6 +5,7 @@ Proved by: tests/commands/test_flags.py, tests/commands/test_endings.py
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,3 +70,10 @@ def whole_numbers(text: str, name: str) -> list[int]:
         raise UsageError(
             f"{name} {quoted(text)}; it must be whole numbers with commas between them, such as 4096,1048576"
         ) from None
+
+
+def one_of(value: str, flag: str, choices: Sequence[str]) -> str:
+    """Return the value of a flag; UsageError unless it is one of the choices."""
+    if value not in choices:
+        raise UsageError(f"{flag} {quoted(value)}; it must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return value

@@ -17,6 +17,7 @@ from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import computations
 from minidist.pipeline.plan.action import (
     BACKWARD,
+    COMPUTE,
     FORWARD,
     INPUT,
     RECOMPUTE,
@@ -42,7 +43,8 @@ class Timing:
     bubble_of_total = (cost - work) / cost, work being the busiest rank's. peak: micro-batch activations alive;
     peak_bytes the same in bytes (empty without sizes). lower_bound: no plan with these stages on these ranks has a
     shorter makespan. spans: for each rank (item, start, end), when asked for. stage_share: the part of its rank's
-    model that a stage counts as, 1 unless schedules with different numbers of stages are compared.
+    model that a stage counts as, 1 unless schedules with different numbers of stages are compared. longest_stop: with
+    blocking receives, a sentence about the one that stops a rank for the longest time; "" when none does.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Timing:
     lower_bound: float
     spans: list[list[Span]] | None = None
     stage_share: float = 1.0
+    longest_stop: str = ""
 
     @property
     def activations(self) -> list[float]:
@@ -117,11 +120,13 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
     flat = flatten(plan)
     replicated = plan.updates in ("stash", "no-stash") and any(len(ranks) > 1 for ranks in plan.holders().values())
     recorded: list[list[Span]] | None = None
+    longest_stop = ""
 
     # The sweep over arrays knows single actions; what overlaps or is waited for otherwise takes the simulation.
     if spans or flat.has_pairs or replicated or receives == "blocking":
         run = _simulate(plan if receives == "blocking" else computations(plan), times, receives == "blocking")
         recorded = run.spans
+        longest_stop = _longest_stop(run) if receives == "blocking" else ""
         first, last, busy = _windows(recorded)
     else:
         first, last, busy = sweep(plan, flat, times)
@@ -136,6 +141,7 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
         list(peak_bytes) if times.has_bytes else [],
         _lower_bound(plan, flat, times, busy),
         recorded if spans else None,
+        longest_stop=longest_stop,
     )
 
 
@@ -171,6 +177,25 @@ def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:
             f"{show(plan.orders[rank][run.position[rank]])}; minidist schedule checks a plan and says why"
         )
     return run
+
+
+def _longest_stop(run: Simulation) -> str:
+    """Return which receive stops a rank for the longest time, for how long, and before what; "" when none does."""
+    longest, sentence = 0.0, ""
+    for rank, order in enumerate(run.orders):
+        clock = 0.0
+        for place, item in enumerate(order):
+            ended = max(run.ends[action] for action in actions_of(item))
+            if show(item).find("RECV") > 0 and ended - clock > longest:
+                longest = ended - clock
+                following = next((show(later) for later in order[place + 1 :] if _computes(later)), "the end")
+                sentence = f"{show(item)} stops rank {rank} for {longest:g} before {following}"
+            clock = max(clock, ended)
+    return sentence
+
+
+def _computes(item: Item) -> bool:
+    return actions_of(item)[0].kind in COMPUTE
 
 
 def _lower_bound(plan: Plan, flat: Flat, times: Times, busy: Sequence[float]) -> float:

@@ -123,6 +123,8 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
         for number, one in enumerate(evaluated):
             yield "\n" if number else ""
             yield text_gantt(one.timing, width, one.weight_versions, longest)
+            if one.timing.longest_stop:
+                yield f"the longest stop: {one.timing.longest_stop}\n"
         if len(evaluated) > 1:
             yield "\n" + _table(evaluated)
 
@@ -165,6 +167,7 @@ def _json(one: EvaluatedPlan) -> Iterator[str]:
         "name": plan.name,
         "lower_bound": timing.lower_bound,
         **({"peak_bytes": timing.peak_bytes} if timing.peak_bytes else {}),
+        **({"longest_stop": timing.longest_stop} if timing.longest_stop else {}),
     }
     yield "], " + json.dumps(rest)[1:]
 

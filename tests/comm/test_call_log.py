@@ -97,7 +97,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("what", ARRAYS)
+@each("what", ARRAYS)
 def test_arrays_are_compared_where_every_rank_must_pass_the_same(what):
     key, passed, words = ARRAYS[what]
     calls = {rank: [(0, key, HERE, array)] for rank, array in enumerate(passed)}

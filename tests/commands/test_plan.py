@@ -12,6 +12,7 @@ from minidist.planning.cluster.gpus import RANGES
 from tests.cases import each
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
+FEW = ["--ranks", "8", "--global-batch", "8"]
 SMALL = ["--layers", "2", "--hidden", "64", "--heads", "4", "--ranks", "1", "--global-batch", "8"]
 LAYOUT = ["--dp", "8", "--tp", "8", "--pp", "16", "--cp", "1", "--vp", "1", "--zero", "1", "--micro-batch", "1"]
 
@@ -61,9 +62,10 @@ LAYOUT_TYPES = {
     "sequence_parallel": bool,
     "schedule": str,
     "recompute": str,
+    "host": str,
 }
 MEMORY_TYPES = {
-    **dict.fromkeys(("peak_bytes", "low_bytes", "high_bytes"), int),
+    **dict.fromkeys(("peak_bytes", "low_bytes", "high_bytes", "eager_kernels_bytes"), int),
     "by_kind": {str: int},
     "states_bytes_by_pipeline_rank": [int],
 }
@@ -85,8 +87,10 @@ PLAN_TYPES = {
         }
     ],
     "layouts_total": int,
+    "equal_within_error": int,
     "refused": [{**LAYOUT_TYPES, "reason": str}],
     "refused_total": {str: int},
+    "seq": int,
     "parameters": int,
     "parameters_active": int,
     "commands": {str: str},
@@ -219,7 +223,11 @@ def test_what_people_read(capsys, tmp_path):
     assert "a step, s (central estimate): computing" in text
     assert "model FLOPs of a step: 3 x 1,536 sequences x 2,048 tokens" in text
     assert text.count("micro-batch 1 x") >= 3
-    assert b"<svg" in picture.read_bytes()
+    drawn = picture.read_text()
+    # The corners of the frontier have names, and the GPU's memory is a line; both kinds of layouts have a colour.
+    assert drawn.count('id="corner"') > 1
+    assert all(drawn.count(f'id="{name}"') == 1 for name in ("memory", "frontier", "sure", "perhaps"))
+    assert re.search(r"dp \d+, tp 8, pp \d+", drawn)
 
 
 def test_the_formulas_of_experts_are_explained(capsys):
@@ -242,16 +250,30 @@ def test_a_small_model_is_printed_with_its_digits(capsys):
 
 def test_what_may_not_fit_is_marked(capsys):
     """The central estimate decides whether a layout fits, and its range may be larger than the GPU."""
-    best = printed(capsys, *MEGATRON)["layouts"][0]
-    assert best["fits"]
-    assert best["memory"]["high_bytes"] + 1e9 > 85e9 > best["memory"]["peak_bytes"] + 1e9
-    assert run(*MEGATRON, "--best", "1") == 0
+    result = printed(capsys, *MEGATRON)
+    best = result["layouts"][0]
+    assert best["fits_with_range"]
+    assert best["memory"]["high_bytes"] + 1e9 < 85e9
+    assert run(*MEGATRON) == 0
     text = capsys.readouterr().out
-    (row,) = (line for line in text.splitlines() if "tokens/s" not in line and "%  dp" in line)
-    assert "  may not  " in row
-    assert re.search(r"; it may not fit, because pipeline rank 0 needs \d+ to \d+ GB, and a100-80gb has 85 GB;", text)
-    assert "; the first one that fits with its whole range is dp " in text
-    assert re.search(r"from [\d.]+ GB missing to [\d.]+ GB free", text)
+    # The layouts that surely fit come first, and the commands are those of the first one.
+    sure, perhaps = text.split("faster if memory is at the low end of its range:\n")
+    rows = [[line for line in part.splitlines() if "%  " in line and "fits" not in line] for part in (sure, perhaps)]
+    assert all("  yes  " in row for row in rows[0])
+    assert (len(rows[0]), len(rows[1])) == (10, 3)
+    assert all("  may not  " in row for row in rows[1])
+    assert f"--dp {best['dp']} " in result["commands"]["dry_run"]
+    assert 10 <= result["equal_within_error"] < result["layouts_total"]
+    assert "Rows 1 to 10 are equal within the error: the ranges of their steps overlap." in text
+    # Without one that surely fits, the first may not.
+    tight = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "64", "--global-batch", "96"]
+    layout = ["--dp", "1", "--tp", "8", "--pp", "8", "--cp", "1", "--zero", "0", "--micro-batch", "3", "--vp", "1"]
+    assert run(*tight, *layout, "--recompute", "none") == 0
+    text = capsys.readouterr().out
+    assert re.search(
+        r"; it may not fit, because pipeline rank 0 needs \d+ to \d+ GB, and a100-80gb has 85 GB \(79", text
+    )
+    assert re.search(r"[\d.]+ GB too much at the upper end, [\d.]+ GB free at the lower", text)
     roomy = ["plan", "--model", "gpt2", "--ranks", "8", "--global-batch", "64", "--best", "1"]
     assert run(*roomy) == 0
     text = capsys.readouterr().out
@@ -354,7 +376,7 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         ([*SMALL, "--top-k", "1"], "--top-k 1 needs a model with experts; add --experts, or leave --top-k out"),
         ([*SMALL, "--expert-imbalance", "1.2"], "--expert-imbalance 1.2 needs a model with experts; leave it out"),
         (
-            ["--model", "mixtral-8x7b", "--ranks", "8", "--global-batch", "8", "--expert-imbalance", "0.5"],
+            ["--model", "mixtral-8x7b", "--seq", "8192", *FEW, "--expert-imbalance", "0.5"],
             "--expert-imbalance 0.5 is out of range: the busiest rank has at least the mean, and at most all tokens;"
             " give 1 to 4",
         ),

@@ -145,7 +145,8 @@ def exchange_shapes(
     """
     groups = _by_path(rank_of, stages, inputs)
     metadata = StageMetadata([(value.shape, value.dtype) for value in inputs])
-    with purpose("startup"):
+    # Also what layers send in it: this pass is none of a step.
+    with purpose("startup", whole=True):
         for (path, first), members in groups.items():
             travelling: dict[Way, Tensors] = {(-1, 0): [first]}
             for stage in range(stages):
