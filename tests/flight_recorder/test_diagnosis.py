@@ -55,6 +55,8 @@ def test_unlike_collectives():
         ("_reduce_scatter_base", {"output_sizes": [[9]]}, True),
         ("all_to_all", {"input_sizes": [[9]]}, False),
         ("gather", {"output_sizes": [[9]]}, False),
+        ("scatter", {"input_sizes": [], "input_dtypes": []}, False),
+        ("scatter", {"input_sizes": [], "input_dtypes": [], "output_dtypes": ["Double"]}, True),
     ],
 )
 def test_shapes_differ_only_where_they_must_be_equal(name, values, differs):
@@ -74,7 +76,8 @@ def test_the_last_operation_of_a_running_job_may_look_open():
     said = "a dump of a running job may show its last operation as open"
     for ranks, expected in (
         ([[entry(0, **DONE), entry(1)], [entry(0, **DONE), entry(1)]], True),
-        ([[entry(0), entry(1)], [entry(0), entry(1)]], False),  # it is not the last
+        ([[entry(0), entry(1, **DONE)], [entry(0, **DONE), entry(1)]], True),  # of gloo's threads one is late
+        ([[entry(0), entry(1)], [entry(0), entry(1)]], False),
         ([[entry(0, **DONE), entry(1)], [entry(0, **DONE)]], False),
         ([[entry(0, "nccl:broadcast")], [entry(0)]], False),
     ):

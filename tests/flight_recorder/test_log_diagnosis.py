@@ -144,6 +144,21 @@ def test_last_numbers_of_a_group_that_is_not_named(found):
     assert "last enqueued in a group that the log does not name: 6 on rank 2, 7 on rank 1, 8 on rank 0" in text
 
 
+def test_records_that_do_not_name_the_group_are_of_the_one_that_another_rank_names(found):
+    ended = "[PG ID 0 PG GUID 0(default_pg) Rank 1] Process group watchdog thread terminated with exception: "
+    result, text = found(*both(0, 7, 7, 6), timeout(1, 7), timeout(2, 7, "BROADCAST"), ended + timeout(1, 7)[50:])
+    assert [(each.group, each.sequence) for each in result.differences] == [("0", 7)]
+    assert "do not name" not in text
+    # Two groups have a number 7.
+    result, text = found(*both(0, 7, 7, 6), *both(1, 7, 7, 6, group="ID 1 PG GUID 9(tp)"), timeout(2, 7))
+    assert {wait.operation.rank: wait.operation.group for wait in result.waits} == {0: "0", 1: "1", 2: ""}
+
+
+def test_a_number_of_ranks_below_that_of_a_rank_is_of_a_part_of_the_job(found):
+    _, text = found("world_size=2", *both(0, 7, 7, 6), *both(2, 7, 7, 6))
+    assert "add --ranks N" in text
+
+
 def test_a_rank_that_waits_in_another_group(found):
     pp = {"group": "ID 2 PG GUID 5(pp)", "inner": 1}
     result, text = found(*both(0, 12, 12, 11), *both(1, 12, 12, 11), *both(2, 7, 7, 6, "BROADCAST", 3, **pp))

@@ -30,6 +30,7 @@ def test_an_operation_of_every_version_and_backend():
             "[Rank 1] Work WorkNCCL(SeqNum=3, OpType=SEND, Timeout(ms)=5) timed out in blocking wait.",
             Work("SEND", 3, "", ""),
         ),
+        ("[Rank 1] WorkNCCL(SeqNum=4, OpTy[Rank 2] WorkNCCL(SeqNum=5, OpType=SEND)", Work("", 4, "", "")),
         (timeout(1, 4)[:150], Work("ALLREDUCE", 4, "", "")),
     ):
         (event,) = read(line).events
@@ -75,6 +76,7 @@ def test_numbers_of_every_version():
         (status(1, 4, 5, 3, form="2.8"), (4, 5, 3)),
         (status(1, None, 5, 5), (None, 5, 5)),
         (status(1, 4, 5, 93459313471793), (4, 5, None)),  # not set
+        (status(1, 4, 5, 4), (4, 5, None)),  # it has not ended, so it is not the last that has
         (
             status(1, 4, 5, 3).replace("last completed", "last started NCCL work: 4 (ALLREDUCE), last completed"),
             (4, 5, 3),

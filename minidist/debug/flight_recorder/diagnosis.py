@@ -12,7 +12,7 @@ which waits for nothing itself, is where to look first.
 Proved by: tests/flight_recorder/test_diagnosis.py
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
@@ -64,7 +64,7 @@ class Wait:
 
     operation: Operation
     missing: tuple[int, ...]
-    is_last: bool = False  # the rank has recorded nothing after it
+    is_only: bool = False  # all other operations of the rank have ended
 
 
 @dataclass(frozen=True)
@@ -157,10 +157,11 @@ class Diagnosis:
 
     def foot(self) -> list[str]:
         """Return what the reader must know where no rank is behind: a dump of a job that runs looks the same."""
-        if self.differences or self.unlike_messages or any(wait.missing or not wait.is_last for wait in self.waits):
+        if self.differences or self.unlike_messages or any(wait.missing or not wait.is_only for wait in self.waits):
             return []
         return [
-            "these are the last operations of their ranks: a dump of a running job may show its last operation as open"
+            "all other operations have ended: a dump of a running job may show its last operation as open, as gloo"
+            " notes late that one has ended"
         ]
 
     def group_text(self, name: str) -> str:
@@ -265,11 +266,12 @@ def compared(operation: Operation) -> str:
 def first_waits(dumps: Sequence[Dump], missing: Missing) -> tuple[Wait, ...]:
     """Return of each rank and group the first collective and the first message without end, which hold up the rest."""
     waits: dict[tuple[int, str, bool], Wait] = {}
-    last = {dump.rank: dump.operations[-1] for dump in dumps if dump.operations}
-    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_done):
+    pending = [operation for dump in dumps for operation in dump.operations if not operation.is_done]
+    number = Counter(operation.rank for operation in pending)
+    for operation in pending:
         place = operation.rank, operation.group, operation.is_message
-        is_last = operation.number == last[operation.rank].number
-        waits.setdefault(place, Wait(operation, missing.get((operation.rank, operation.number), ()), is_last))
+        absent = missing.get((operation.rank, operation.number), ())
+        waits.setdefault(place, Wait(operation, absent, number[operation.rank] == 1))
     return tuple(waits.values())
 
 

@@ -155,7 +155,7 @@ def operation_of(rank: int, entry: Mapping[str, Any], groups: dict[str, tuple[st
         peer,
         shapes_of(entry.get("input_sizes")),
         shapes_of(entry.get("output_sizes")),
-        dtypes_of(entry.get("input_dtypes")),
+        dtypes_of(entry.get("input_dtypes") or entry.get("output_dtypes")),  # a scatter gives most ranks no input
         entry.get("state") in DONE or entry.get("retired") is True,
         count_of(entry, "time_created_ns", 0),
         site_of(entry.get("frames", [])),
