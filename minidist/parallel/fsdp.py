@@ -101,7 +101,7 @@ def fully_shard(
 
     # What no module inside has taken yet makes one group, experts another, and small parameters of both more of them.
     left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
-    parts = _parts(module, left, expert_mesh, comm, replicas, context.gathers)
+    parts = _parts(module, left, comm, replicas, expert_mesh)
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,
@@ -121,18 +121,13 @@ def fully_shard(
 
 
 def _parts(
-    module: Module,
-    left: list[Parameter],
-    expert_mesh: Mesh | Comm | None,
-    comm: Comm,
-    replicas: Comm | None,
-    gathers: Comm,
+    module: Module, left: list[Parameter], comm: Comm, replicas: Comm | None, expert_mesh: Mesh | Comm | None
 ) -> list[Part]:
     """Return the parameters that have the same replicas: experts have fewer of them than the others."""
     experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
     others = [p for p in left if p not in experts]
     check_axes("fully_shard", module, others, comm, replicas)
-    parts = [(others, comm, replicas, gathers)]
+    parts = [(others, comm, replicas, stream_of_gathers(comm))]
     if experts and expert_mesh is not None:
         over, copies = _axes(expert_mesh)
         check_axes("fully_shard", None, experts, over, copies)
@@ -186,15 +181,8 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
                 " AdamW(sharded_parameters(model))"
             )
 
-    # The loss has one divisor, so the gradients of all units are means, or all are sums.
-    states = states_of(module)
-    other = next((group for state in states for group in state.groups if group.op != OPERATIONS[reduction]), None)
-    if other is not None:
-        raise UsageError(
-            f"reduction={quoted(reduction)} here and {'mean' if other.op == 'avg' else 'sum'!r} for the unit of"
-            f" {other.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
-        )
-    if states:
+    if states_of(module):
+        _check_reductions(module, reduction)
         return
     if not parameters:
         raise UsageError(
@@ -206,6 +194,16 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
             f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
             " shard inner modules first, and the model last"
         )
+
+
+def _check_reductions(module: Module, reduction: str) -> None:
+    """Raise UsageError unless the gradients of all units are means, or all are sums: the loss has one divisor."""
+    for group in param_groups_of(module):
+        if group.op != OPERATIONS[reduction]:
+            raise UsageError(
+                f"reduction={quoted(reduction)} here and {'mean' if group.op == 'avg' else 'sum'!r} for the unit of"
+                f" {group.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
+            )
 
 
 def _check_ranks(module: Module, comm: Comm, replicas: Comm | None) -> None:
