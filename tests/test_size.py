@@ -64,7 +64,7 @@ def parameters(function):
 
 
 def complexity(function):
-    """Return McCabe's number as radon counts it: 1, and 1 for each way that may be taken; functions inside are apart."""
+    """Return McCabe's number as radon counts it: 1, and 1 for each way that may be taken. Inner functions are apart."""
     number, nodes = 1, list(function.body)
     while nodes:
         node = nodes.pop()
