@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, reason
 from minidist.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks import sync_batch_norm
 from minidist.debug.torch_ranks.isolation import when_imported
@@ -358,7 +358,7 @@ def _check_comm_hook(original: Any) -> Callable[..., Any]:
         try:
             original(model, hook)
         except TypeError as error:
-            if not str(error).startswith("BF16"):  # it needs a GPU's library
+            if not reason(error).startswith("BF16"):  # it needs a GPU's library
                 raise
 
     return check
