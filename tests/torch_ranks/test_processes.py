@@ -129,6 +129,12 @@ def test_a_data_loader_s_processes_are_real(tmp_path):
             "dist.init_process_group()\nmultiprocessing.Process(target=work, args=(0, 1)).start()\n",
             ["rank 0 starts a process at ", "started.py:7; a program that runs on every rank cannot start ranks"],
         ),
+        (
+            "import subprocess\nsubprocess.run(['true'], env=dict(os.environ))\n"
+            "subprocess.run([sys.executable, 'other.py'], env={**os.environ, 'RANK': '7'})\n",
+            [r"rank 0 starts ranks with subprocess at .*started\.py:8; give their script"],
+        ),
+        ("import subprocess\nsubprocess.Popen('torchrun x.py', shell=True)\n", ["starts ranks with subprocess at "]),
         (MAIN + "    mp.spawn(work, (3,), nprocs=2)\n", [r"init_process_group\(world_size=3\) on rank \d of 2"]),
         ("mp.spawn(work, (2,), nprocs=2)\n", ["starts processes while it is imported", "__name__"]),
         (
