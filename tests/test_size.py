@@ -22,7 +22,7 @@ LINES = {
     "commands": 4_610,
     "course": 13_300,
     "data": 1_350,
-    "debug": 7_080,
+    "debug": 7_110,
     "job": 11_400,
     "nn": 2_950,
     "optim": 2_050,

@@ -121,7 +121,7 @@ def test_what_is_refused_and_what_fails_is_said_in_one_sentence(tmp_path):
             r"^rank 0: MPI is called in a thread that the program has started, at \S*program.py:6",
         ),
         ("comm.Psend_init", UsageError, r"^MPI.Intracomm.Psend_init is not simulated .*, at \S*program.py:5$"),
-        ("not hasattr(MPI, 'Pack') and MPI.Grequest", UsageError, r"^MPI.Grequest is not simulated"),
+        ("not hasattr(MPI, 'Pack') and MPI.Grequest.Start()", UsageError, r"^MPI.Grequest.Start is not simulated"),
         ("comm.missing", ProgramError, "MPI.Intracomm has no attribute 'missing'"),
         ("from mpi4py.futures import MPIPoolExecutor", UsageError, r"^mpi4py.futures.MPIPoolExecutor is not simulated"),
         ("comm.Abort(3)", MinidistError, r"^rank 0 called Abort\(3\) at \S*program.py:5"),
