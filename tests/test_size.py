@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_250,
     "collectives": 3_300,
     "comm": 6_100,
-    "commands": 4_610,
+    "commands": 4_630,
     "course": 13_300,
     "data": 1_350,
     "debug": 7_110,

@@ -179,8 +179,8 @@ def test_the_command(tmp_path, minidist, monkeypatch, capfd):
         assert (code, err.count("\n")) == (2, 1)
     with pytest.raises(SystemExit) as end:
         cli.main(["run", "dead.py", "--ranks", "2"])
-    assert end.value.code == 2
-    assert "'dead.py' is a program of mpi4py" in capfd.readouterr().err
+    assert end.value.code == 1
+    assert "deadlock: 2 of 2 ranks" in capfd.readouterr().err
 
 
 def test_the_pages_of_the_command_say_what_it_prints(tmp_path, minidist, monkeypatch):
