@@ -116,7 +116,7 @@ def test_what_is_refused_and_what_fails_is_said_in_one_sentence(tmp_path):
         ("MPI.File.Open(comm, 'x')", UsageError, r"^MPI.File.Open is not simulated"),
         ("comm.Create_intercomm(0, comm, 1)", UsageError, r"^an intercommunicator .* is not simulated"),
         (
-            "def work():\n    comm.send(1, 0)\nt = threading.Thread(target=work)\nt.start()\nt.join()\n1 / 0",
+            "def work():\n    comm.bcast(1, 0)\nt = threading.Thread(target=work)\nt.start()\nt.join()\n1 / 0",
             UsageError,
             r"^rank 0: MPI is called in a thread that the program has started, at \S*program.py:6",
         ),
@@ -160,8 +160,9 @@ def test_the_command(tmp_path, minidist, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "run.py").write_text("import sys\nfrom mpi4py import MPI\nprint(sys.argv[1:])\n")
-    code, out, _ = minidist("-n", 2, "-m", "part.run", "--its-own", 3)
-    assert (code, out.count("['--its-own', '3']")) == (0, 2)
+    code, out, err = minidist("-n", 2, "-m", "part.run", "--ranks", 3)
+    assert (code, out.count("['--ranks', '3']")) == (0, 2)
+    assert "--ranks stands after the script" in err
     program(tmp_path, "from mpi4py import MPI\nMPI.COMM_WORLD.isend(b'1', 0)\n", "lost.py")
     code, out, err = minidist("-n", 1, "--eager-bytes", 99, "--trace", "t.jsonl", "--json", "lost.py")
     assert code == 1
