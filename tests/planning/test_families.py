@@ -23,7 +23,7 @@ from minidist.planning.family import families
 from minidist.planning.huggingface_config import read_architecture
 
 COUNTED = json.loads(Path(__file__).with_name("counted_by_transformers.json").read_text(encoding="utf-8"))
-NOT_IN_TRANSFORMERS = {"kimi_k2", "internlm", "internlm2", "baichuan"}
+NOT_IN_TRANSFORMERS = {"kimi_k2", "internlm", "internlm2", "baichuan", "mimo"}
 
 
 def model(kind, *contents):
