@@ -15,7 +15,7 @@ from minidist.planning.parts import NOTHING, Part, together, vector, whole
 from minidist.planning.vision_towers import TOWERS
 
 CHOSEN = "attention over chosen or compressed positions is timed as attention over all of them"
-STATES = "layers without attention are timed, and their activations counted, as if they had attention's matrices"
+STATES = "the recurrence of layers without attention is not timed, and their activations are counted as attention's"
 TOWER = "the vision tower is counted on the first stage; its time and its activations are not"
 TEXT_ONLY = "the language model is counted, as AutoModelForCausalLM builds it; the vision tower is not"
 NO_TEXT = "the file has no text_config, so the sizes are the defaults of its class, as transformers reads it"
