@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from minidist.base.errors import UsageError, reason
+from minidist.base.errors import UsageError
 from minidist.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks import sync_batch_norm
 from minidist.debug.torch_ranks.isolation import when_imported
