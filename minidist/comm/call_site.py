@@ -95,6 +95,20 @@ def call_site_of_thread(thread: int, suspended: FrameType | None = None) -> Call
         return call_site(suspended or sys._current_frames().get(thread))
 
 
+def imports_a_library(thread: int) -> bool:
+    """Return whether another thread is importing something other than the user's program."""
+    with without_garbage_collection():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if filename.startswith("<frozen importlib"):
+                return True
+            if _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
+                return False
+            frame = frame.f_back
+    return False
+
+
 def line_of_error(error: BaseException) -> CallSite | None:
     """Return the innermost line of the user's program that an error passed; None when it passed none."""
     # An error that was made of another one: the line at which the first one arose says more.
@@ -121,6 +135,11 @@ def lines_of(error: BaseException) -> list[str]:
     if line is not None and not any(str(line) in text for text in lines):
         lines.append(f"at {line} (--traceback or MINIDIST_TRACEBACK=1 shows the whole way)")
     return lines
+
+
+def is_of_user(filename: str) -> bool:
+    """Return whether a file is neither Python's, nor of an installed package, nor of this package."""
+    return _classify(filename) == _USER
 
 
 def _classify(filename: str) -> int:

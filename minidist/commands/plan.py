@@ -14,7 +14,7 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.flags import above_zero, command_line, one_of, picture_file, whole_numbers
+from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
@@ -219,10 +219,11 @@ def plan(
     return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
 
 
-def _sizes(job: "Job") -> dict[str, int]:
-    """Return the sizes of the job that --json prints."""
+def _sizes(job: "Job") -> dict[str, Any]:
+    """Return the sizes of the job that --json prints, and what was not counted exactly."""
     model = job.model
-    return {"seq": job.length, "parameters": model.parameters, "parameters_active": model.active_parameters}
+    sizes = {"seq": job.length, "parameters": model.parameters, "parameters_active": model.active_parameters}
+    return sizes | ({"approximations": list(model.approximations)} if model.approximations else {})
 
 
 def _cost(plans: "Sequence[Plan]", tokens: float | None, price: float | None) -> dict[str, dict[str, float]]:
@@ -362,8 +363,6 @@ def _commands(best: "Plan", gpu: str) -> dict[str, str]:
 
 def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
-    from minidist.planning.huggingface_config import read_architecture, read_model
-
     if config is None and model is None:
         return _described(sizes)
     if config is not None and model is not None:
@@ -374,7 +373,7 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     extra = [flag for flag in sizes.given() if flag != "--seq"]
     if extra:
         raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
-    return read_architecture(config) if config is not None else read_model(str(model))
+    return described_model(str(model) if config is None else config)
 
 
 def _described(sizes: ModelFlags) -> "Architecture":

@@ -72,13 +72,16 @@ def schedule(
         typer.Option(
             "--format",
             help=(
-                "text (default), csv, json, svg, versions (svg: the weights that each action sees) or perfetto (json)"
+                "text (default), csv, json, svg, versions (svg: the weights that each action sees), perfetto (json) or"
+                " steps (html)"
             ),
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .svg, .pdf or .png"),
+        typer.Option(
+            "--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .html, .svg, .pdf or .png"
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -106,7 +109,7 @@ def schedule(
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         loaded.append(passed(plan, recompute, lowered, is_valid=is_name(name)))
-    spans = form in ("svg", "versions", "perfetto")
+    spans = form in ("svg", "versions", "perfetto", "steps")
     for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
         shown = spans or (form == "text" and plan.action_count <= LARGE)
         for one, how in in_both_ways(plan) if receives == "both" else [(plan, receives)]:

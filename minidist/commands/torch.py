@@ -3,13 +3,14 @@
 Proved by: tests/torch_ranks/test_program.py
 """
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
@@ -17,16 +18,52 @@ from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
 
+
+class Cuda(StrEnum):
+    """What a CUDA device means."""
+
+    cpu = "cpu"
+    real = "real"
+
+
 MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program
+
+
+def _tolerance(given: float | None, rounding: str | None, compare: str | None) -> float:
+    """Return the tolerance of a comparison, as a share of a tensor's largest entry; with `rounding` that of a dtype."""
+    if rounding is None:
+        return 1e-5 if given is None else given
+    from minidist.job.equality.rounding import MARGIN, UNIT
+
+    if rounding not in UNIT:
+        raise UsageError(f"--rounding {quoted(rounding)}; give one of {', '.join(UNIT)}")
+    if compare is None:
+        raise UsageError(f"--rounding {rounding} is of --compare; give --compare FILE.py:FUNCTION, or leave it out")
+    if given is not None:
+        raise UsageError(f"--rounding {rounding} with --tolerance {given:g}; each gives the tolerance: leave one out")
+    return MARGIN * UNIT[rounding]
 
 
 @json_or_table
 def torch(
     script: Annotated[
-        str, typer.Argument(help="FILE.py, as under torchrun, or FILE.py:FUNCTION, which is called on every rank")
+        str,
+        typer.Argument(
+            help="FILE.py, as under torchrun; or FILE.py:FUNCTION, which is called on every rank; or, with -m, a module"
+        ),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as under python -m")] = False,
     ranks: Annotated[int, typer.Option(help="simulated ranks")] = 4,
+    cuda: Annotated[
+        Cuda | None,
+        typer.Option(help="what a CUDA device means: the CPU, which is the default without a GPU; or the real one"),
+    ] = None,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="every rank's random numbers begin with it", min=0)] = 0,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -34,11 +71,19 @@ def torch(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="with --compare: largest difference, as a share of a tensor's largest entry", callback=within_limits
+            help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
+            callback=within_limits,
         ),
-    ] = 1e-5,
+    ] = None,
+    rounding: Annotated[
+        str | None,
+        typer.Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
+    ] = None,
+    check_buffers: Annotated[
+        bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
+    ] = True,
     interleavings: Annotated[
         int,
         typer.Option(help="run so many times more, the ranks in other orders, and compare what they print and send"),
@@ -56,37 +101,58 @@ def torch(
     check_count(interleavings, "--interleavings", most=10_000)
     if compare is not None and not is_user_function(script):
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
-    extra("torch", "minidist torch")
+    allowed = _tolerance(tolerance, rounding, compare)
+    installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
+    from minidist.debug.torch_ranks.isolation import random_numbers_from
     from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
-    main = program.load_program(script, arguments or ())
+    main = program.load_program(script, arguments or (), module)
     if compare is not None:
-        returned, alone = main, load_function(compare)
+        returned: Any = main
         main = lambda: program.as_arrays(returned())  # noqa: E731
-    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes}
-    first = program.run_on_ranks(main, ranks, **options)
-    races = ""
-    for seed in range(interleavings):
-        other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
-        if races := program.first_difference(first, other):
-            races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
-            break
+    settings = program.Settings(seed, own or (), cuda or ("real" if installed.cuda.is_available() else "cpu"))
+    options: dict[str, Any] = {
+        "settings": settings,
+        "timeout": timeout,
+        "eager_bytes": eager_bytes,
+        "checks": check_buffers or "headers",
+    }
+    if warning := program.version_warning():
+        say(warning)
+    with program.groups_begin_when_asked(compare is not None):
+        first = program.run_on_ranks(main, ranks, **options)
+        races = ""
+        for seed in range(interleavings):
+            other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
+            if races := program.first_difference(first, other):
+                races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
+                break
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
     # Every rank's tensors beside those of one device.
     verdict = None
     if compare is not None:
+        with random_numbers_from(seed):
+            alone = program.as_arrays(load_function(compare)())
         of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
-        verdict = compare_returned(returned_tensors("one device", program.as_arrays(alone())), of_ranks, tolerance)
+        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
 
+    # What is not what the program asked for.
+    if first.first_cuda is not None:
+        say(f"CUDA is named at {first.first_cuda}; all tensors are on the CPU (--cuda cpu)")
+    silent = compare is None and first.world.size > 1 and not first.has_communicated
+    if silent:
+        say(
+            "no rank has communicated; a program starts its ranks with mp.spawn or Process, or calls init_process_group"
+        )
     rows = program.bytes_by_operation(first)
     value = {
-        "ranks": ranks,
-        "virtual_seconds": first.world.end_time,
+        "ranks": first.world.size,
+        "virtual_seconds": first.virtual_seconds,
         "sent": rows,
         "interleavings": interleavings,
         "race": races,
@@ -94,7 +160,7 @@ def torch(
     }
 
     def show() -> None:
-        print(f"{ranks} ranks, {first.world.end_time:.6g} virtual seconds of communication")
+        print(f"{first.world.size} ranks, {first.virtual_seconds:.6g} virtual seconds of communication")
         for row in rows:
             print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
         if races:
@@ -104,4 +170,5 @@ def torch(
         if verdict is not None:
             print(verdict.sentence())
 
-    return Result(value, show, 1 if races or (verdict is not None and not verdict.equal) else 0)
+    different = races or (verdict is not None and not verdict.equal)
+    return Result(value, show, 1 if different else 3 if silent else 0)

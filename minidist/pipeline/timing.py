@@ -95,12 +95,8 @@ class Timing:
         return (self.cost - max(self.busy)) / self.cost if self.cost else 0.0
 
 
-def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, receives: str = "latency") -> Timing:
-    """Return the times of `plan` without running anything. Raises UsageError when the plan cannot finish.
-
-    spans: note every start and end. receives: "latency", or "blocking" (of a lowered plan).
-    """
-    times = times or uniform(plan.stages)
+def _check_times(plan: Plan, times: Times, receives: str) -> None:
+    """Raise UsageError for times of other stages, and for receives that this plan cannot have."""
     if len(times.F) != plan.stages:
         raise UsageError(
             f"times are for {len(times.F)} stages and plan {plan.name!r} has {plan.stages}; give one per stage"
@@ -112,6 +108,15 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
             "blocking receives are a property of a lowered plan; lower it first"
             " (minidist.pipeline.passes.lower_blocking)"
         )
+
+
+def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, receives: str = "latency") -> Timing:
+    """Return the times of `plan` without running anything. Raises UsageError when the plan cannot finish.
+
+    spans: note every start and end. receives: "latency", or "blocking" (of a lowered plan).
+    """
+    times = times or uniform(plan.stages)
+    _check_times(plan, times, receives)
     flat = flatten(plan)
     replicated = plan.updates in ("stash", "no-stash") and any(len(ranks) > 1 for ranks in plan.holders().values())
     recorded: list[list[Span]] | None = None
@@ -122,9 +127,7 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
         run = _simulate(plan if receives == "blocking" else computations(plan), times, receives == "blocking")
         recorded = run.spans
         longest_stop = _longest_stop(run) if receives == "blocking" else ""
-        first = [row[0][1] if row else 0.0 for row in recorded]
-        last = [row[-1][2] if row else 0.0 for row in recorded]
-        busy = [sum(end - start for _, start, end in row) for row in recorded]
+        first, last, busy = _windows(recorded)
     else:
         first, last, busy = sweep(plan, flat, times)
 
@@ -140,6 +143,13 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
         recorded if spans else None,
         longest_stop=longest_stop,
     )
+
+
+def _windows(recorded: list[list[Span]]) -> tuple[list[float], list[float], list[float]]:
+    """Return the first start, the last end and the seconds at work of each rank."""
+    first = [row[0][1] if row else 0.0 for row in recorded]
+    last = [row[-1][2] if row else 0.0 for row in recorded]
+    return first, last, [sum(end - start for _, start, end in row) for row in recorded]
 
 
 def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:

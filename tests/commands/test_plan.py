@@ -9,6 +9,7 @@ import pytest
 from minidist.cli import main
 from minidist.planning.architecture import Architecture
 from minidist.planning.cluster.gpus import RANGES
+from tests.cases import each
 
 MEGATRON = ["plan", "--model", "gpt3-175b", "--gpu", "a100-80gb", "--ranks", "1024", "--global-batch", "1536"]
 FEW = ["--ranks", "8", "--global-batch", "8"]
@@ -339,7 +340,7 @@ def test_the_formulas_that_are_explained_give_the_numbers(capsys):
         assert found == names
 
 
-@pytest.mark.parametrize(
+@each(
     ("arguments", "sentence"),
     [
         (["--gpu", "h100"], "--layers is missing"),
@@ -412,14 +413,13 @@ KEYS = {
 MACHINE = {"fp16": 1e12, "memory": 1e11, "memory_bandwidth": 1e11, "link": 1e10, "network": 1e9}
 
 
-@pytest.mark.parametrize("command", [["plan"], ["memory", "--model"]], ids=["plan", "memory"])
-@pytest.mark.parametrize(
+@each("command", [["plan"], ["memory", "--model"]], ids=["plan", "memory"])
+@each(
     ("change", "sentence"),
     [
-        ({"model_type": ["llama"]}, r"minidist: model_type \['llama'\] in 'c.json' is not a string; it must be one of"),
+        ({"model_type": ["llama"]}, r"minidist: model_type \['llama'\] in 'c.json' is not a string; it must be a kind"),
         ({"num_hidden_layers": 0}, "minidist: num_hidden_layers in 'c.json' is 0; it must be a whole number from 1 to"),
         ({"num_attention_heads": 6}, "minidist: hidden_size 64 in 'c.json' is not divisible by num_attention_heads 6"),
-        ({"num_local_experts": 8}, "minidist: num_local_experts in 'c.json' is 8; a mistral model has no such key"),
     ],
 )
 def test_what_is_wrong_in_a_model_file_is_one_sentence(command, change, sentence, tmp_path, capsys, monkeypatch):
@@ -430,15 +430,21 @@ def test_what_is_wrong_in_a_model_file_is_one_sentence(command, change, sentence
     assert re.match(sentence, line), line
 
 
-def test_a_window_of_attention_limits_the_sequence(tmp_path, capsys, monkeypatch):
-    """Attention to a whole sequence is counted, so that a sequence that is longer than the window is refused."""
+def test_what_a_model_file_leaves_out_is_said(tmp_path, capsys, monkeypatch):
+    """A window shortens a step, and a key without effect is named by both commands."""
     monkeypatch.chdir(tmp_path)
-    Path("c.json").write_text(json.dumps(KEYS))
-    cluster = ["plan", "c.json", "--ranks", "2", "--global-batch", "4"]
-    assert run(*cluster, "--seq", "4096") == 0
-    capsys.readouterr()
-    assert run(*cluster) == 2
-    assert "--seq 8192 is more than sliding_window 4096 of 'c.json'" in capsys.readouterr().err
+    seconds = []
+    for window in (None, 64):
+        Path("c.json").write_text(
+            json.dumps({**KEYS, "hidden_size": 1024, "sliding_window": window, "num_local_experts": 8})
+        )
+        layout = ["--dp", "2", "--tp", "1", "--pp", "1", "--cp", "1", "--zero", "0", "--micro-batch", "2"]
+        assert run("plan", "c.json", "--global-batch", "4", "--seq", "65536", *layout, "--json") == 0
+        output = capsys.readouterr()
+        seconds.append(json.loads(output.out)["layouts"][0]["time"]["step_seconds"])
+        assert "num_local_experts 8 has no effect: a mistral model has no experts" in output.err
+        assert json.loads(output.out)["approximations"] == [output.err.strip()]
+    assert seconds[1] < seconds[0]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_a_users_function(call, tmp_path):
 
 @pytest.mark.parametrize("name", ["zb-v", "interleaved", "dualpipe"])
 def test_the_picture_has_a_shade_for_each_chunk_and_a_number_in_each_bar(name):
-    timing = time_plan(get_schedule(name).plan(8, 32), spans=True)
+    timing = time_plan(get_schedule(name).plan(4, 12), spans=True)
     figure = gantt([timing])
     axes = figure.axes[0]
     colours = {}
@@ -115,14 +115,14 @@ def test_the_picture_has_a_shade_for_each_chunk_and_a_number_in_each_bar(name):
         if (bar.get_gid() or "")[:1].isdigit() and "F" in bar.get_gid():  # two at once stand in brackets
             rank, stage = round(bar.get_y() + bar.get_height() / 2), int(bar.get_gid().partition("F")[0])
             colours.setdefault((rank, stage), set()).add(bar.get_facecolor())
-    for rank in range(8):
+    for rank in range(4):
         shades = [colours[key] for key in sorted(colours) if key[0] == rank]
         assert len(shades) == 2
         assert all(len(shade) == 1 for shade in shades)
         assert shades[0] != shades[1]
     numbers = sorted(int(text.get_text()) for text in axes.texts)
     assert len(numbers) == sum(bool(bar.get_gid()) for bar in axes.patches)
-    assert numbers[-1] == 31
+    assert numbers[-1] == 11
     assert any("lighter" in text.get_text() for text in figure.legends[0].get_texts())
 
 

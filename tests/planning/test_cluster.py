@@ -11,7 +11,7 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
-from minidist.planning.cluster.search import Plan, candidates, plan_layout, reason_for, search
+from minidist.planning.cluster.search import Plan, candidates, larger_gpus, plan_layout, reason_for, search
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.cluster.tables import explanation
@@ -288,6 +288,48 @@ def test_a_machine_of_ones_own(tmp_path):
     assert machine_of("H100") is MACHINES["h100"]
     with pytest.raises(UsageError, match="has no 8-bit floats"):
         A100.peak("fp8")
+
+
+def test_gpus_are_named_as_people_and_drivers_name_them():
+    for written, name in (
+        ("H100 SXM 80GB", "h100"),
+        ("H100 80 GB", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("h100_pcie", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("a100 80g", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("RTX 4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("a6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("L40S", "l40s"),
+        ("h20", "h20"),
+        ("H200 141GB", "h200"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("B200 180GB", "b200"),
+    ):
+        assert machine_of(written).name == name, written
+    for written, sentence in (
+        ("A100", "--gpu 'A100' may be several GPUs; give a100-40gb or a100-80gb"),
+        ("H100 40GB", "--gpu 'H100 40GB' is unknown .did you mean 'h100'"),
+        ("tpu-v5p", "or a .json or .toml file with the keys name, fp16, fp8, memory"),
+        ("", "--gpu '' is unknown"),
+        ("GPU", "--gpu 'GPU' is unknown"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            machine_of(written)
+
+
+def test_a_gpu_that_is_recommended_is_no_slower():
+    """An h20 has more memory than an h100, and computes a sixth as fast."""
+    names = [gpu.name for gpu in larger_gpus(Job(named("gpt2"), 1024, 8), MACHINES["h100"])]
+    assert names[:2] == ["h100-96gb", "h200"]
+    assert not {"h20", "h100-nvl"} & set(names)
 
 
 @pytest.mark.parametrize(("zero", "per_parameter"), [(0, 16), (1, 4 + 12 / 4), (2, 2 + 14 / 4), (3, 14 / 4)])

@@ -20,6 +20,7 @@ from minidist.job.checkpoint.dry_storage import DTYPES, file_bytes
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.planning.cluster.gpus import MACHINES
+from tests.cases import each
 
 SMALL = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 2, "global_batch": 8}
 
@@ -115,7 +116,7 @@ def test_a_teacher_on_a_rank_of_its_own(tmp_path, monkeypatch):
     assert dry == real
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "settings"),
     [
         (1, {}),
@@ -209,7 +210,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
     assert trace.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "sentence"),
     [
         (["--save", "runs/x", "--resume"], "--resume needs values"),

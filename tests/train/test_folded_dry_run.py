@@ -16,6 +16,7 @@ from minidist.commands.dry_run import check_fold
 from minidist.commands.runner import number_of_ranks
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 # Times of powers of two have no rounding: folded times are equal to the bit.
 LINKS = LinkModel(
@@ -229,7 +230,7 @@ def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkey
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "sentence"),
     [
         (["--dp", "3", "--global-batch", "32"], "replicas with unlike numbers of rows differ; leave out --fold"),

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
-from minidist.base.errors import UsageError, quoted
+from minidist.base.errors import UsageError
 from minidist.base.limits import check_count
 from minidist.planning.architecture import Architecture
 
@@ -145,7 +145,7 @@ class Job:
 def sequence_length(given: int | None, model: Architecture, name: str) -> tuple[int, str]:
     """Return the tokens per sequence, and a sentence when a model for long sequences is given no length, else "".
 
-    Errors: UsageError for more tokens than the model has positions for, or than its sliding window.
+    Errors: UsageError for more tokens than the model has positions for.
     """
     if given is None and model.positions > DEFAULT_LENGTH:
         note = (
@@ -158,11 +158,6 @@ def sequence_length(given: int | None, model: Architecture, name: str) -> tuple[
         raise UsageError(
             f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
             f" --seq {model.positions} or less"
-        )
-    if model.window is not None and length > model.window:
-        raise UsageError(
-            f"--seq {length} is more than sliding_window {model.window} of {quoted(name)}; sliding-window attention is"
-            f" not modelled, so give --seq {model.window} or less"
         )
     return length, ""
 

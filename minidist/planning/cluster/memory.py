@@ -21,11 +21,11 @@ Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
 from dataclasses import dataclass
 
 from minidist.nn.segments import sqrt_segments
-from minidist.planning.architecture import Parameters
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.host import divided
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
+from minidist.planning.parts import Parameters
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
     lambda layout, job, layer, recompute=None: (
         *(layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.sequence_parallel, layout.micro_batch),
         recompute or layout.recompute,
-        job.model.is_sparse(layer),
+        job.model.kind(layer),
     ),
 )
 def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from minidist.planning.architecture import Architecture, LatentAttention, named
+from minidist.planning.architecture import Architecture, named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job
 from minidist.planning.cluster.memory import block_activations, divided_states
 from minidist.planning.cluster.search import Plan, plan_layout
 from minidist.planning.cluster.step_time import StepModel
+from minidist.planning.parts import LatentAttention
 
 GIB = 2**30
 DAY = 86_400
@@ -402,7 +403,6 @@ def deepseek_v3() -> Table:
         expert_inner=2048,
         shared_experts=1,
         dense_layers=3,
-        router_bias=True,
         latent=attention,
     )
     layout = ClusterLayout(128, 1, 16, ep=64, zero=1, microbatches=120, recompute="selective")

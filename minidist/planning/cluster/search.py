@@ -121,7 +121,7 @@ class Plan:
             again = model.forward_flops(job.length) - 2 * model.width * model.vocabulary
         elif self.layout.recompute == "selective" and not job.fused_attention:
             # The paper counts the core's forward and backward once more: s / 3h in place of s / 6h.
-            again = 6 * job.length * (model.query_size + model.value_size) * model.layers
+            again = 6 * sum(model.layer_scores(layer, job.length) for layer in range(model.layers))
         else:
             again = 0
         return self.model_flops + tokens * again
@@ -197,8 +197,7 @@ def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
     """
     first: dict[tuple[int, ...], int] = {}
     for rank, layers in enumerate(stage_layers(layout, job.model.layers)):
-        sparse = sum(job.model.is_sparse(layer) for layer in layers)
-        first.setdefault((len(layers), sparse), rank)
+        first.setdefault(tuple(sorted(map(job.model.kind, layers))), rank)
     return sorted({*first.values(), layout.pp - 1})
 
 
@@ -323,7 +322,7 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
         counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
         more = (gpus for gpus in counts if fits_somehow(replace(job, gpus=gpus), machine, fixed))
         found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
-    enough = (other for other in _larger_gpus(job, machine) if fits_somehow(job, other, fixed))
+    enough = (other for other in larger_gpus(job, machine) if fits_somehow(job, other, fixed))
     return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
 
 
@@ -332,10 +331,20 @@ def flag_of(field: str) -> str:
     return "--offload" if field == "host" else "--" + field.replace("_", "-")
 
 
-def _larger_gpus(job: Job, machine: Machine) -> list[Machine]:
-    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first."""
+def larger_gpus(job: Job, machine: Machine) -> list[Machine]:
+    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first.
+
+    They are at least as fast, and so are their links but for a few percent.
+    """
     larger = sorted(MACHINES.values(), key=lambda other: other.memory)
-    return [other for other in larger if other.memory > machine.memory and (job.precision != "fp8" or other.fp8)]
+    return [
+        other
+        for other in larger
+        if other.memory > machine.memory
+        and (job.precision != "fp8" or other.fp8)
+        and other.fp16 >= machine.fp16
+        and other.link >= 0.95 * machine.link
+    ]
 
 
 # The axes whose use a sentence explains: the field, its value when it is not used, and its name.

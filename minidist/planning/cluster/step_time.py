@@ -109,7 +109,7 @@ class StepModel:
         lambda self, layer: (self.job, self.machine, self.calibration),
         lambda self, layer: (
             *(self.layout.tp, self.layout.cp, self.layout.ep, self.layout.expert_tp, self.layout.sequence_parallel),
-            *(self.layout.micro_batch, self.layout.recompute, self.job.model.is_sparse(layer)),
+            *(self.layout.micro_batch, self.layout.recompute, self.job.model.kind(layer)),
         ),
     )
     def layer_pass(self, layer: int) -> Pass:
@@ -117,7 +117,7 @@ class StepModel:
         c, e, job, model = self.calibration, self.layout, self.job, self.job.model
         tokens = e.micro_batch * job.length / e.cp
         # Scores cost half where a fused kernel leaves out what the causal mask hides.
-        scores = 2 * job.length * (model.query_size + model.value_size) * tokens / e.tp
+        scores = 2 * model.layer_scores(layer, job.length) * tokens / e.tp
         tokens_of_busiest = busiest(e, job) if model.is_sparse(layer) else 1.0
         products = (model.layer_flops(layer, 0) + (tokens_of_busiest - 1) * model.expert_flops) * tokens / e.tp
         half = self.machine.peak("bf16" if job.precision != "fp16" else "fp16")
@@ -213,9 +213,9 @@ class StepModel:
         return Pass(forward, backward, messages)
 
     def _counts(self, layers: list[int]) -> tuple[int, ...]:
-        """Return how many layers without and with experts there are."""
-        sparse = sum(self.job.model.is_sparse(layer) for layer in layers)
-        return len(layers) - sparse, sparse
+        """Return how many layers of each kind there are."""
+        kinds = [self.job.model.kind(layer) for layer in layers]
+        return tuple(kinds.count(kind) for kind in range(len(self.job.model.kinds)))
 
     @shared(lambda self: (self.job,), lambda self: (self.layout.pp, self.layout.vp))
     def _deciding_ranks(self) -> list[int]:
