@@ -37,7 +37,7 @@ SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 14  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
-COMPLEX = 53  # functions of a complexity above 15
+COMPLEX = 54  # functions of a complexity above 15
 
 
 def sources(folder):
