@@ -24,6 +24,8 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
+        if str(script).startswith("-"):
+            raise UsageError(f"{quoted_path(script)} stands before the script; write `minidist run FILE.py --ranks 4`")
         what = "is a folder" if script.is_dir() else "does not exist"
         raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
 

@@ -144,6 +144,8 @@ def test_wildcards_show_whether_the_order_matters(tmp_path, minidist):
     same, other = program(tmp_path, text.format("sum(got)")), program(tmp_path, text.format("got"), "other.py")
     code, out, _ = minidist("-n", 4, "--every-order", same.source)
     assert (code, out.splitlines()[-1]) == (0, "all 6 choices of the receives from any rank print the same")
+    code, out, _ = minidist("-n", 2, "--every-order", program(tmp_path, text.replace("(3)", "(1)"), "one.py").source)
+    assert (code, out.splitlines()[-1]) == (0, "no receive from any rank has a choice between messages")
     fails = program(tmp_path, text.format("1 / (got[0] - 2)"), "fails.py")
     code, out, _ = minidist("-n", 4, "--every-order", fails.source)
     assert (code, "the program fails: the program raised ZeroDivisionError" in out) == (1, True)
