@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test pytest exhaustive chaos fuzz lint lessons site site-test pyodide-test museum mutants peers matrix bench clean
+.PHONY: demo learn test pytest exhaustive chaos fuzz lint lessons site site-test pyodide-test museum mutants peers matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -44,6 +44,11 @@ chaos: .venv/test.stamp
 fuzz: .venv/test.stamp
 	$(BIN)/python -m tests.fuzz.campaign --inputs 20000
 
+# Jupyter on the first lesson.
+learn: .venv/demo.stamp
+	@$(call INSTALL,learn)
+	$(BIN)/minidist lesson open
+
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.course.lesson.build
 
@@ -73,10 +78,12 @@ museum: .venv/test.stamp
 mutants: .venv/test.stamp
 	$(BIN)/python -m tests.mutants.mutants_run
 
-# The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it.
+# The tests that need PyTorch (an installation of about 200 MB): programs of torch.distributed, and comparisons with it;
+# then a table of programs on simulated ranks and on real processes with gloo, by number.
 peers: .venv/test.stamp
 	@$(call INSTALL,peers)
 	$(BIN)/python -m pytest -n 2 -m peers
+	$(BIN)/python -m tests.torch_ranks.against_gloo
 
 # Every valid layout of 8 ranks against one device, on two cores.
 matrix: .venv/demo.stamp

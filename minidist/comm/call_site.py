@@ -140,6 +140,11 @@ def lines_of(error: BaseException) -> list[str]:
     return lines
 
 
+def is_of_user(filename: str) -> bool:
+    """Return whether a file is neither Python's, nor of an installed package, nor of this package."""
+    return _classify(filename) == _USER
+
+
 def _classify(filename: str) -> int:
     if filename.startswith(_PLUMBING):
         return _PLUMBER

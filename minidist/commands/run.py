@@ -3,6 +3,7 @@
 Proved by: tests/commands/test_cli.py
 """
 
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -23,6 +24,13 @@ def run(
     if not script.is_file():
         what = "is a folder" if script.is_dir() else "does not exist"
         raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
+
+    text = script.read_text(encoding="utf-8", errors="replace")
+    if re.search(r"^\s*(?:import|from) mpi4py\b", text, re.M) and "minidist" not in text:
+        raise UsageError(
+            f"script {quoted_path(script)} is a program of mpi4py, which calls no launch; run it with minidist mpi"
+            f" --ranks 4 {quoted_path(script, marks=False)}"
+        )
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     has_run.any_program = False

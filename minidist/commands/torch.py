@@ -3,6 +3,7 @@
 Proved by: tests/torch_ranks/test_program.py
 """
 
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,14 @@ from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
+
+
+class Cuda(StrEnum):
+    """What a CUDA device means."""
+
+    cpu = "cpu"
+    real = "real"
+
 
 MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program
 
@@ -38,10 +47,23 @@ def _tolerance(given: float | None, rounding: str | None, compare: str | None) -
 @json_or_table
 def torch(
     script: Annotated[
-        str, typer.Argument(help="FILE.py, as under torchrun, or FILE.py:FUNCTION, which is called on every rank")
+        str,
+        typer.Argument(
+            help="FILE.py, as under torchrun; or FILE.py:FUNCTION, which is called on every rank; or, with -m, a module"
+        ),
     ],
     arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as under python -m")] = False,
     ranks: Annotated[int, typer.Option(help="simulated ranks")] = 4,
+    cuda: Annotated[
+        Cuda | None,
+        typer.Option(help="what a CUDA device means: the CPU, which is the default without a GPU; or the real one"),
+    ] = None,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(help="an installed package that every rank imports for itself, because it keeps state in globals"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="every rank's random numbers begin with it", min=0)] = 0,
     compare: Annotated[
         str | None,
         typer.Option(
@@ -80,17 +102,26 @@ def torch(
     if compare is not None and not is_user_function(script):
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
     allowed = _tolerance(tolerance, rounding, compare)
-    extra("torch", "minidist torch")
+    installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
+    from minidist.debug.torch_ranks.isolation import random_numbers_from
     from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
-    main = program.load_program(script, arguments or ())
+    main = program.load_program(script, arguments or (), module)
     if compare is not None:
-        returned, alone = main, load_function(compare)
+        returned: Any = main
         main = lambda: program.as_arrays(returned())  # noqa: E731
-    options: dict[str, Any] = {"timeout": timeout, "eager_bytes": eager_bytes, "checks": check_buffers or "headers"}
+    settings = program.Settings(seed, own or (), cuda or ("real" if installed.cuda.is_available() else "cpu"))
+    options: dict[str, Any] = {
+        "settings": settings,
+        "timeout": timeout,
+        "eager_bytes": eager_bytes,
+        "checks": check_buffers or "headers",
+    }
+    if warning := program.version_warning():
+        say(warning)
     with program.groups_begin_when_asked(compare is not None):
         first = program.run_on_ranks(main, ranks, **options)
         races = ""
@@ -105,13 +136,23 @@ def torch(
     # Every rank's tensors beside those of one device.
     verdict = None
     if compare is not None:
+        with random_numbers_from(seed):
+            alone = program.as_arrays(load_function(compare)())
         of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
-        verdict = compare_returned(returned_tensors("one device", program.as_arrays(alone())), of_ranks, allowed)
+        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
 
+    # What is not what the program asked for.
+    if first.first_cuda is not None:
+        say(f"CUDA is named at {first.first_cuda}; all tensors are on the CPU (--cuda cpu)")
+    silent = compare is None and first.world.size > 1 and not first.has_communicated
+    if silent:
+        say(
+            "no rank has communicated; a program starts its ranks with mp.spawn or Process, or calls init_process_group"
+        )
     rows = program.bytes_by_operation(first)
     value = {
-        "ranks": ranks,
-        "virtual_seconds": first.world.end_time,
+        "ranks": first.world.size,
+        "virtual_seconds": first.virtual_seconds,
         "sent": rows,
         "interleavings": interleavings,
         "race": races,
@@ -119,7 +160,7 @@ def torch(
     }
 
     def show() -> None:
-        print(f"{ranks} ranks, {first.world.end_time:.6g} virtual seconds of communication")
+        print(f"{first.world.size} ranks, {first.virtual_seconds:.6g} virtual seconds of communication")
         for row in rows:
             print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
         if races:
@@ -129,4 +170,5 @@ def torch(
         if verdict is not None:
             print(verdict.sentence())
 
-    return Result(value, show, 1 if races or (verdict is not None and not verdict.equal) else 0)
+    different = races or (verdict is not None and not verdict.equal)
+    return Result(value, show, 1 if different else 3 if silent else 0)

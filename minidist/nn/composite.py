@@ -46,7 +46,7 @@ class CompositeAttention(Module):
 
 
 class CompositeBlock(Module):
-    """As `gpt.Block`, with `CompositeAttention` and a GELU that is a node of its own."""
+    """As `gpt.Block`, with `CompositeAttention` and a GELU that is a separate node."""
 
     def __init__(self, config: GPTConfig, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5

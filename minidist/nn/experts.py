@@ -1,4 +1,4 @@
-"""A mixture of experts: many MLPs, of which each token uses one or two. More parameters, the same work per token.
+"""A mixture of experts: many MLPs, and each token uses one or two of them. More parameters, the same work per token.
 
     tokens ──▶ router: softmax(x W) ──▶ each token's expert(s) and gate(s)
     tokens ──▶ slots (experts, capacity, D) ──▶ expert MLPs ──▶ back to the tokens, times their gates
@@ -209,7 +209,7 @@ class MixtureOfExperts(Module):
 
 
 class SwiGLUExperts(MixtureOfExperts):
-    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices beside each other."""
+    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices next to each other."""
 
     expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
 

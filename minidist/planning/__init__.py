@@ -4,7 +4,6 @@ volumes.py            what a job sends, by purpose; layer_volumes.py and pipelin
 cluster/              which layouts of a large model fit on a cluster of GPUs, and how fast each one is
 architecture.py       the parameters and FLOPs of a transformer; huggingface_config.py reads a config.json
 job_config.py         reads a job of minidist train as the planner's input
-memory_estimator.py   what a rank holds at each ZeRO stage; block_bytes.py: the activations of a transformer block
-layout_memory.py      what a rank of a layout with several axes holds
+zero_stages.py        what a rank holds at each ZeRO stage; block_bytes.py: the activations of a transformer block
 profiler.py           how long each block of a model takes, measured
 """

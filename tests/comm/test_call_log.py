@@ -1,10 +1,9 @@
 """The log of a rank's collective calls: what its messages say of them, and the sentence of two that differ."""
 
-import pytest
-
 from minidist.comm import SimWorld
 from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import CallSite
+from tests.cases import each
 
 HERE, THERE = CallSite("/here.py", 3), CallSite("/there.py", 5)
 
@@ -66,7 +65,7 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("what", UNLIKE)
+@each("what", UNLIKE)
 def test_the_first_call_that_differs_is_named(what):
     keys, words = UNLIKE[what]
     logs = {rank: log_of(*of_rank) for rank, of_rank in enumerate(keys)}
@@ -98,7 +97,7 @@ ARRAYS = {
 }
 
 
-@pytest.mark.parametrize("what", ARRAYS)
+@each("what", ARRAYS)
 def test_arrays_are_compared_where_every_rank_must_pass_the_same(what):
     key, passed, words = ARRAYS[what]
     calls = {rank: [(0, key, HERE, array)] for rank, array in enumerate(passed)}

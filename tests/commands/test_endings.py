@@ -78,6 +78,7 @@ def test_every_command_that_writes_to_a_name_has_a_case():
     assert found - folders == set(CASES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("command", "ending"), EVERY, ids=str)
 def test_the_ending_decides_what_is_written(command, ending, run):
     words, flag, _ = CASES[command]
@@ -134,6 +135,8 @@ def test_a_format_that_contradicts_the_ending_is_one_sentence(words, name, run):
         (["schedule", "1f1b", *PLAN, "--json"], "j.json"),
         (["memory", "--params", "1e6", "--format", "svg"], "m.png"),
         (["report", "t.jsonl", "--picture", "lanes"], "l.png"),
+        (["report", "t.jsonl", "--picture", "steps"], "s.html"),
+        (["schedule", "1f1b", *PLAN], "s.html"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
 )

@@ -11,6 +11,7 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
 from minidist.job.train.progress import Clock
+from tests.cases import each
 
 FILE = """
 import numpy as np
@@ -105,7 +106,7 @@ def test_a_tolerance_needs_functions(capsys):
     assert "--tolerance is of functions of your own" in err
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "alone", "sentence"),
     [
         ([{"a": np.ones(2)}], {"a": np.ones((1, 2))}, r"a of rank 0 has shape \[2\], and \[1, 2\] on one device"),

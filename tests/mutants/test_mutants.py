@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.mutants import mutants_run
 from tests.mutants.mutants_run import ROOT, Copy, Mutant, mutants, outcome, table
 
@@ -21,7 +22,7 @@ def functions(file):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.why}")
+@each("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.why}")
 def test_a_mutant_still_applies(mutant):
     """Its text is found exactly once, the result is Python, and its test exists."""
     source = (ROOT / mutant.path).read_text(encoding="utf-8")

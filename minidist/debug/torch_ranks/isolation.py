@@ -1,30 +1,46 @@
-"""What the ranks of one process must not share: torch's process groups, random numbers and environment variables.
+"""What the ranks of one process must not share of torch: process groups, random numbers, defaults, tables of classes.
 
 Torch keeps its process groups in one object of a module, which is replaced by one that has other contents in every
-thread. Random generators and RANK belong to the process; they are put away when a rank lets others run, and back when
-it goes on. All of it is undone when the run is over.
+thread. Random generators and the default dtype belong to the process; they are put away when a rank lets others run,
+and back when it goes on. All of it is undone when the run is over. What is not torch's is in `debug/rank_process.py`.
 
 Proved by: tests/torch_ranks/test_program.py
 """
 
-import io
-import os
+import concurrent.futures
+import importlib.util
+import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, TextIO
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from minidist.base.errors import UsageError
-from minidist.debug.torch_ranks.rank_thread import in_rank
+from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
+from minidist.debug.torch_ranks.store import RankFileStore, RankStore, RankTCPStore, Shared
 
 BACKEND = "minidist"
-OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Tables that torch keeps in a class or a module: where, and under which names. Each rank has its own.
+TABLES = {
+    ("torch.distributed.fsdp._debug_utils", "SimpleProfiler"): ("results", "profiling"),
+    ("torch.distributed.checkpoint.planner", "SavePlanner"): (
+        "_cached_save_plan",
+        "_cached_final_save_plan",
+        "_cached_all_plans",
+        "_cached_global_plan",
+        "_cached_metadata",
+    ),
+    ("torch.distributed.tensor._random", ""): ("_rng_tracker",),
+    ("multiprocessing.context", "_default_context"): ("_actual_context",),  # what set_start_method sets
+}
 
 
 class GroupsOfThread(threading.local):
@@ -44,78 +60,164 @@ class GroupsOfThread(threading.local):
         self.pg_config_info: list[dict[str, Any]] = []
 
 
-class Output(io.TextIOBase):
-    """The standard output of one rank: passed on line by line, as the output of processes is, and kept."""
+class TorchState:
+    """What torch keeps for the whole process, of one rank: random numbers, the default dtype and the tables."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream, self.written, self._line = stream, io.StringIO(), ""
+    def __init__(self, generator: torch.Tensor, dtype: torch.dtype) -> None:
+        self.generator, self.dtype = generator, dtype
+        self.tables: dict[tuple[tuple[str, str], str], Any] = {}
 
-    def write(self, text: str) -> int:
-        """Keep a text, and pass on the lines that it ends."""
-        self.written.write(text)
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            self.stream.write(line + "\n")
-        return len(text)
-
-    def flush(self) -> None:
-        """Pass on what stands in an unfinished line."""
-        self.stream.write(self._line)
-        self._line = ""
-        self.stream.flush()
-
-
-class RankState:
-    """The random generators, environment variables and output of one rank, as `torchrun` would set them.
-
-    All ranks begin with the random numbers of the process, as processes that are started alike do.
-    """
-
-    def __init__(self, rank: int, size: int, generator: torch.Tensor) -> None:
-        self.output = Output(sys.stdout)
-        self.environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "29500",
-        }
-        self.generator = generator
-
-    def put_away(self) -> None:
-        """Keep torch's random generator as this rank has left it, and give the process its own output back.
-
-        The simulated world does so with the generators of Python and NumPy (`comm/sim/process_state.py`).
-        """
-        sys.stdout = self.output.stream
-        self.generator = torch.get_rng_state()
-
-    def put_back(self) -> None:
+    def enter(self) -> None:
         """Make the process this rank's: called in its thread, each time it goes on."""
-        os.environ.update(self.environment)
-        sys.stdout = self.output
         torch.set_rng_state(self.generator)
+        if torch.get_default_dtype() is not self.dtype:
+            torch.set_default_dtype(self.dtype)
+        for place, holder, name in loaded_tables():
+            own = self.tables.get((place, name))
+            setattr(holder, name, emptied(getattr(holder, name)) if own is None else own)
+
+    def leave(self) -> None:
+        """Keep what this rank has. The simulated world does so with the generators of Python and NumPy."""
+        self.generator, self.dtype = torch.get_rng_state(), torch.get_default_dtype()
+        self.tables = {(place, name): getattr(holder, name) for place, holder, name in loaded_tables()}
+
+
+def loaded_tables() -> Iterator[tuple[tuple[str, str], Any, str]]:
+    """Yield (place, object that holds the table, name) of the tables in modules that have been imported."""
+    for place, names in TABLES.items():
+        holder = sys.modules.get(place[0])
+        holder = getattr(holder, place[1], None) if place[1] else holder
+        for name in names:
+            if hasattr(holder, name):
+                yield place, holder, name
+
+
+def emptied(table: Any) -> Any:
+    """Return a table of the same kind without entries; None for what is no table."""
+    if not hasattr(table, "clear"):
+        return None
+    new = table.copy()
+    new.clear()
+    return new
 
 
 @contextmanager
-def isolated(size: int) -> Iterator[None]:
-    """Keep the process groups of `size` ranks apart inside the block, and let them be groups of the simulated world."""
-    store = dist.HashStore()
+def random_numbers_from(seed: int | None) -> Iterator[torch.Tensor]:
+    """Let torch, NumPy and Python begin with a seed inside the block; with None as they are.
+
+    Yields the state of torch's generator. After the block all have the numbers that they had before.
+    """
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    if seed is not None:
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield torch.get_rng_state()
+    finally:
+        torch.set_rng_state(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])  # noqa: NPY002
+
+
+def submit_here(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `ThreadPoolExecutor.submit`, which runs a rank's asynchronous checkpoint at once: it communicates."""
+
+    def submit(pool: Any, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Any:
+        if not in_rank() or not getattr(function, "__module__", "").startswith("torch.distributed.checkpoint"):
+            return original(pool, function, *arguments, **keywords)
+        future: Any = concurrent.futures.Future()
+        try:
+            future.set_result(function(*arguments, **keywords))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    return submit
+
+
+Changes = Callable[[Any], Iterator[tuple[Any, str, Any]]]
+
+
+class _Finder:
+    """Finds one module, as the other finders do."""
+
+    def __init__(self, name: str, change: Callable[[Any], None]) -> None:
+        self.name, self.change = name, change
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        """Return the spec of the module, with a loader that changes it as soon as it has been imported."""
+        if name != self.name:
+            return None
+        self.name = ""  # the others find it
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            self.change(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+@contextmanager
+def when_imported(name: str, changes: Changes) -> Iterator[None]:
+    """Change a module when the program imports it inside the block: importing it now would take seconds.
+
+    changes: (module) -> (object, name, what takes its place), all of which is undone after the block.
+    """
+    with ExitStack() as stack:
+
+        def change(module: Any) -> None:
+            for holder, attribute, replacement in changes(module):
+                stack.enter_context(mock.patch.object(holder, attribute, replacement))
+
+        if name in sys.modules:
+            change(sys.modules[name])
+        else:
+            finder: Any = _Finder(name, change)
+            sys.meta_path.insert(0, finder)
+            stack.callback(sys.meta_path.remove, finder)
+        yield
+
+
+def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Let stages of a pipeline greet each other in one dtype: torch 2.9 sends int64, and receives it as float32."""
+    kind = stages._PipelineStageBase
+    original = getattr(kind, "_get_init_p2p_neighbors_ops", None)
+
+    def operations(stage: Any) -> list[Any]:
+        result: list[Any] = original(stage)  # type: ignore[misc]
+        for operation in result:
+            operation.tensor = torch.zeros(1)
+        return result
+
+    if original is not None:
+        yield kind, "_get_init_p2p_neighbors_ops", operations
+
+
+@contextmanager
+def isolated() -> Iterator[None]:
+    """Keep the process groups of ranks apart inside the block, and let them be groups of the simulated world."""
     make_group = distributed_c10d._new_process_group_helper
+    make_mesh = DeviceMesh.__init__
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
         """Take the place of torch's, by which processes find each other: the ranks of a world know each other."""
         if not in_rank():
             raise UsageError("init_process_group outside of a rank's own thread; call it in the main program")
-        mine = int(os.environ["RANK"])
-        for name, given, wanted in (("rank", rank, mine), ("world_size", world_size, size)):
+        comm = current_rank().comm
+        for name, given, wanted in (("rank", rank, comm.rank), ("world_size", world_size, comm.size)):
             if given not in (-1, wanted):
                 raise UsageError(
-                    f"init_process_group({name}={given}) on rank {mine} of {size}; read RANK and WORLD_SIZE from the"
-                    " environment, or leave it out"
+                    f"init_process_group({name}={given}) on rank {comm.rank} of {comm.size}; read RANK and WORLD_SIZE"
+                    " from the environment, or leave it out"
                 )
-        yield store, mine, size
+        store = RankStore(RankStore.of_run.setdefault(("rendezvous", comm.world), Shared()))
+        yield store, comm.rank, comm.size
 
     def make_simulated_group(
         group_size: int, group_rank: int, ranks: Any, backend: Any, *arguments: Any, **settings: Any
@@ -124,13 +226,31 @@ def isolated(size: int) -> Iterator[None]:
         settings.update(backend_options=None, device_id=None)
         return make_group(group_size, group_rank, ranks, dist.Backend(BACKEND), *arguments, **settings)
 
+    def make_own_mesh(mesh: Any, /, *arguments: Any, **settings: Any) -> None:
+        """Take the place of torch's: a table of DTensor must not give a rank what it holds of another rank's mesh."""
+        make_mesh(mesh, *arguments, **settings)
+        if in_rank():
+            mesh._thread_id, mesh._hash = current_rank().number, None
+
     with ExitStack() as stack:
         # Threads of one process see one object each in place of torch's own.
         stack.enter_context(mock.patch.object(distributed_c10d, "_world", GroupsOfThread()))
         stack.enter_context(mock.patch.object(distributed_c10d, "rendezvous", rendezvous))
         stack.enter_context(mock.patch.object(distributed_c10d, "_new_process_group_helper", make_simulated_group))
+        # That of NCCL is known where NCCL is.
+        default: Any = {"return_value": distributed_c10d.default_pg_timeout}
+        stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_timeout", **default))
+        stack.enter_context(mock.patch.object(DeviceMesh, "__init__", make_own_mesh))
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # torch puts the rank before an error
-        stack.enter_context(mock.patch.dict(os.environ))
+        stack.enter_context(when_imported("torch.distributed.pipelining.stage", same_greeting))
+        pool = concurrent.futures.ThreadPoolExecutor
+        stack.enter_context(mock.patch.object(pool, "submit", submit_here(pool.submit)))
+        stack.enter_context(mock.patch.object(RankStore, "of_run", {}))
+        for module in (dist, distributed_c10d):
+            for name, kind in (("TCPStore", RankTCPStore), ("FileStore", RankFileStore)):
+                if hasattr(module, name):
+                    stack.enter_context(mock.patch.object(module, name, kind))
         torch._C._distributed_c10d._set_thread_isolation_mode(True)
         stack.callback(torch._C._distributed_c10d._set_thread_isolation_mode, False)
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
         yield

@@ -139,6 +139,11 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return BACKEND
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """The devices whose tensors this group takes."""
+        return [torch.device("cpu")]
+
+    @property
     def group_name(self) -> str:
         """The name under which torch knows this group."""
         return dist.distributed_c10d._world.pg_names[self]

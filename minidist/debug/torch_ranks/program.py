@@ -3,88 +3,233 @@
 Proved by: tests/torch_ranks/test_program.py
 """
 
+import math
+import multiprocessing.process
+import os
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from minidist.base.errors import BufferReuseError, MinidistError, UsageError, quoted, quoted_path, reason
+from minidist.base.errors import BufferReuseError, MinidistError, quoted
+from minidist.base.trace import Trace
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import Comm, SimWorld
+from minidist.comm.call_site import CallSite
 from minidist.comm.sim.choosers import seeded
 from minidist.comm.sim.state import Stream
-from minidist.debug.torch_ranks.isolation import RankState, isolated
+from minidist.debug import user_program
+from minidist.debug.rank_process import Beginning, RankProcess, UserModules, own_process_state
+from minidist.debug.torch_ranks.cuda import CpuForCuda, CudaOnCpu, cuda_on_cpu
+from minidist.debug.torch_ranks.isolation import TorchState, isolated, random_numbers_from
 from minidist.debug.torch_ranks.process_group import register
-from minidist.debug.torch_ranks.rank_thread import RankThread
+from minidist.debug.torch_ranks.processes import Processes, processes_as_ranks
+from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
 from minidist.debug.torch_ranks.tensors_in_flight import Races
+from minidist.debug.user_program import UserProgram
 
-TESTED = "2.13"  # the version of torch with which the tests run
+TESTED = (2, 6), (2, 13)  # the first and the last version of torch with which the tests have run
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a program runs. seed: of the random numbers of every rank. own: see UserModules. cuda: "cpu" or "real"."""
+
+    seed: int = 0
+    own: Sequence[str] = ()
+    cuda: str = "real"
 
 
 @dataclass(frozen=True)
 class TorchRun:
-    """What a run leaves behind. results, outputs: by rank. groups: communicator -> torch's description of the group."""
+    """What a run leaves behind: one world, or one for each time that the program has started processes.
 
-    world: SimWorld
+    results: by rank of the last world. outputs: by rank; the last one, of a program that starts processes, its own.
+    groups: communicator -> torch's description of the group. first_cuda: the line at which CUDA was named.
+    """
+
+    worlds: list[SimWorld]
     results: list[Any]
     outputs: list[str]
     groups: dict[str, str]
+    first_cuda: CallSite | None
+
+    @property
+    def world(self) -> SimWorld:
+        """The last world."""
+        return self.worlds[-1]
+
+    @property
+    def traces(self) -> list[Trace]:
+        """The records of all ranks of all worlds."""
+        return [trace for world in self.worlds for trace in world.traces]
+
+    @property
+    def has_communicated(self) -> bool:
+        """Return whether any rank has sent a message or made a process group."""
+        return bool(self.groups) or any(trace.messages for trace in self.traces)
+
+    @property
+    def virtual_seconds(self) -> float:
+        """Virtual seconds of communication, of all worlds."""
+        return sum(world.end_time for world in self.worlds)
 
 
 def run_on_ranks(
-    program: Callable[[], Any], ranks: int, make_world: Callable[..., SimWorld] = SimWorld, **options: Any
+    program: Callable[[], Any] | UserProgram,
+    ranks: int,
+    make_world: Callable[..., SimWorld] = SimWorld,
+    settings: Settings = Settings(),
+    **options: Any,
 ) -> TorchRun:
-    """Run `program` on every rank, each in a thread of its own.
+    """Run `program` on every rank, each in its thread; or once, where it starts processes, which are the ranks.
 
     make_world, options: the simulated world. The program calls `init_process_group` itself, as under torchrun. Errors
     are those of SimWorld.run: a DeadlockError names every rank's operation with the program's line.
     """
     register()
-    world, races = make_world(ranks, **options), Races()
-    outputs, groups = [""] * ranks, {"world": "default_pg"}
-    generator = torch.get_rng_state()
+    run = _Run(program, settings, lambda ranks: make_world(ranks, **options))
+    with ExitStack() as stack:
+        beginning = stack.enter_context(own_process_state(UserModules(settings.own)))
+        generator = stack.enter_context(random_numbers_from(settings.seed))
+        stack.enter_context(isolated())
+        if settings.cuda == "cpu":
+            run.cuda = stack.enter_context(cuda_on_cpu(ranks))
+        run.processes = stack.enter_context(processes_as_ranks(run))
+        start = _Start(beginning, generator, torch.get_default_dtype())
+        results = run.run_world([main_of(program, rank) for rank in range(ranks)], start)
+    worlds = run.worlds[1:] if run.main is not None else run.worlds
+    outputs = [run.outputs[rank] for rank in sorted(run.outputs)]
+    return TorchRun(
+        worlds or run.worlds,
+        results if run.main is None else run.results,
+        outputs,
+        run.groups,
+        run.cuda.first_use if run.cuda else None,
+    )
 
-    def of_rank(comm: Comm) -> Any:
-        state = RankState(comm.rank, comm.size, generator)
 
-        def with_its_works() -> Any:
-            torch.autograd.set_multithreading_enabled(False)
-            try:
-                result = program()
-                # Operations that the program has begun and not waited for end with the program.
-                for work in thread.open_works:
-                    work.wait()
-            finally:
-                state.output.flush()
-                outputs[comm.rank] = state.output.written.getvalue()
-                groups.update({group.comm.name: group.group_desc for group in thread.groups})
-            return result
+class _Start(NamedTuple):
+    """What the ranks of a world begin with."""
 
-        thread = RankThread(comm, with_its_works, state.put_away, state.put_back)
-        thread.races = races
-        return thread.run()
+    process: Beginning
+    generator: torch.Tensor
+    dtype: torch.dtype
 
-    with isolated(ranks):
+
+class _Run:
+    """One run of a program. main: the rank whose program starts processes, and which is then none."""
+
+    def __init__(
+        self, program: Callable[[], Any] | UserProgram, settings: Settings, make_world: Callable[[int], SimWorld]
+    ) -> None:
+        self.program, self.settings, self.make_world = program, settings, make_world
+        self.worlds: list[SimWorld] = []
+        self.outputs: dict[float, str] = {}
+        self.groups: dict[str, str] = {}
+        self.results: list[Any] = []
+        self.cuda: CudaOnCpu | None = None
+        self.processes: Processes
+        self.threads: list[RankThread] = []
+        self.states: dict[RankThread, tuple[RankProcess, TorchState]] = {}
+        self.main: RankThread | None = None
+        self.races = Races()
+
+    def run_world(self, programs: Sequence[Callable[[], Any]], start: _Start) -> list[Any]:
+        """Run one program on each rank of a new world, and return what they return."""
+        world = self.make_world(len(programs))
+        self.worlds.append(world)
         try:
-            results = world.run(of_rank)
-            races.check()
+            results = world.run(lambda comm: self.of_rank(comm, programs[comm.rank], start))
+            self.races.check()
+            return results
         except MinidistError as error:
-            for race in races.sentences if not isinstance(error, BufferReuseError) else ():
+            for race in self.races.sentences if not isinstance(error, BufferReuseError) else ():
                 error.add_note(race)
             raise
-        except (Exception, SystemExit) as error:  # of the program: what it passed of ours and of torch's says nothing
-            raise ProgramError(error, __file__) from None
-    return TorchRun(world, results, outputs, groups)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
+            raise ProgramError(error, __file__, user_program.__file__, multiprocessing.process.__file__) from None
+
+    def of_rank(self, comm: Comm, program: Callable[[], Any], start: _Start) -> Any:
+        """Run a rank's program in a thread, and return what it returns."""
+        if self.main is not None and comm.world is self.worlds[0]:
+            return None  # the program that starts processes runs once
+        process = RankProcess(start.process, variables_of(comm.rank, comm.size, start.process.variables))
+        state = TorchState(start.generator, start.dtype)
+
+        def enter() -> None:
+            process.enter()
+            state.enter()
+            self.worlds[0].state.switches += 1  # it is not this world that hangs
+
+        def leave() -> None:
+            state.leave()
+            process.leave()
+
+        thread = RankThread(comm, lambda: self.to_its_end(program), leave, enter)
+        thread.races = self.races
+        self.threads.append(thread)
+        self.states[thread] = process, state
+        return thread.run()
+
+    def to_its_end(self, program: Callable[[], Any]) -> Any:
+        """Run a rank's program, and what it has begun and not waited for. Called in its thread."""
+        thread = current_rank()
+        output = self.states[thread][0].output
+        torch.autograd.set_multithreading_enabled(False)
+        try:
+            with CpuForCuda(self.cuda) if self.cuda is not None else nullcontext():
+                result = program()
+            for work in thread.open_works:
+                work.wait()
+            self.processes.run()  # as Python waits for its processes at exit
+        finally:
+            output.flush()
+            rank = math.inf if thread is self.main else thread.comm.rank
+            self.outputs[rank] = self.outputs.get(rank, "") + output.written.getvalue()
+            self.groups.update({group.comm.name: group.group_desc for group in thread.groups})
+        return result
+
+    # of a program that starts processes -------------------------------------------------------------------------------
+
+    def is_main(self) -> bool:
+        """Return whether the calling thread may start ranks: it runs alone, and has not communicated."""
+        thread = current_rank()
+        alone = self.main is None and self.threads == [thread] and not thread.groups
+        return thread is self.main or alone
+
+    def run_processes(self, programs: list[Callable[[], Any]], forked: bool) -> None:
+        """Run a world of one rank for each process that the program has started."""
+        main = self.main = current_rank()
+        process, state = self.states[main]
+
+        def run() -> None:
+            began = Beginning(
+                process.beginning.modules,
+                process.variables,
+                process.folder,
+                process.argv,
+                list(process.path),
+                process.beginning.stdout,
+            )
+            # A forked process has the random numbers of the program, a spawned one those of a process that begins.
+            with random_numbers_from(None if forked else self.settings.seed) as generator:
+                dtype = state.dtype if forked else torch.float32
+                self.results = self.run_world(programs, _Start(began, generator, dtype))
+
+        main.call(run)
 
 
 @contextmanager
@@ -106,29 +251,43 @@ def groups_begin_when_asked(wanted: bool) -> Iterator[None]:
         yield
 
 
-def load_program(source: str, arguments: Sequence[str] = ()) -> Callable[[], Any]:
-    """Return what every rank runs: FILE.py as `python FILE.py ARGUMENTS` does, or FILE.py:FUNCTION, called without any.
+def main_of(program: Callable[[], Any] | UserProgram, rank: int) -> Callable[[], Any]:
+    """Return what a rank calls to run a program."""
+    return partial(program.run, local_rank=rank) if isinstance(program, UserProgram) else program
 
-    Each rank runs a file in a namespace of its own.
+
+def variables_of(rank: int, size: int, given: Mapping[Any, Any]) -> dict[str, str]:
+    """Return the environment variables of one rank, as torchrun sets them. given: those that the rank has already."""
+    of_rank = {"RANK": rank, "LOCAL_RANK": rank, "ROLE_RANK": rank, "GROUP_RANK": 0}
+    of_size = {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "ROLE_WORLD_SIZE": size, "GROUP_WORLD_SIZE": 1}
+    elastic = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0}
+    names = {os.fsdecode(name) for name in given}
+    master = {"MASTER_ADDR": "localhost", "MASTER_PORT": 29500}
+    master = {name: value for name, value in master.items() if name not in names}
+    return {name: str(value) for name, value in (of_rank | of_size | elastic | master).items()}
+
+
+def load_program(
+    source: str, arguments: Sequence[str] = (), is_module: bool = False
+) -> Callable[[], Any] | UserProgram:
+    """Return what every rank runs: FILE.py as `python FILE.py ARGUMENTS` does, a module as `python -m`, or a function.
+
+    FILE.py:FUNCTION is imported by each rank, and called without arguments.
     """
-    if is_user_function(source):
-        return load_function(source)
-    path = Path(source)
-    try:
-        code = compile(path.read_text(encoding="utf-8"), str(path), "exec")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{quoted_path(source)} cannot be read ({reason(error)}); give a Python file") from None
-    except SyntaxError as error:
-        raise UsageError(f"{quoted_path(source)} line {error.lineno}: {error.msg}; correct the file") from None
-    folder = str(path.resolve().parent)
-
-    def program() -> None:
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
-        sys.argv = [source, *arguments]
-        exec(code, {"__name__": "__main__", "__file__": source, "__builtins__": __builtins__})
-
+    if is_user_function(source) and not is_module:
+        return lambda: load_function(source)()
+    program = UserProgram(source, arguments, is_module)
+    program.check()
     return program
+
+
+def version_warning() -> str:
+    """Return a sentence where this is another version of torch than those with which the tests have run."""
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if TESTED[0] <= version <= TESTED[1]:
+        return ""
+    first, last = (".".join(map(str, each)) for each in TESTED)
+    return f"this is torch {torch.__version__}; minidist torch is tested with {first} to {last}"
 
 
 class ShuffledQueue(deque[Stream]):
@@ -160,11 +319,14 @@ class ShuffledWorld(SimWorld):
 
 def first_difference(first: TorchRun, other: TorchRun) -> str:
     """Return in what two runs of one program differ, "" for nothing: what a rank has printed, and its messages."""
-    for rank, (before, now) in enumerate(zip(first.outputs, other.outputs, strict=True)):
+    for rank, (before, now) in enumerate(zip_longest(first.outputs, other.outputs, fillvalue="")):
         for line, pair in enumerate(zip_longest(before.splitlines(), now.splitlines(), fillvalue=""), 1):
             if pair[0] != pair[1]:
-                return f"rank {rank} prints {quoted(pair[1])} in line {line}, and {quoted(pair[0])} in the first order"
-    for before_trace, trace in zip(first.world.traces, other.world.traces, strict=True):
+                who = f"rank {rank}" if rank < first.world.size else "the main program"
+                return f"{who} prints {quoted(pair[1])} in line {line}, and {quoted(pair[0])} in the first order"
+    if len(first.traces) != len(other.traces):
+        return "the program starts another number of ranks than in the first order"
+    for before_trace, trace in zip(first.traces, other.traces, strict=True):
         if before_trace.sequences() != trace.sequences():
             return f"rank {trace.rank} sends or receives other messages than in the first order"
     return ""
@@ -173,7 +335,7 @@ def first_difference(first: TorchRun, other: TorchRun) -> str:
 def bytes_by_operation(run: TorchRun) -> list[dict[str, Any]]:
     """Return what all ranks have sent, a row for each group and operation: its description, messages and bytes."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for trace in run.world.traces:
+    for trace in run.traces:
         for message in trace.sent():
             group = run.groups.get(message.communicator, message.communicator)
             operation = "send" if message.operation == "message" else message.operation

@@ -27,6 +27,7 @@ from minidist.collectives import all_reduce, broadcast
 from minidist.comm import ANY, LinkModel, SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
+from tests.cases import each
 
 
 def numbers(*values):
@@ -102,8 +103,8 @@ def test_objects():
     assert SimWorld(2).run(program)[1] == {"a": [1, 2], "b": None}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool", "complex128"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 1, 1, 1, 1, 3)])
+@each("dtype", ["bfloat16", "float16", "int8", "bool", "complex128"])
+@each("shape", [(), (0,), (3,), (2, 0), (2, 1, 1, 1, 1, 3)])
 def test_any_dtype_and_shape(dtype, shape):
     import ml_dtypes
 
@@ -383,9 +384,9 @@ def test_a_request_that_is_never_waited_for(kind, eager_bytes):
     assert "test_world.py:" in str(caught.value)
 
 
-@pytest.mark.parametrize("receiver_first", [False, True])
-@pytest.mark.parametrize("size", [3, 20_000])
-@pytest.mark.parametrize("side", ["send", "receive"])
+@each("receiver_first", [False, True])
+@each("size", [3, 20_000])
+@each("side", ["send", "receive"])
 def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     """Whether the two sides have met or not. Swapping two elements keeps a sum; in small buffers it is noticed."""
 
@@ -613,7 +614,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_wrong_arguments_name_the_value_and_the_remedy(what):
     call, words = WRONG[what]
     with pytest.raises(UsageError, match=words) as caught:

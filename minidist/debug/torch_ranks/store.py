@@ -1,0 +1,188 @@
+"""What ranks of one process find each other by: torch's stores, and the queues of multiprocessing.
+
+A real store blocks the process until another one has set a key, and would keep the other ranks from running. Here a
+rank that waits lets them run, as in a receive; a key that no rank sets is in the report of the hang:
+
+    rank 1  store.get("port") ──▶ waits ··························▶ b"29500"
+    rank 0                        computes, store.set("port", ...)
+
+Proved by: tests/torch_ranks/test_processes.py
+"""
+
+import os
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch.distributed as dist
+
+from minidist.base.errors import UsageError
+from minidist.comm import ANY, Comm
+from minidist.comm.call_site import CallSite, call_site
+from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
+
+
+@dataclass
+class Condition:
+    """What a blocked rank waits in, for the report of a hang."""
+
+    comm: Comm
+    what: str
+    site: CallSite
+    peer: int = ANY
+
+    def describe(self) -> str:
+        """Return what the rank has called, and the line."""
+        return f"{self.what}, at {self.site}"
+
+
+@dataclass
+class Shared:
+    """What several ranks see. waiting: (world, stream) of the ranks that wait for a change.
+
+    stores: kept until the run is over; a PrefixStore keeps only the half of a store that is not Python's.
+    """
+
+    values: dict[str, bytes] = field(default_factory=dict)
+    queues: dict[str, deque[Any]] = field(default_factory=dict)
+    waiting: list[tuple[Any, Any]] = field(default_factory=list)
+    stores: list[Any] = field(default_factory=list)
+
+    def wait(self, is_there: Callable[[], bool], what: str) -> None:
+        """Let other ranks run until `is_there()`."""
+        if is_there():
+            return
+        if not in_rank():
+            raise UsageError(f"{what} outside of the ranks of a run waits for ever; call it in the main program")
+        comm = current_rank().comm
+
+        def block() -> None:
+            world: Any = comm.world
+            on = Condition(comm, what, call_site(sys._getframe(1)))
+            while not is_there():
+                self.waiting.append((world, world.state.running))
+                world._block(on)
+
+        current_rank().call(block)
+
+    def changed(self) -> None:
+        """Let every rank that waits look again; its clock is not behind the one that made the change."""
+        for world, stream in self.waiting:
+            stream.time = max(stream.time, world.state.running.time)
+            world.state.ready.append(stream)
+        self.waiting.clear()
+
+
+class RankStore(dist.Store):
+    """A store of torch that the ranks of a run share."""
+
+    of_run: ClassVar[dict[Any, Shared]] = {}  # by port or path; each run has another one
+
+    def __init__(self, shared: Shared | None = None) -> None:
+        super().__init__()
+        self.shared = Shared() if shared is None else shared
+        self.shared.stores.append(self)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a key."""
+        self.shared.values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self.shared.changed()
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key, once it is set."""
+        self.wait([key])
+        return self.shared.values[key]
+
+    def wait(self, keys: Iterable[str], timeout: Any = None) -> None:
+        """Block until all keys are set. A time limit is that of the run."""
+        for key in keys:
+            self.shared.wait(lambda key=key: key in self.shared.values, f"store.wait({key!r})")  # type: ignore[misc]
+
+    def check(self, keys: Iterable[str]) -> bool:
+        """Return whether all keys are set."""
+        return all(key in self.shared.values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to the number that a key holds, 0 at first; return the sum."""
+        total = int(self.shared.values.get(key, b"0")) + amount
+        self.set(key, str(total))
+        return total
+
+    def append(self, key: str, value: Any) -> None:
+        """Append to the value of a key."""
+        more = value.encode() if isinstance(value, str) else bytes(value)
+        self.set(key, self.shared.values.get(key, b"") + more)
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Set a key when it holds `expected`, or is not set and `expected` is empty; return what it holds then."""
+        old, new = (each.encode() if isinstance(each, str) else bytes(each) for each in (expected, desired))
+        if self.shared.values.get(key, b"") == old:
+            self.set(key, new)
+        return self.shared.values.get(key, old)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was set."""
+        return self.shared.values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """Return how many keys are set."""
+        return len(self.shared.values)
+
+    deleteKey, getNumKeys = delete_key, num_keys  # as a PrefixStore calls them
+
+    def list_keys(self) -> list[str]:
+        """Return the keys that are set."""
+        return list(self.shared.values)
+
+    def multi_get(self, keys: Iterable[str]) -> list[bytes]:
+        """Return the values of several keys, once all are set."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Iterable[str], values: Iterable[Any]) -> None:
+        """Set several keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def queue_push(self, key: str, value: Any) -> None:
+        """Append a value to a queue."""
+        self.shared.queues.setdefault(key, deque()).append(value.encode() if isinstance(value, str) else bytes(value))
+        self.shared.changed()
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of a queue, once there is one."""
+        queue = self.shared.queues.setdefault(key, deque())
+        if block:
+            self.shared.wait(lambda: bool(queue), f"store.queue_pop({key!r})")
+        return bytes(queue.popleft())
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values a queue has."""
+        return len(self.shared.queues.get(key, ()))
+
+    def has_extended_api(self) -> bool:
+        """Return that append, multi_get and multi_set are there."""
+        return True
+
+    def clone(self) -> "RankStore":
+        """Return another store of the same values."""
+        return RankStore(self.shared)
+
+
+class RankTCPStore(RankStore):
+    """Takes the place of TCPStore: ranks that name the same port share it."""
+
+    def __init__(self, host_name: str, port: int, *_: Any, **__: Any) -> None:
+        port = port or 29_500 + len(self.of_run)
+        super().__init__(self.of_run.setdefault(port, Shared()))
+        self.host, self.port = host_name, port
+
+
+class RankFileStore(RankStore):
+    """Takes the place of FileStore: ranks that name the same file share it. The file is not written."""
+
+    def __init__(self, file_name: str, *_: Any, **__: Any) -> None:
+        path = os.path.abspath(file_name)
+        super().__init__(self.of_run.setdefault(path, Shared()))
+        self.path = file_name
