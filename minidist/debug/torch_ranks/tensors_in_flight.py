@@ -58,6 +58,13 @@ class Races:
             self.check()
         self.sentences.append(sentence)
 
+    def add_to(self, error: Exception) -> None:
+        """Add the races to an error of the run, which they may have led to; each once."""
+        if not isinstance(error, BufferReuseError):
+            for sentence in self.sentences:
+                if sentence not in getattr(error, "__notes__", ()):
+                    error.add_note(sentence)
+
     def check(self) -> None:
         """Raise BufferReuseError with all races that have been found."""
         if self.sentences:
@@ -116,6 +123,8 @@ class Operation:
     def used(self, by: str, site: CallSite) -> None:
         """Note that the program reads a tensor before the wait, or writes into it."""
         how = "changed" if WRITES.fullmatch(by) else "read"
+        if how == "changed":  # the wait has nothing to add
+            self.bytes.clear()
         self.races.add(
             f"rank {self.rank}: the tensor of its {self.describe()} is {how} by {by} at {site}, before wait(), and has"
             " the contents of before the operation; wait() first"
