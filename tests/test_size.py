@@ -18,18 +18,18 @@ LINES = {
     "base": 4_232,
     "bench": 2_240,
     "collectives": 3_260,
-    "comm": 6_440,
-    "commands": 4_762,
+    "comm": 6_435,
+    "commands": 5_080,
     "course": 13_460,
     "data": 1_350,
-    "debug": 9_940,
-    "job": 11_551,
+    "debug": 9_935,
+    "job": 11_575,
     "nn": 2_940,
     "optim": 2_030,
     "parallel": 7_670,
-    "pipeline": 5_560,
-    "planning": 4_350,
-    "report": 4_800,
+    "pipeline": 5_585,
+    "planning": 5_861,
+    "report": 4_843,
     "techniques": 6_910,
 }
 FOLDERS = 17
@@ -37,7 +37,7 @@ SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 14  # functions with more than eight parameters
 LONGEST = 107  # lines of a function
-COMPLEX = 24  # functions of a complexity above 15
+COMPLEX = 22  # functions of a complexity above 15
 
 
 def sources(folder):

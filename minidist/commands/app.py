@@ -78,14 +78,14 @@ COMMANDS = {
     "museum": (
         "Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it."
     ),
-    "grade": "Grade a submission: right answers, bytes and virtual time within par.",
+    "grade": "Grade submissions: right answers, bytes and virtual time within par.",
     "staleness": (
         "Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."
     ),
     "schedule": (
         "Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."
     ),
-    "plan": "Find the layouts of a training job that fit on a cluster of GPUs, the fastest first.",
+    "plan": "Find the layouts of a training job that fit on a cluster of GPUs, and what they cost.",
     "partition": "Decide which layers make a stage; by PipeDream's optimizer also how many machines share it.",
     "profile": (
         "Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition."

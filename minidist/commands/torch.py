@@ -124,12 +124,7 @@ def torch(
         say(warning)
     with program.groups_begin_when_asked(compare is not None):
         first = program.run_on_ranks(main, ranks, **options)
-        races = ""
-        for seed in range(interleavings):
-            other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
-            if races := program.first_difference(first, other):
-                races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
-                break
+        races = _in_other_orders(first, interleavings, main, ranks, options)
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
@@ -158,17 +153,30 @@ def torch(
         "race": races,
         "compared": verdict.as_dict() if verdict is not None else None,
     }
-
-    def show() -> None:
-        print(f"{first.world.size} ranks, {first.virtual_seconds:.6g} virtual seconds of communication")
-        for row in rows:
-            print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
-        if races:
-            print(races)
-        elif interleavings:
-            print(f"{interleavings} other orders of the ranks print and send the same")
-        if verdict is not None:
-            print(verdict.sentence())
-
     different = races or (verdict is not None and not verdict.equal)
-    return Result(value, show, 1 if different else 3 if silent else 0)
+    sentence = verdict.sentence() if verdict is not None else ""
+    return Result(value, lambda: _show(value, sentence), 1 if different else 3 if silent else 0)
+
+
+def _in_other_orders(first: Any, interleavings: int, main: Any, ranks: int, options: dict[str, Any]) -> str:
+    """Run the program again, its ranks in other orders; return in what the first such run differs, "" for nothing."""
+    from minidist.debug.torch_ranks import program
+
+    for order in range(interleavings):
+        other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=order), **options)
+        if races := program.first_difference(first, other):
+            return f"order {order} of {interleavings}: {races}; the program depends on the order of its ranks"
+    return ""
+
+
+def _show(value: dict[str, Any], verdict: str) -> None:
+    """Print what a run has sent, and what comparisons have found."""
+    print(f"{value['ranks']} ranks, {value['virtual_seconds']:.6g} virtual seconds of communication")
+    for row in value["sent"]:
+        print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+    if value["race"]:
+        print(value["race"])
+    elif value["interleavings"]:
+        print(f"{value['interleavings']} other orders of the ranks print and send the same")
+    if verdict:
+        print(verdict)

@@ -56,8 +56,7 @@ class CompositeBlock(Module):
         self.c_fc = Conv1D(width, 4 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(4 * width, width, dtype=dtype, scale=scale, seed=None)
         self.dropout = Dropout(config.dropout)
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""

@@ -149,8 +149,7 @@ class MixtureOfExperts(Module):
         self.g: Module = Identity()
         self.auxiliary_loss: Tensor | None = None
         self.assignment: Assignment | None = None
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def make_experts(
         self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float

@@ -169,8 +169,7 @@ class GPT(LanguageModel):
         # The head reuses the embedding's weight: one parameter, under two names.
         self.transformer = Transformer(config, dtype, attention_fn)
         self.lm_head = TiedHead(self.transformer.wte)
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     @property
     def decoder(self) -> Transformer:

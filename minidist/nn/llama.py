@@ -226,8 +226,7 @@ class Llama(LanguageModel):
         self.lm_head = (
             TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
         )
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     @property
     def decoder(self) -> LlamaModel:

@@ -179,13 +179,15 @@ class Module:
 
     # --- values ---
 
-    def initialize(self, seed: int = 0, prefix: str = "") -> Self:
+    def initialize(self, seed: int | None = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 
         A value depends on (seed, qualified name, global shape) only, so every rank draws the same model. Call it on
         the whole model (models of this package do so themselves); a part of a model gets its qualified name as
-        `prefix`.
+        `prefix`. Does nothing with seed=None, for a part of a model that the whole initializes.
         """
+        if seed is None:
+            return self
         # Modules need their names, too: dropout's draws are keyed by them.
         for name, module in self.named_modules(prefix):
             module.name = name

@@ -15,7 +15,8 @@ Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FS
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError, quoted
@@ -27,7 +28,7 @@ from minidist.parallel.axes_check import check_axes
 from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, stream_of_gathers
 from minidist.parallel.fsdp_state import FSDPState, param_groups_of, states_of
-from minidist.parallel.host_pool import CPUOffloadPolicy
+from minidist.parallel.host_pool import CPUOffloadPolicy, HostPool
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
 
 OPERATIONS = {"mean": "avg", "sum": "sum"}  # of a reduction
@@ -100,8 +101,7 @@ def fully_shard(
 
     # What no module inside has taken yet makes one group, experts another, and small parameters of both more of them.
     left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
-    parts = _parts(module, left, expert_mesh, comm, replicas, context.gathers)
-    groups = []
+    parts = _parts(module, left, comm, replicas, expert_mesh)
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,
@@ -111,26 +111,9 @@ def fully_shard(
         "alignment": alignment,
         "find_unused_parameters": find_unused_parameters,
     }
-    for parameters, over, copies, gathers in parts:
-        for persistent in (False, True):
-            chosen = [parameter for parameter in parameters if (parameter.size < persistence_threshold) is persistent]
-            if chosen:
-                group = FSDPParamGroup(
-                    Shard(sharded_flat(chosen, over, alignment), over, alignment),
-                    mp_policy,
-                    gathers=gathers,
-                    number=context.number,
-                    replicas=copies,
-                    subgroup=None if persistent else _subgroup(over, reshard_after_forward),
-                    keep=reshard_after_forward is False,
-                    persistent=persistent,
-                    op=OPERATIONS[reduction],
-                    algorithm=algorithm,
-                    pool=None if offload_policy is None else offload_policy.pool,
-                    find_unused=find_unused_parameters,
-                    settings=settings,
-                )
-                groups.append(group)
+    pool = None if offload_policy is None else offload_policy.pool
+    made = [_param_groups(part, persistence_threshold, settings, mp_policy, pool, context.number) for part in parts]
+    groups = [group for of_part in made for group in of_part]
 
     # Its hooks attach it to the module.
     FSDPState(module, comm, groups, context, prefetch, mp_policy, replicas, ignored)
@@ -138,23 +121,51 @@ def fully_shard(
 
 
 def _parts(
-    module: Module,
-    left: list[Parameter],
-    expert_mesh: Mesh | Comm | None,
-    comm: Comm,
-    replicas: Comm | None,
-    gathers: Comm,
+    module: Module, left: list[Parameter], comm: Comm, replicas: Comm | None, expert_mesh: Mesh | Comm | None
 ) -> list[Part]:
     """Return the parameters that have the same replicas: experts have fewer of them than the others."""
     experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
     others = [p for p in left if p not in experts]
     check_axes("fully_shard", module, others, comm, replicas)
-    parts = [(others, comm, replicas, gathers)]
+    parts = [(others, comm, replicas, stream_of_gathers(comm))]
     if experts and expert_mesh is not None:
         over, copies = _axes(expert_mesh)
         check_axes("fully_shard", None, experts, over, copies)
         parts.append(([p for p in left if p in experts], over, copies, stream_of_gathers(over)))
     return parts
+
+
+def _param_groups(
+    part: Part,
+    threshold: int,
+    settings: Mapping[str, Any],
+    policy: MixedPrecisionPolicy,
+    pool: HostPool | None,
+    number: int,
+) -> list[FSDPParamGroup]:
+    """Return a group of a part's parameters, and one of those of fewer than `threshold` elements, which stay whole."""
+    parameters, comm, replicas, gathers = part
+    reshard, alignment, groups = settings["reshard_after_forward"], settings["alignment"], []
+    for persistent in (False, True):
+        chosen = [parameter for parameter in parameters if (parameter.size < threshold) is persistent]
+        if chosen:
+            group = FSDPParamGroup(
+                Shard(sharded_flat(chosen, comm, alignment), comm, alignment),
+                policy,
+                gathers=gathers,
+                number=number,
+                replicas=replicas,
+                subgroup=None if persistent else _subgroup(comm, reshard),
+                keep=reshard is False,
+                persistent=persistent,
+                op=OPERATIONS[settings["reduction"]],
+                algorithm=settings["algorithm"],
+                pool=pool,
+                find_unused=settings["find_unused_parameters"],
+                settings=settings,
+            )
+            groups.append(group)
+    return groups
 
 
 def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter]) -> None:
@@ -170,15 +181,8 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
                 " AdamW(sharded_parameters(model))"
             )
 
-    # The loss has one divisor, so the gradients of all units are means, or all are sums.
-    states = states_of(module)
-    other = next((group for state in states for group in state.groups if group.op != OPERATIONS[reduction]), None)
-    if other is not None:
-        raise UsageError(
-            f"reduction={quoted(reduction)} here and {'mean' if other.op == 'avg' else 'sum'!r} for the unit of"
-            f" {other.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
-        )
-    if states:
+    if states_of(module):
+        _check_reductions(module, reduction)
         return
     if not parameters:
         raise UsageError(
@@ -190,6 +194,16 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
             f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
             " shard inner modules first, and the model last"
         )
+
+
+def _check_reductions(module: Module, reduction: str) -> None:
+    """Raise UsageError unless the gradients of all units are means, or all are sums: the loss has one divisor."""
+    for group in param_groups_of(module):
+        if group.op != OPERATIONS[reduction]:
+            raise UsageError(
+                f"reduction={quoted(reduction)} here and {'mean' if group.op == 'avg' else 'sum'!r} for the unit of"
+                f" {group.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
+            )
 
 
 def _check_ranks(module: Module, comm: Comm, replicas: Comm | None) -> None:

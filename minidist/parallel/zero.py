@@ -87,7 +87,6 @@ class ZeroOptimizer(OptimizerWrapper):
             raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
-
         check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
 
         # Equal replicas, in a flat array with the padding that equal shards need.

@@ -23,12 +23,15 @@ BEGINS = {
     ".json": b"",
     ".txt": b"",
     ".xml": b"<?xml",
+    ".gift": b"::1 ",
+    ".zip": b"PK",
+    ".gif": b"GIF89a",
 }
 PICTURES = (".svg", ".pdf", ".png")
 # Every command that writes a file with a format: the rest of its command line, its flag, and the endings.
 CASES = {
-    "schedule": (["1f1b", *PLAN], "-o", (".txt", ".csv", ".json", *PICTURES)),
-    "report": (["t.jsonl"], "-o", (*PICTURES, ".json", ".html", ".htm")),
+    "schedule": (["1f1b", *PLAN], "-o", (".txt", ".csv", ".json", *PICTURES, ".html", ".htm")),
+    "report": (["t.jsonl"], "-o", (*PICTURES, ".json", ".html", ".htm", ".gif")),
     "plan": (CLUSTER, "-o", PICTURES),
     "memory": (["--params", "1e6"], "-o", PICTURES),
     "tiles": ([], "-o", PICTURES),
@@ -36,7 +39,8 @@ CASES = {
     "museum": (["5", "--no-tests"], "-o", PICTURES),
     "profile": ([*TINY, "--rounds", "1"], "-o", (".json",)),
     "bench collectives": (["--simulated", "--ranks", "2", "--sizes", "4,64"], "--picture", PICTURES),
-    "lesson quiz": (["--questions", "1"], "-o", (".csv", ".xml")),
+    "lesson quiz": (["--questions", "1"], "-o", (".csv", ".gift", ".zip", ".xml")),
+    "lesson autograder": (["17"], "-o", (".zip", ".json")),
     "lesson slides": (["90", "--folder", "lessons"], "-o", (".html",)),
 }
 EVERY = [(command, ending) for command, (_, _, endings) in CASES.items() for ending in endings]
