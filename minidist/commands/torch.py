@@ -105,8 +105,6 @@ def torch(
     installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
-    from minidist.debug.torch_ranks.isolation import random_numbers_from
-    from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
     main = program.load_program(script, arguments or (), module)
@@ -128,13 +126,7 @@ def torch(
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
-    # Every rank's tensors beside those of one device.
-    verdict = None
-    if compare is not None:
-        with random_numbers_from(seed):
-            alone = program.as_arrays(load_function(compare)())
-        of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
-        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
+    verdict = None if compare is None else _beside_one_device(first, compare, seed, allowed)
 
     # What is not what the program asked for.
     if first.first_cuda is not None:
@@ -156,6 +148,18 @@ def torch(
     different = races or (verdict is not None and not verdict.equal)
     sentence = verdict.sentence() if verdict is not None else ""
     return Result(value, lambda: _show(value, sentence), 1 if different else 3 if silent else 0)
+
+
+def _beside_one_device(run: Any, compare: str, seed: int, allowed: float) -> Any:
+    """Return the verdict on every rank's tensors beside those of one device. compare: the function of one device."""
+    from minidist.debug.torch_ranks.isolation import random_numbers_from
+    from minidist.debug.torch_ranks.program import as_arrays
+    from minidist.job.equality.own_functions import compare_returned, returned_tensors
+
+    with random_numbers_from(seed):
+        alone = as_arrays(load_function(compare)())
+    of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(run.results)]
+    return compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
 
 
 def _in_other_orders(first: Any, interleavings: int, main: Any, ranks: int, options: dict[str, Any]) -> str:
