@@ -37,10 +37,15 @@ RACES = {
     "a read": (PAIR.format("", "t.clone()"), [f"{RECEIVED} read by clone at race.py:11"]),
     "a read of an element": (PAIR.format("", "t[1].item()"), [f"{RECEIVED} read by item at race.py:11"]),
     "a read of a view": (PAIR.format("", "v = t.view(2, 2)[0]; v + 1"), [f"{RECEIVED} read by add at race.py:11"]),
+    "another layout": (PAIR.format("", "t.to_sparse()"), [f"{RECEIVED} read by to_sparse at race.py:11"]),
     "a print": (PAIR.format("", "print(t)"), [f"{RECEIVED} read by __repr__ at race.py:11"]),
     "a layer": (PAIR.format("", "torch.nn.Linear(4, 4)(t)"), [f"{RECEIVED} read by linear at race.py:11"]),
     "a write into what is received": (PAIR.format("", "t.zero_()"), [f"{RECEIVED} changed by zero_ at race.py:11"]),
     "both sides": (PAIR.format("t[0] = 9", "t * 2"), [f"{SENT} race.py:8", f"{RECEIVED} read by mul at race.py:11"]),
+    "a copy into another tensor": (
+        PAIR.format("", "torch.zeros(4).copy_(t)"),
+        [f"{RECEIVED} read by copy_ at race.py:11"],
+    ),
     "a gradient": (
         "w = dist.all_reduce(t, async_op=True)\ntotal = t / n\nw.wait()\n",
         [
@@ -79,7 +84,7 @@ def test_every_race_has_both_lines(tmp_path):
 
 RIGHT = {
     "its form": PAIR.format(
-        "t.sum()", "t.shape, t.dtype, len(t), t.numel(), t.is_contiguous(), t.device, t.data_ptr()"
+        "t.sum()", "t.shape, t.dtype, len(t), t.numel(), t.is_contiguous(), t.device, t.data_ptr(), t.requires_grad_()"
     ),
     "a view that is used after the wait": PAIR.format("", "v = t[:2]") + "if r:\n    v += 1\n",
     "reads after the wait": PAIR.format("", "")
