@@ -4,9 +4,8 @@ Proved by: tests/torch_ranks/test_program.py
 """
 
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +16,10 @@ from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
+
+if TYPE_CHECKING:
+    from minidist.debug.torch_ranks.program import TorchRun
+    from minidist.job.equality.own_functions import ReturnedComparison
 
 
 class Cuda(StrEnum):
@@ -105,6 +108,8 @@ def torch(
     installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
+    from minidist.debug.torch_ranks.isolation import random_numbers_from
+    from minidist.job.equality.own_functions import compare_returned, returned_tensors
 
     # The run, and the same in other orders.
     main = program.load_program(script, arguments or (), module)
@@ -121,12 +126,17 @@ def torch(
     if warning := program.version_warning():
         say(warning)
     with program.groups_begin_when_asked(compare is not None):
-        first = program.run_on_ranks(main, ranks, **options)
-        races = _in_other_orders(first, interleavings, main, ranks, options)
+        first, races = program.run_in_orders(main, ranks, interleavings, **options)
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
-    verdict = None if compare is None else _beside_one_device(first, compare, seed, allowed)
+    # Every rank's tensors beside those of one device.
+    verdict = None
+    if compare is not None:
+        with random_numbers_from(seed):
+            alone = program.as_arrays(load_function(compare)())
+        of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
+        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
 
     # What is not what the program asked for.
     if first.first_cuda is not None:
@@ -136,7 +146,17 @@ def torch(
         say(
             "no rank has communicated; a program starts its ranks with mp.spawn or Process, or calls init_process_group"
         )
-    rows = program.bytes_by_operation(first)
+    code = 1 if races or (verdict is not None and not verdict.equal) else 3 if silent else 0
+    return _result(first, races, interleavings, verdict, code)
+
+
+def _result(
+    first: "TorchRun", races: str, interleavings: int, verdict: "ReturnedComparison | None", code: int
+) -> Result:
+    """Return what the command prints: the bytes of the first run, whether other orders differ, and the comparison."""
+    from minidist.debug.torch_ranks.program import bytes_by_operation
+
+    rows = bytes_by_operation(first)
     value = {
         "ranks": first.world.size,
         "virtual_seconds": first.virtual_seconds,
@@ -145,42 +165,16 @@ def torch(
         "race": races,
         "compared": verdict.as_dict() if verdict is not None else None,
     }
-    different = races or (verdict is not None and not verdict.equal)
-    sentence = verdict.sentence() if verdict is not None else ""
-    return Result(value, lambda: _show(value, sentence), 1 if different else 3 if silent else 0)
 
+    def show() -> None:
+        print(f"{first.world.size} ranks, {first.virtual_seconds:.6g} virtual seconds of communication")
+        for row in rows:
+            print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+        if races:
+            print(races)
+        elif interleavings:
+            print(f"{interleavings} other orders of the ranks print and send the same")
+        if verdict is not None:
+            print(verdict.sentence())
 
-def _beside_one_device(run: Any, compare: str, seed: int, allowed: float) -> Any:
-    """Return the verdict on every rank's tensors beside those of one device. compare: the function of one device."""
-    from minidist.debug.torch_ranks.isolation import random_numbers_from
-    from minidist.debug.torch_ranks.program import as_arrays
-    from minidist.job.equality.own_functions import compare_returned, returned_tensors
-
-    with random_numbers_from(seed):
-        alone = as_arrays(load_function(compare)())
-    of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(run.results)]
-    return compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
-
-
-def _in_other_orders(first: Any, interleavings: int, main: Any, ranks: int, options: dict[str, Any]) -> str:
-    """Run the program again, its ranks in other orders; return in what the first such run differs, "" for nothing."""
-    from minidist.debug.torch_ranks import program
-
-    for order in range(interleavings):
-        other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=order), **options)
-        if races := program.first_difference(first, other):
-            return f"order {order} of {interleavings}: {races}; the program depends on the order of its ranks"
-    return ""
-
-
-def _show(value: dict[str, Any], verdict: str) -> None:
-    """Print what a run has sent, and what comparisons have found."""
-    print(f"{value['ranks']} ranks, {value['virtual_seconds']:.6g} virtual seconds of communication")
-    for row in value["sent"]:
-        print(f"  {row['operation']:24} {row['group']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
-    if value["race"]:
-        print(value["race"])
-    elif value["interleavings"]:
-        print(f"{value['interleavings']} other orders of the ranks print and send the same")
-    if verdict:
-        print(verdict)
+    return Result(value, show, code)

@@ -365,7 +365,7 @@ def _check_comm_hook(original: Any) -> Callable[..., Any]:
         try:
             original(model, hook)
         except TypeError as error:
-            if not str(error).startswith("BF16"):  # it needs a GPU's library
+            if "BF16" not in error.args[0]:  # it needs a GPU's library
                 raise
 
     return check

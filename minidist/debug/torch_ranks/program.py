@@ -233,6 +233,21 @@ class _Run:
         main.call(run)
 
 
+def run_in_orders(
+    program: Callable[[], Any] | UserProgram, ranks: int, orders: int, **options: Any
+) -> tuple[TorchRun, str]:
+    """Run a program, and then with its ranks in so many other orders; return the first run, and what differs, if any.
+
+    options: those of `run_on_ranks`.
+    """
+    first = run_on_ranks(program, ranks, **options)
+    for order in range(orders):
+        other = run_on_ranks(program, ranks, partial(ShuffledWorld, seed=order), **options)
+        if found := first_difference(first, other):
+            return first, f"order {order} of {orders}: {found}; the program depends on the order of its ranks"
+    return first, ""
+
+
 @contextmanager
 def groups_begin_when_asked(wanted: bool) -> Iterator[None]:
     """Let a program that begins no process group have one as soon as it asks for one, inside the block, if wanted."""
