@@ -15,7 +15,10 @@ from minidist.base.trace_file import read_traces
 from minidist.commands import app
 from minidist.job.train.progress import Progress
 
-SMALL = "--layers 1 --width 8 --heads 2 --context 8 --data markov --steps 2 --micro-batch 2".split()
+SMALL = [
+    *("--layers", "1", "--width", "8", "--heads", "2", "--context", "8"),
+    *("--data", "markov", "--steps", "2", "--micro-batch", "2"),
+]
 
 
 @pytest.fixture
