@@ -29,7 +29,7 @@ from torch.utils._device import DeviceContext
 from minidist.base.errors import UsageError
 from minidist.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks import sync_batch_norm
-from minidist.debug.torch_ranks.isolation import when_imported
+from minidist.debug.torch_ranks.isolation import of_program, when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 CPU, Device = torch.device("cpu"), torch.device
@@ -37,7 +37,7 @@ POSITIONAL = {torch.Tensor.to: 1, torch.as_tensor: 2}  # the place of a device a
 NOTHING = (
     *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_accumulated_memory_stats"),
     *("reset_max_memory_allocated", "reset_max_memory_cached", "reset_peak_memory_stats", "seed", "seed_all"),
-    *("set_device_index", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "set_stream"),
+    *("set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "set_stream"),
     "synchronize",
 )
 ZERO = (
@@ -192,12 +192,6 @@ def standing_for(real: Any, make: Callable[..., Any]) -> Any:
     )
 
 
-def of_program(depth: int = 2) -> bool:
-    """Return whether a rank's program or a library has called, rather than torch itself."""
-    name = sys._getframe(depth).f_globals.get("__name__") or ""
-    return in_rank() and name.partition(".")[0] != "torch"
-
-
 def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
     """Return what `torch.cuda` and `torch.accelerator` answer to a program, by the name of the function."""
 
@@ -220,6 +214,7 @@ def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
         "device_count": lambda: run.devices,
         "current_accelerator": lambda *_, **__: Device("cuda"),
         "set_device": run.set_device,
+        "set_device_index": run.set_device,
         "current_device": run.current_device,
         "current_device_index": run.current_device,
         "device": lambda *_: nullcontext(),

@@ -148,7 +148,8 @@ class _Run:
         except (MinidistError, KeyboardInterrupt):
             raise
         except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
-            raise ProgramError(error, __file__, user_program.__file__, multiprocessing.process.__file__) from None
+            ours = (__file__, user_program.__file__, multiprocessing.process.__file__)
+            raise ProgramError(error, *ours, hidden=os.path.dirname(__file__)) from None
 
     def of_rank(self, comm: Comm, program: Callable[[], Any], start: _Start) -> Any:
         """Run a rank's program in a thread, and return what it returns."""
