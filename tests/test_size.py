@@ -22,7 +22,7 @@ LINES = {
     "commands": 4_530,
     "course": 13_300,
     "data": 1_350,
-    "debug": 4_240,
+    "debug": 4_250,
     "job": 11_400,
     "nn": 2_950,
     "optim": 2_050,

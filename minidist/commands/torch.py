@@ -93,6 +93,7 @@ def torch(
     options: dict[str, Any] = {"settings": settings, "timeout": timeout, "eager_bytes": eager_bytes}
     if warning := program.version_warning():
         say(warning)
+    say(f"every rank's random numbers begin with --seed {seed}")
     first = program.run_on_ranks(main, ranks, **options)
     races = ""
     for seed in range(interleavings):
