@@ -12,7 +12,7 @@ export OPENBLAS_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export UV_SYSTEM_CERTS := 1
 
-.PHONY: demo test pytest exhaustive chaos fuzz lint lessons site site-test pyodide-test museum mutants peers matrix bench clean
+.PHONY: demo learn test pytest exhaustive chaos fuzz lint lessons site site-test pyodide-test museum mutants peers matrix bench clean
 .DELETE_ON_ERROR:
 
 demo: .venv/demo.stamp
@@ -43,6 +43,11 @@ chaos: .venv/test.stamp
 # 20,000 wrong inputs of every kind; each is a success or one sentence. Less than an hour.
 fuzz: .venv/test.stamp
 	$(BIN)/python -m tests.fuzz.campaign --inputs 20000
+
+# Jupyter on the first lesson.
+learn: .venv/demo.stamp
+	@$(call INSTALL,learn)
+	$(BIN)/minidist lesson open
 
 lessons: .venv/test.stamp
 	$(BIN)/python -m minidist.course.lesson.build

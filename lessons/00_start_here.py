@@ -7,157 +7,208 @@
 # ---
 
 # %% [markdown]
-# # 00 Start here
+# # 00 Start here: four ranks learn to read
 #
-# *15 minutes. Before it: Python and NumPy.*
+# *25 minutes. Before it: Python and NumPy.*
 #
 # ## 1 The case
 #
-# A job runs on 64 machines, and each of them has computed one loss, a number of 8 bytes. The first
-# machine shall print the mean of all 64. It cannot look into the memory of the others: **every
-# number that another one needs must be sent, and every number that is sent must be received**.
+# A network learns to read digits from 64 small pictures. One machine computes the gradient of all
+# 64. You have four machines, so each gets 16 of the pictures and a quarter of the work. After every
+# step all four must hold **the weights that one machine would hold**, or four networks are trained
+# in place of one.
 #
-# Such a worker with a memory of its own is a *rank*, and ranks are numbered from 0. How
-# many messages does it take until rank 0 has all losses? And how long does that take on 1,024
-# ranks?
+# Such a worker with a memory of its own is a *rank*, and ranks are numbered from 0. No rank can
+# look into the memory of another one: every number that another rank needs must be sent, and every
+# number that is sent must be received. What has to be sent here? And what happens if it is not?
 #
-# In this lesson you write **one function that is a program for any number of ranks**, and run it on
-# 1, 4 and 64 of them in this process. What it saves: the same function runs unchanged on one
-# machine or on many.
+# Training on more ranks saves time in each step; its price is the bytes that travel. This page
+# trains on four ranks now, in this process.
 
 # %%
-import inspect
-
 import numpy as np
 
-from minidist.base.errors import DeadlockError
-from minidist.collectives import naive
-from minidist.comm import LinkModel, SimWorld
+from minidist import MLP, SGD, SimWorld, Tensor, cross_entropy, glyphs
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.report import draw, show
+from minidist.nn import FlatParameters
+
+images, labels = glyphs().rows(np.arange(64))
+images = images.astype(np.float64)
+for lines in zip(*images[:4].reshape(4, 12, 12), strict=True):  # the first four, line by line
+    print("   ".join("".join("#" if ink > 0.45 else " " for ink in line) for line in lines))
+print("labels:", *labels[:4])
 
 # %% [markdown]
 # ## 2 Predict
 #
-# Commit to two numbers before you go on; `predict` waits for them, and part 5 judges them by what
-# was measured.
-#
-# A message takes 1 µs from rank to rank. For a quarter of that time a rank is busy with taking it
-# in, and takes in no other one meanwhile.
+# Commit to two numbers before you go on; `predict` waits for them, and part 5 and part 6 judge them
+# by what was measured. The network has 4,970 weights of 8 bytes each: 144 pixels, 32 hidden units,
+# 10 digits.
 
 # %%
-messages = predict("messages until rank 0 of 64 has every loss", example=64)
-time = predict("time until rank 0 of 1,024 ranks has every loss", example=1, unit="µs")
+sent = predict("bytes that rank 3 sends in one step", example=1000, unit="B")
+fall = predict(
+    "nothing is sent: how far does rank 0's loss fall, where 100 % is the fall of part 3",
+    example=0,
+    unit="%",
+)
 
 # %% [markdown]
 # ## 3 The idea and its picture
 #
-# Four ranks have a number each, and rank 0 *gathers* them. In the picture a rank is a horizontal
-# line, time runs to the right, and an arrow is a message. The picture is drawn from the record of a
-# run.
+# The gradient of 64 pictures is the sum of what each picture adds to it. So each rank computes the
+# sum over its own 16, and **the four sums are added**. Here rank 0 adds them and sends the result
+# back. Everything else is what one machine does.
 
 
 # %%
-def gather_to_zero(comm, value):
-    """Rank 0 returns the values of all ranks; the others return None."""
-    if comm.rank != 0:
-        comm.send(np.array([value]), 0)
-        return None
-    values = np.array([value] * comm.size)
+def add_up(comm, gradient):
+    """Every rank's `gradient` becomes the sum over all ranks."""
+    if comm.rank > 0:
+        comm.send(gradient, 0)
+        comm.recv(gradient, 0)  # the sum comes back into the same array
+        return
+    incoming = np.empty_like(gradient)
     for source in range(1, comm.size):
-        comm.recv(values[source : source + 1], source)  # the message lands in its place
-    return values
+        comm.recv(incoming, source)
+        gradient += incoming
+    for target in range(1, comm.size):
+        comm.send(gradient, target)
 
 
-def program(comm):
-    return gather_to_zero(comm, 10.0 * comm.rank)
+def train(comm, share=add_up, steps=60):
+    mine = slice(comm.rank, None, comm.size)  # every fourth picture, from its own number on
+    network = MLP([144, 32, 10], dtype=np.float64)
+    weights = FlatParameters(network.parameters())  # in one array, with one array of gradients
+    optimizer = SGD(weights, lr=1.0)
+
+    losses = []  # what a job prints: the mean over the pictures of this rank
+    for _ in range(steps):
+        weights.zero_grad()
+        loss = cross_entropy(network(Tensor(images[mine])), labels[mine], divisor=64)
+        loss.backward()
+        share(comm, weights.grad)
+        optimizer.step()
+        losses.append(float(loss.data) * comm.size)
+    return losses, weights.data.copy(), network
 
 
-network = LinkModel(alpha=1e-6, beta=1e-10, overhead=0.25e-6)
-world = SimWorld(4, links=network)
-results = world.run(program)
-header = {"name": "gather on 4 ranks", "command": "part 3 of lessons/00_start_here.py"}
-show(draw("space-time", world.traces, header))
+alone, alone_weights, _ = SimWorld(1).run(train)[0]
+four = SimWorld(4).run(train)
+mean = np.mean([losses for losses, _, _ in four], axis=0)
+for at in (0, 19, 59):
+    print(f"step {at + 1:2}: loss {alone[at]:.4f} on 1 rank, {mean[at]:.4f} on 4 ranks")
 
 # %% [markdown]
-# The time is *virtual*: a message takes `alpha + beta * bytes` seconds, here 1 µs and 0.1 ns per
-# byte, and for the `overhead`, a part of alpha, a rank is busy with it. So the picture is the same
-# on every machine. Under MPI the same record holds real times, and lesson 27 measures the three
-# numbers of your machine.
+# `SimWorld(4).run(train)` calls `train(comm)` once for each of four ranks and returns the list of
+# what they returned. `comm.rank` is the number of this rank, `comm.size` the number of all ranks.
+# `comm.send(array, 3)` sends an array to rank 3; `comm.recv(array, 3)` fills an array with what
+# rank 3 sent.
+#
+# Step through one sum of two numbers per rank: the arrow keys go from message to message, and a
+# cell is filled when it holds its last value.
+
+# %%
+from minidist.report import draw, show, step
+
+
+def one_sum(comm):
+    add_up(comm, np.array([1.0, 10.0]) * (comm.rank + 1))
+
+
+world = step(one_sum, 4)
+show(world, "Rank 0 adds two numbers of each rank and sends the sums back.")
+
+# %% [markdown]
+# The same run as one picture: a rank is a horizontal line, time runs to the right, an arrow is a
+# message, and red is the time in which a rank waits for another one. The time is *virtual*, so the
+# picture is the same on every machine.
+
+# %%
+header = {"name": "one sum on 4 ranks", "command": "part 3 of lessons/00_start_here.py"}
+show(draw("space-time", world.traces, header))
 
 # %% [markdown]
 # ## 4 The code
 #
-# `program(comm)` above is all there is. `comm.rank` is the number of this rank, `comm.size` the
-# number of all ranks. `SimWorld(64).run(program)` calls `program` once for each rank and returns
-# the list of what they returned. `comm.send(array, 3)` sends an array to rank 3, `comm.recv(array,
-# 3)` fills an array with what rank 3 sent.
+# You have read all of it: `train` is an ordinary training loop with one more line,
+# `share(comm, weights.grad)`, and `add_up` is every message that is sent. The same function runs on
+# any number of ranks; with 1 rank `add_up` sends nothing.
 
 # %%
-for ranks in (1, 4, 64):
-    world = SimWorld(ranks, links=network)
-    results = world.run(program)
-    print(
-        f"{ranks:2} ranks: rank 0 has {results[0][:4]}{' ...' if ranks > 4 else ''}, the others "
-        f"{results[1:2]}"
-    )
-
-# %% [markdown]
-# The library's own gather is the same idea; there rank 0 starts all receives first and then waits
-# for all of them:
-
-# %%
-print(inspect.getsource(naive.gather))
+for ranks in (1, 2, 8, 64):
+    results = SimWorld(ranks).run(train)
+    mean = np.mean([losses[-1] for losses, _, _ in results])
+    print(f"{ranks:2} ranks with {64 // ranks:2} pictures each: last loss {mean:.4f}")
 
 # %% [markdown]
 # ## 5 Check
 #
-# Each rank keeps a record of its messages: `world.traces[rank]`. The answer is counted there.
+# A loss with equal digits proves little. The weights must be equal, on every rank, up to the
+# rounding of 64-bit numbers:
 
 # %%
-messages.judge(sum(len(trace.sent()) for trace in world.traces))
-received = sum(m.nbytes for m in world.traces[0].messages if m.kind == "receive")
-print(f"received by rank 0: {received} B")
-
-for ranks in (64, 1024):
-    world = SimWorld(ranks, links=network, record=False)
-    world.run(program)
-    print(f"{ranks:5,} ranks: rank 0 has everything after {1e6 * world.end_time:.2f} µs")
-time.judge(1e6 * world.end_time, within=0.05)
+for rank, (_, weights, _) in enumerate(four):
+    print(f"rank {rank}: max |w_parallel - w_single| = {abs(weights - alone_weights).max():.1e}")
+assert all(abs(weights - alone_weights).max() < 1e-12 for _, weights, _ in four)
 
 # %% [markdown]
-# So a rank that receives from all others becomes the bottleneck: its messages arrive together, and
-# it takes in one after the other. Lesson 04 does without such a rank.
-
-# %% [markdown]
-# One number was enough for a count. Now a computation: each rank adds up its part of an array, and
-# rank 0 adds the parts. It must equal what one rank alone gets; for whole numbers exactly, in any
-# order.
-
+# Each rank keeps a record of its messages: `world.traces[rank]`. What was sent is counted there,
+# here for one step.
 
 # %%
-def total(comm, numbers):
-    mine = np.array_split(numbers, comm.size)[comm.rank]
-    parts = gather_to_zero(comm, mine.sum())
-    return None if parts is None else parts.sum()
+world = SimWorld(4)
+world.run(train, add_up, 1)
+for trace in world.traces:
+    print(f"rank {trace.rank} sends {sum(m.nbytes for m in trace.sent()):7,} B in a step")
+sent.judge(sum(m.nbytes for m in world.traces[3].sent()))
 
-
-numbers = np.arange(1000.0)
-(alone,) = SimWorld(1).run(total, numbers)
-for ranks in (2, 3, 64):
-    parallel = SimWorld(ranks).run(total, numbers)[0]
-    print(f"{ranks:2} ranks: max |parallel - alone| = {abs(parallel - alone):g}")
-
+# %% [markdown]
+# Every weight has one number in the gradient, so a rank sends as many bytes as it has weights, and
+# not one picture. Rank 0 sends three times as many, and the more ranks there are, the longer all of
+# them wait for it. Lesson 04 does without such a rank.
 
 # %% [markdown]
 # ## 6 Break it
 #
-# Forget that rank 0 has no rank to send to, and let every rank receive. Real programs hang here
-# until someone kills them. The simulated world detects that no rank can continue, and reports which
-# rank waits for which, and at which line.
+# Forget to share the gradients. Nothing hangs, nothing complains, and the loss falls all the same:
 
 
 # %%
+def forget(comm, gradient):
+    """Send nothing: every rank trains a network of its own."""
+
+
+wrong = SimWorld(4).run(train, forget)
+right_fall, wrong_fall = (run[0][0][0] - run[0][0][-1] for run in (four, wrong))
+for at in (0, 19, 59):
+    now, before = wrong[0][0][at], four[0][0][at]
+    print(f"step {at + 1:2}: rank 0 prints the loss {now:.4f}; in part 3 it was {before:.4f}")
+fall.judge(100 * wrong_fall / right_fall, within=0.1)
+
+# %% [markdown]
+# And what has it trained? The weights of the four ranks, and the loss of rank 0's network on all 64
+# pictures:
+
+# %%
+print(f"max |w_rank0 - w_rank1| = {abs(wrong[0][1] - wrong[1][1]).max():.2f}")
+for name, run in (("shared", four), ("nothing sent", wrong)):
+    everything = cross_entropy(run[0][2](Tensor(images)), labels)
+    print(f"{name:12}: loss on all pictures {float(everything.data):.4f}")
+
+# %% [markdown]
+# Four networks, each of which knows its own 16 pictures by heart and nothing else. **A falling loss
+# proves nothing**: this course compares weights. Many published failures of distributed training
+# are of this kind; lesson 28 collects them.
+#
+# The other mistake is louder. Let every rank receive before it sends: real programs hang here until
+# someone kills them. The simulated world detects that no rank can continue, and reports which rank
+# waits for which, and at which line.
+
+# %%
+from minidist.base.errors import DeadlockError
+
+
 def everybody_receives(comm):
     incoming = np.empty(1)
     comm.recv(incoming, (comm.rank + 1) % comm.size)
@@ -216,17 +267,20 @@ check("00.in_rank_order", too_early)
 # %% [markdown]
 # ## 8 Takeaway
 #
-# - A distributed program is **one function of a communicator**: `main(comm)`.
-# - A gather on n ranks sends **n - 1** messages, and all of them go into one rank, which takes them
-#   in one by one: **alpha + (n - 2) overhead** for short ones.
+# - A distributed program is **one function of a communicator**: `train(comm)`.
+# - Data parallelism adds gradients: **each rank sends as many bytes as its gradient has**, in every step,
+#   and afterwards all ranks hold the weights of one device.
+# - Through one rank, that rank sends and receives **(n - 1)** times as many.
 
 # %% [markdown]
 # ## 9 The same code under mpiexec
 #
-# `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` virtual ranks:
+# `launch(main)` runs `main(comm)` on the processes that `mpiexec` started, or on `--ranks N` virtual ranks. The
+# 20 lines of the README train this network so:
 #
 #     mpiexec -n 4 python mpi_examples/1_messages/hello.py
-#     python mpi_examples/first_steps.py
+#     mpiexec -n 4 python mpi_examples/first_steps.py
+#     python mpi_examples/first_steps.py --ranks 4
 
 # %% [markdown]
 # ## 10 What others call it
@@ -236,7 +290,7 @@ check("00.in_rank_order", too_early)
 # | `comm.rank`, `comm.size` | MPI `comm.Get_rank()`, `comm.Get_size()`; PyTorch `dist.get_rank()`, `dist.get_world_size()`; environment `RANK`, `WORLD_SIZE` |
 # | `launch(main)` under `mpiexec -n 4` | PyTorch `torchrun --nproc-per-node 4`; DeepSpeed `deepspeed --num_gpus 4`; JAX `jax.distributed.initialize()` |
 # | `send`, `recv` | MPI `Send`, `Recv`; PyTorch `dist.send`, `dist.recv` |
-# | `gather` | MPI `Gather`; PyTorch `dist.gather` |
+# | `add_up` | MPI `Allreduce`; PyTorch `dist.all_reduce`; done for you by `DistributedDataParallel` |
 #
-# Next: [01 Autograd in an hour](01_autograd_in_an_hour.ipynb), or [03 Send, receive,
-# deadlock](03_send_receive_deadlock.ipynb). All of them are in the [index](README.md).
+# Next: [01 Autograd in an hour](01_autograd_in_an_hour.ipynb), or, to go on with messages, [03 Send,
+# receive, deadlock](03_send_receive_deadlock.ipynb). All of them are in the [index](README.md).

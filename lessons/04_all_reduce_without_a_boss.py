@@ -86,6 +86,20 @@ header = {"name": "boss of 4", "command": f"{command} --picture bytes-matrix"}
 show(draw("bytes-matrix", boss.traces, header))
 
 # %% [markdown]
+# What the chunks hold in between: the arrow keys go from message to message. A colour is a chunk; it
+# is filled when it holds the whole sum.
+
+# %%
+from minidist import report
+
+
+def eight_numbers(comm):
+    all_reduce(comm, np.arange(8.0) + 10 * comm.rank, algorithm="ring")
+
+
+show(report.step(eight_numbers, 4), "A ring all-reduce of 8 numbers on 4 ranks.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # The first half, the reduce-scatter. Each rank sends to its right neighbour what it has just added

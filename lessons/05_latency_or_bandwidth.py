@@ -103,6 +103,20 @@ for algorithm in ("recursive_doubling", "ring"):
     show(draw("space-time", world.traces, header))
 
 # %% [markdown]
+# Recursive doubling on 4 numbers, message by message: with each round every rank holds the sum of
+# twice as many ranks.
+
+# %%
+from minidist import report
+
+
+def four_numbers(comm):
+    all_reduce(comm, np.arange(4.0) + 10 * comm.rank, algorithm="recursive_doubling")
+
+
+show(report.step(four_numbers, 8), "Recursive doubling of 4 numbers on 8 ranks.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # Can one have both, few rounds *and* few bytes? Yes: halve what is exchanged in every round. First

@@ -38,7 +38,7 @@ from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.zero import ZeroOptimizer
-from minidist.planning.memory_estimator import model_states
+from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
 
@@ -124,6 +124,26 @@ command = (
     "minidist report t.jsonl"
 )
 show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": command}))
+
+# %% [markdown]
+# The messages of one step on 4 ranks, with 8 weights in place of a model: the gradients are reduced
+# and scattered, so that each rank holds the sum of its part; each rank updates that part, and the
+# parts are gathered.
+
+# %%
+from minidist import report
+from minidist.collectives import all_gather, reduce_scatter
+
+
+def one_step(comm):
+    weights, gradients = np.full(8, 100.0), np.arange(8.0) + 10 * comm.rank
+    part = np.empty(2)
+    reduce_scatter(comm, gradients, out=part, algorithm="ring")
+    mine = slice(2 * comm.rank, 2 * comm.rank + 2)
+    all_gather(comm, weights[mine] - part, out=weights, algorithm="ring")
+
+
+show(report.step(one_step, 4), "ZeRO 1: 8 gradients become 8 weights, each updated on one rank.")
 
 # %% [markdown]
 # ## 4 The code

@@ -135,6 +135,21 @@ for prefetch in (0, 1):
     show(draw("lanes", runs[prefetch][0], header))
 
 # %% [markdown]
+# One gather, message by message: before it each rank has 2 of 8 weights, after it all of them. FSDP
+# drops them again when the layer has computed.
+
+# %%
+from minidist import report
+
+
+def one_layer(comm):
+    shard, layer = np.arange(2.0) + 2 * comm.rank, np.full(8, np.nan)
+    all_gather(comm, shard, out=layer, algorithm="ring")
+
+
+show(report.step(one_layer, 4), "A layer of 8 weights is gathered from 4 shards.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # A *unit* is the parameters of one layer in one flat array. Gathering binds the parameters to a new

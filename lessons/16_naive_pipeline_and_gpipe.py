@@ -120,6 +120,15 @@ show(
 )
 
 # %% [markdown]
+# The schedules as a page to step through, one time after the other:
+
+# %%
+from minidist.report.gantt import as_traces
+
+for timing in timings:
+    show(as_traces(timing), f"{timing.plan.name}: what each rank computes.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # Every message of a pipeline, in a toy: a stage multiplies what it gets by its weight. It sends its

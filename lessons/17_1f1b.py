@@ -113,6 +113,15 @@ for name, plan in plans.items():
     show(draw("memory", world.traces, header))
 
 # %% [markdown]
+# 1F1B as a page to step through, one time after the other: watch where a rank turns from forward to
+# backward.
+
+# %%
+from minidist.report.gantt import as_traces
+
+show(as_traces(timings[-1]), "1F1B: what each rank computes.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # A stage is a list of actions, F3 for the forward of micro-batch 3 and B3 for its backward, and a

@@ -76,6 +76,14 @@ show(
 )
 
 # %% [markdown]
+# The same as a page to step through, one time after the other:
+
+# %%
+from minidist.report.gantt import as_traces
+
+show(as_traces(time_plan(stream, spans=True)), "PipeDream: what each rank computes.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # A toy with every message: y = w2 w1 w0 x with one weight on each stage, and the loss y²/2. Look at

@@ -77,6 +77,14 @@ show(
 )
 
 # %% [markdown]
+# The last of them as a page to step through, one time after the other: W fills what was idle.
+
+# %%
+from minidist.report.gantt import as_traces
+
+show(as_traces(timings[-1]), f"{names[-1]}: what each rank computes.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # A stage that carries out its list, in a toy with every message. Look at the line that sends the

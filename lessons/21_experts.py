@@ -100,6 +100,21 @@ command = (
 show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "command": command}))
 
 # %% [markdown]
+# Tokens on their way to experts: each rank has one token for each expert, and the all-to-all puts the
+# token for expert e on rank e. The tens are the rank that a token comes from.
+
+# %%
+from minidist import report
+from minidist.collectives import all_to_all
+
+
+def one_token_each(comm):
+    all_to_all(comm, 10.0 * comm.rank + np.arange(4.0))
+
+
+show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device
@@ -272,10 +287,8 @@ check("21.slots_and_balance", solution("21.slots_and_balance"))
 # slots, computed. Use `all_to_all` from `minidist.collectives`: it sends the j-th part of a flat
 # array to rank j and returns what came, by source rank.
 
+
 # %%
-from minidist.collectives import all_to_all
-
-
 def dispatch_tokens(comm, slots, run_expert):
     experts, capacity, width = slots.shape
     here = experts // comm.size

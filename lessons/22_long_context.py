@@ -105,6 +105,23 @@ header = {"name": "ring attention", "command": f"{command} --picture bytes-matri
 show(draw("bytes-matrix", world.traces, header))
 
 # %% [markdown]
+# The ring, message by message, with 2 numbers in place of a block of K and V: every rank sees every
+# block once, and holds one at a time.
+
+# %%
+from minidist import report
+
+
+def blocks_go_round(comm):
+    block, incoming = np.arange(2.0) + 10 * comm.rank, np.empty(2)
+    for _ in range(comm.size - 1):
+        comm.sendrecv(block, (comm.rank + 1) % comm.size, incoming, (comm.rank - 1) % comm.size)
+        block[...] = incoming
+
+
+show(report.step(blocks_go_round, 4), "A block of keys and values goes round a ring of 4 ranks.")
+
+# %% [markdown]
 # ## 4 The code
 #
 # Softmax needs the sum over *all* keys, and a rank sees one block at a time. So it keeps, for each

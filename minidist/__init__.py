@@ -33,16 +33,20 @@ _MODULES = {
     "minidist.pipeline.runtime": ("Pipeline", "split_model"),
     "minidist.job.train.recipe": ("parallelize",),
 }
+_PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name in _PACKAGES:
+        value = import_module(_PACKAGES[name])
+    elif name in _PLACES:
+        value = getattr(import_module(_PLACES[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Kept, so that it is looked up once.
-    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    globals()[name] = value  # kept, so that it is looked up once
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES])
+    return sorted([*globals(), *_PLACES, *_PACKAGES])

@@ -10,33 +10,34 @@ import pytest
 
 pytest_plugins = ["tests.mpi_runner", "tests.examples"]
 
-# By the clock of a quiet machine; the first waits for timeouts most of the time, the second for lessons that changed.
+# By processor time; of the first two by the clock, for they wait for timeouts.
 LONGEST = (
     "comm/mpi/test_failures",
-    "lesson/test_lessons",
-    "test_readme",
     "comm/mpi/test_watchdog",
-    "test_mpi_runner",
-    "pipeline/test_plans",
-    "pipeline/test_runtime",
-    "train/test_memory_over_steps",
-    "comm/mpi/test_start",
+    "lesson/test_lessons",
     "test_mpi_examples",
-    "train/test_axes",
-    "museum/test_museum",
-    "collectives/test_auto",
+    "test_readme",
+    "test_wheel",
     "equality/test_layout_sweep",
+    "comm/mpi/test_start",
+    "commands/test_cli",
+    "parallel/test_tensor",
     "parallel/test_fully_shard",
     "parallel/test_mixed_precision",
-    "lesson/test_exercises",
-    "parallel/test_tensor",
-    "comm/test_conformance",
-    "collectives/test_closed_form",
-    "parallel/test_zero",
+    "lesson/test_cheats",
+    "test_mpi_runner",
     "chaos/test_chaos",
-    "commands/test_cli",
+    "pipeline/test_runtime",
+    "pipeline/test_plans",
+    "museum/test_museum",
+    "parallel/test_zero",
+    "config/test_no_setting_is_ignored",
+    "golden/test_golden",
     "train/test_precision",
-    "collectives/test_collectives",
+    "train/test_memory_over_steps",
+    "techniques/test_repartition",
+    "equality/test_rounding",
+    "bench/test_hybrid",
 )
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second

@@ -18,9 +18,10 @@ def path_of(name):
     return path
 
 
-def in_both_worlds(ranks):
-    """Run a test with world="simulated", and in `ranks` ranks with world="mpi"."""
-    return pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=pytest.mark.mpi(ranks))])
+def in_both_worlds(ranks, always=True):
+    """Run a test with world="simulated", and in `ranks` ranks with world="mpi"; unless always, in `make exhaustive`."""
+    marks = [pytest.mark.mpi(ranks), *([] if always else [pytest.mark.exhaustive])]
+    return pytest.mark.parametrize("world", ["simulated", pytest.param("mpi", marks=marks)])
 
 
 class Copied(io.StringIO):

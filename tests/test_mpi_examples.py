@@ -1,7 +1,9 @@
 """The examples are the same programs in both worlds: each is run with --ranks and in the ranks of a test under MPI.
 
 Both run in the process of the test, which has imported NumPy and minidist already: a process of its own takes half a
-second for each rank. The first example, and those whose process ends with a report, are started as a user does.
+second for each rank. The first example, and those whose process ends with a report, are started as a user does. What
+differs between the worlds is how messages travel, so under MPI `make test` runs one or two examples of each chapter,
+and `make exhaustive` all.
 """
 
 import os
@@ -109,7 +111,7 @@ def test_layouts(example, capfd, bug):
     assert code == (bug != "none")
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_dump_gradients(world, example):
     code, output = example(world, 2, "dump_gradients", "--bug", "one")
     assert (code, output) == (0, "written: runs/dump\n")
@@ -176,7 +178,7 @@ def test_fully_shard(world, example):
     assert "= 0.50 Psi a step" in output
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 def test_mixed_precision(world, example):
     code, output = example(world, 3, "mixed_precision")
     assert code == 0, output
@@ -186,7 +188,7 @@ def test_mixed_precision(world, example):
     assert sorted(re.findall(r"(\d+) B of overflow flags", output)) == ["20", "20", "40"]
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_device(world, example, monkeypatch):
     code, output = example(world, 2, "device", "--device", "cpu")
     assert code == 0, output
@@ -228,7 +230,7 @@ def test_one_f_one_b(world, example):
     assert sorted(re.findall(r"rank (\d): at most (\d)", output)) == [("0", "3"), ("1", "2"), ("2", "1")]
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_zero_bubble(world, example):
     code, output = example(world, 2, "zero_bubble")
     assert code == 0, output
@@ -239,7 +241,7 @@ def test_zero_bubble(world, example):
         assert "rank 0  zb-h1  idle 1.0, on paper 1.0" in output
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 def test_pipedream(world, example):
     code, output = example(world, 3, "pipedream")
     assert code == 0, output
@@ -346,7 +348,7 @@ def test_compression(world, method, example):
         assert float(rest[0].rsplit(" ", 1)[1]) < 1e-12
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_quantization(world, example):
     code, output = example(world, 2, "quantization")
     assert code == 0, output
@@ -361,7 +363,7 @@ def test_quantization(world, example):
     assert "ranges: 1,280 bytes from all ranks, the formula says 1,280" in output  # 40 steps x 2 ranks x 2 layers x 8 B
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 def test_sparsity(world, example):
     code, output = example(world, 3, "sparsity")
     assert code == 0, output
@@ -396,7 +398,7 @@ def test_local_sgd(example):
     assert (code, in_turn, float(loss) < 2.25) == (0, sent["10"], True)
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_adaptive_batch(world, example):
     code, output = example(world, 2, "adaptive_batch")
     assert code == 0, output
@@ -418,7 +420,7 @@ def test_checkpoint_reshard(world, example):
     assert len(output.splitlines()[-1].split()) == 7  # the word, three losses of the first run, three of the second
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_recompute(world, example):
     code, output = example(world, 2, "recompute")
     assert code == 0, output
@@ -429,7 +431,7 @@ def test_recompute(world, example):
     assert peaks[-1] < 0.7 * peaks[0]
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_offload(world, example):
     code, output = example(world, 2, "offload")
     assert code == 0, output
@@ -442,7 +444,7 @@ def test_offload(world, example):
     assert "0" not in (optimizer["host"], activations["crossed"], parameters["host"])
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 def test_uneven_ranks(world, example):
     code, output = example(world, 3, "uneven_ranks")
     assert code == 0, output
@@ -458,7 +460,7 @@ def test_uneven_ranks(world, example):
         assert ratio < 0.7
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_repartition(world, example):
     code, output = example(world, 2, "repartition")
     assert code == 0, output
@@ -485,7 +487,7 @@ def test_three_axes(world, example):
         assert f"'{name}'" in output
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_all_gather_attention_gathers_as_many_bytes_as_it_scatters(world, example):
     code, output = example(world, 2, "context_parallel_llama", "--all-gather")
     assert code == 0, output
@@ -494,7 +496,7 @@ def test_all_gather_attention_gathers_as_many_bytes_as_it_scatters(world, exampl
     assert re.search(r"sent (.*) bytes in forward, (.*) in backward", output).groups() == ("655,360",) * 2
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_ulysses_in_pairs_and_rings_of_pairs(world, example):
     """Under MPI one pair, so that nothing goes round; in the simulated world two, with the losses of a ring of four."""
     code, output = example(world, 2 if world == "mpi" else 4, "context_parallel_llama", "--ulysses-ring")
@@ -504,7 +506,7 @@ def test_ulysses_in_pairs_and_rings_of_pairs(world, example):
         assert re.findall(r"loss \S+", output) == re.findall(r"loss \S+", ring)
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_muon_of_shards_is_that_of_whole_matrices(world, example):
     code, output = example(world, 2, "muon")
     assert code == 0, output
@@ -513,7 +515,7 @@ def test_muon_of_shards_is_that_of_whole_matrices(world, example):
     assert re.fullmatch(r"8 matrices: all ranks sent (.*) B, on paper (.*) B", last)[1] == last.split()[-2]
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
     code, output = example(world, 2, "trust_ratios")
     assert code == 0, output
@@ -523,7 +525,7 @@ def test_trust_ratios_of_shards_are_those_of_whole_layers(world, example):
     assert sent == paper
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 def test_a_student_learns_from_the_logits_of_another_rank(world, example):
     code, output = example(world, 3, "distillation")
     assert code == 0, output
@@ -536,7 +538,7 @@ def test_a_student_learns_from_the_logits_of_another_rank(world, example):
     assert sent == formula
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_what_is_cached_is_made_once(world, example):
     code, output = example(world, 2, "caching")
     assert code == 0, output
@@ -555,7 +557,7 @@ def test_workers_make_the_batches_of_the_rank(world, example):
     assert output.count("a thread made 10, equal: True; 1 worker made 10, equal: True") == ranks
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_a_rank_that_is_not_told_its_number_reads_samples_again(world, example):
     code, output = example(world, 2, "data_ledger")
     assert code == 0, output
@@ -563,7 +565,7 @@ def test_a_rank_that_is_not_told_its_number_reads_samples_again(world, example):
     assert output.count("step 0, epoch 0: of the inputs, sample 3 was read twice, by ranks 0, 1") == 2
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 def test_naive_model_parallel(world, example):
     code, output = example(world, 3, "naive_model_parallel")
     assert code == 0, output
@@ -574,7 +576,7 @@ def test_naive_model_parallel(world, example):
         assert f"rank {rank}: sent {sent} B" in output
 
 
-@in_both_worlds(3)
+@in_both_worlds(3, always=False)
 @pytest.mark.parametrize(("weights", "kept"), [("vertical", 3), ("2bw", 2)])
 def test_asynchronous(world, weights, kept, example):
     code, output = example(world, 3, "asynchronous", "--weights", weights)
@@ -584,7 +586,7 @@ def test_asynchronous(world, weights, kept, example):
     assert float(last) < 0.9 * float(first)
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 @pytest.mark.parametrize(
     ("name", "stages", "idle"),
     [
@@ -600,7 +602,7 @@ def test_schedules(world, name, stages, idle, example):
     assert f"rank 1: stages {stages[1]}, " in output
 
 
-@in_both_worlds(4)
+@in_both_worlds(4, always=False)
 def test_hybrid_sharding(world, example):
     code, output = example(world, 4, "hybrid_sharding")
     assert code == 0, output
@@ -611,7 +613,7 @@ def test_hybrid_sharding(world, example):
     assert inside == 3 * between
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_profile_and_partition(world, example):
     code, output = example(world, 2, "profile_and_partition")
     assert code == 0, output
@@ -623,7 +625,7 @@ def test_profile_and_partition(world, example):
     assert "the same bits with both cuts: True" in output
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 def test_deepspeed_file(world, example):
     code, output = example(world, 2, "deepspeed_file")
     assert code == 0, output
@@ -635,7 +637,7 @@ def test_deepspeed_file(world, example):
     assert losses[-1] < losses[0] - 1
 
 
-@in_both_worlds(2)
+@in_both_worlds(2, always=False)
 @pytest.mark.parametrize(("batch_norm", "sent"), [("sync", "79,200"), ("local", "0")])
 def test_image_classifier(world, batch_norm, sent, example):
     code, output = example(world, 2, "image_classifier", "--batch-norm", batch_norm)

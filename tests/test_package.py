@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import minidist
+from tests.cases import each
 
 
 def imported_by(statement: str) -> set[str]:
@@ -36,7 +37,7 @@ LISTED = """
 """
 
 
-@pytest.mark.parametrize("name", LISTED.split())
+@each("name", LISTED.split())
 def test_the_help_of_a_package_lists_its_modules(name):
     package = importlib.import_module(f"minidist.{name}")
     parts = [m.name + ("/" if m.ispkg else ".py") for m in pkgutil.iter_modules(package.__path__)]
@@ -48,5 +49,7 @@ def test_the_names_of_the_core_come_from_the_package_and_are_loaded_when_they_ar
     assert "minidist.parallel" not in imported_by("from minidist import SimWorld, Tensor, launch")
     for name, module in minidist._PLACES.items():
         assert getattr(minidist, name) is getattr(importlib.import_module(module), name), name
+    assert imported_by("from minidist import flight_recorder") & {"numpy", "torch", "pydantic"} == set()
+    assert minidist.flight_recorder.watch is importlib.import_module("minidist.debug.flight_recorder.watchdog").watch
     with pytest.raises(AttributeError, match="module 'minidist' has no attribute 'SimWord'"):
         minidist.SimWord  # noqa: B018

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from minidist import cli
+from tests.cases import each
 from tests.mpi_runner import mpiexec
 
 ROOT = Path(__file__).parents[1]
@@ -90,7 +91,21 @@ def started(command, folder):
     return answer.returncode, answer.stdout + answer.stderr
 
 
-@pytest.mark.parametrize(("command", "shown"), EVERY, ids=[command for command, _ in EVERY])
+# These take seconds, and another test runs each of them with other flags.
+LONG = {
+    "minidist compare --matrix --sample 4",
+    "minidist bench collectives --simulated --ranks 16 --picture runs/crossover.svg",
+    "mpiexec -n 2 minidist compare --dp 2 --steps 3",
+    "mpiexec -n 2 minidist compare ranks.py:train --tolerance 1e-3",
+    "mpiexec -n 4 minidist order MPI_Allreduce",
+    "mpiexec -n 4 python mpi_examples/1_messages/collectives.py",
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [pytest.param(*page, marks=[pytest.mark.exhaustive] * (page[0] in LONG), id=page[0]) for page in EVERY],
+)
 def test_a_command_of_a_page_runs_and_prints_what_it_says(command, shown, folder, in_process):
     # --matrix starts processes itself. The program itself is started by `mpiexec -n 4 minidist ...`.
     if command.startswith("minidist ") and "--matrix" not in command:
@@ -122,11 +137,11 @@ def norms(program, ranks, folder):
     return found
 
 
-def test_the_first_program_equals_one_device_for_any_number_of_ranks(folder):
-    """Also where the ranks do not divide the 64 rows, and where some ranks have none of them."""
+@pytest.mark.parametrize("ranks", [3, pytest.param(65, marks=pytest.mark.exhaustive)])
+def test_the_first_program_equals_one_device_for_any_number_of_ranks(ranks, folder):
+    """Also where the ranks do not divide the 64 rows, and where one rank has none of them."""
     (alone,) = norms("mpi_examples/first_steps.py", 1, folder)
-    for ranks in (3, 7, 70):
-        assert norms("mpi_examples/first_steps.py", ranks, folder) == pytest.approx([alone] * ranks, rel=1e-5)
+    assert norms("mpi_examples/first_steps.py", ranks, folder) == pytest.approx([alone] * ranks, rel=1e-5)
 
 
 def test_the_script_of_the_guide_says_that_five_ranks_have_unlike_rows(folder):
@@ -156,9 +171,7 @@ def test_the_files_to_read_have_the_lines_that_the_readme_says():
     assert len(re.findall(r"^\| \[\w+/\]", README, flags=re.M)) <= 12
 
 
-@pytest.mark.parametrize(
-    "page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-)
+@each("page", sorted(p.relative_to(ROOT).as_posix() for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]))
 def test_every_link_of_a_page_leads_somewhere(page):
     path = ROOT / page
     text = re.sub(r"`[^`\n]*`", "", path.read_text(encoding="utf-8"))  # code is not a link

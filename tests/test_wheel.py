@@ -20,6 +20,7 @@ import pytest
 from minidist.course.lesson import solutions
 from minidist.course.lesson.exercise import exercises
 from minidist.course.lesson.handout import handed_out
+from tests.cases import each
 from tests.test_readme import commands
 
 ROOT = Path(__file__).parents[1]
@@ -62,6 +63,14 @@ def installed(wheel, tmp_path_factory):
         return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, env=variables, shell=True)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def lessons(installed, tmp_path_factory):
+    """What `minidist lesson copy` writes."""
+    folder = tmp_path_factory.mktemp("copied")
+    assert installed("minidist lesson copy course", folder).returncode == 0
+    return folder / "course"
 
 
 def test_the_wheel_has_types_lessons_and_examples_and_no_solution(wheel):
@@ -116,6 +125,7 @@ def test_the_commands_of_the_page_run_in_an_empty_folder(installed, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"lessons", "mpi_examples"}
 
 
+@pytest.mark.exhaustive
 def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
     done = installed("minidist demo --steps 2 --ranks 2", tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -127,7 +137,7 @@ def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
     assert installed("minidist lesson quiz --questions 1 -o quiz.csv", tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("command", "remedy"),
     [
         ("lesson build", "there are no lessons in 'lessons'; write them there with: minidist lesson copy lessons"),
@@ -140,12 +150,11 @@ def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
         ("order torch.sum", "install it with: pip install 'minidist[torch]'"),
         ("train --device cuda", "install it with: pip install 'minidist[cuda]'"),
     ],
+    sampled=3,
 )
-def test_without_an_extra_or_a_clone_a_command_says_what_to_do(command, remedy, installed, tmp_path):
+def test_without_an_extra_or_a_clone_a_command_says_what_to_do(command, remedy, installed, lessons, tmp_path):
     (tmp_path / "x.py").write_text("")
-    if "COPY" in command:
-        assert installed("minidist lesson copy course", tmp_path).returncode == 0
-    done = installed(f"minidist {command.replace('COPY', 'course')}", tmp_path)
+    done = installed(f"minidist {command.replace('COPY', str(lessons))}", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("minidist: ")
     assert done.stderr.count("\n") == 1

@@ -17,7 +17,7 @@ def gradcheck(
 ) -> float:
     """The largest error of fn's gradients, relative to max(1, |finite difference|); AssertionError above `tolerance`.
 
-    inputs: float64 arrays, all of which are differentiated. fn takes as many tensors and returns one, which is weighted
+    inputs: float64 arrays, which are all differentiated. fn takes as many tensors and returns one, which is weighted
     with fixed irregular numbers so that errors of different outputs cannot cancel. parameters=True passes Parameters.
     """
     arrays = [xp.array(a, xp.float64) for a in inputs]

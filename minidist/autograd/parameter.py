@@ -34,7 +34,7 @@ class Gradient:
         value          local + total, where None counts nothing
 
     Keeping the two apart lets a second backward pass follow a reduction: only what is new is summed over ranks again.
-    There is one buffer. The first summand to come lies in it; a total moves to an array of its own when local
+    There is one buffer. The first summand to come lies in it; a total moves to a separate array when local
     contributions follow it.
     """
 
@@ -96,7 +96,7 @@ class Gradient:
         self.buffer = self.local = self.total = None
 
     def _begin_local(self) -> xp.Array:
-        """The buffer, free for local contributions: a total that lies in it moves to an array of its own."""
+        """The buffer, free for local contributions: a total that lies in it moves to a separate array."""
         assert self.buffer is not None
         if self.total is self.buffer:
             self.total = track(xp.array(self.total), "gradient")
@@ -312,7 +312,7 @@ class Parameter(Tensor):
         """Add one contribution: an array of this shape, or a function compute(out) that returns it.
 
         The function is called with out=None to make a new array, or with the gradient's buffer to write into. With a
-        `contribution_recorder` set, the recorder gets the whole contribution as an array of its own, and the gradient
+        `contribution_recorder` set, the recorder gets the whole contribution as a separate array, and the gradient
         stays as it is.
         """
         recorder = contribution_recorder.get()

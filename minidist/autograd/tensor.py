@@ -264,14 +264,9 @@ def record(
     returns them and a list of the (flops, bytes) of each vjp, edges first. saved: arrays that the vjps keep besides
     inputs and result.
     """
-    # Inputs that are HalfOperands were computed with in float32: the result and the gradients become half again.
     first = edges or weights
     if first and first[0][0].half:
-        storage = first[0][0].dtype
-        data = downcast(data, result_dtype(name, storage))
-        edges = [(source, half_vjp(vjp, source.dtype)) for source, vjp in edges]
-        weights = [(source, _into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights]
-        prepare = prepare and half_prepare(prepare, storage)
+        data, edges, weights, prepare = _in_half(name, data, edges, weights, prepare)
 
     # The node points to the nodes of the inputs, and to parameters, which are their own leaves.
     out = Tensor(data)
@@ -280,29 +275,45 @@ def record(
         parameters: tuple[Any, ...] = ()
         for source, vjp in edges:
             node = source.node
-            if node is None:
-                continue
             if node.__class__ is Node:
                 inputs += ((node, vjp),)
-            else:
+            elif node is not None:
                 parameters += ((node, _into_buffer(vjp)),)
         for source, vjp in weights:
             node = source.node
-            if node is None:
-                continue
             if node.__class__ is Node:
                 inputs += ((node, vjp),)
-            else:
+            elif node is not None:
                 parameters += ((node, vjp),)
         if inputs or parameters or replays:
             out.node = Node(name, inputs, parameters, prepare, hook, replays)
 
     told = watchers.get()
     if told:
-        sources = [source for source, _ in (*edges, *weights)]
-        for watcher in told:
-            watcher.recorded(name, out, sources, cost, saved)
+        _tell(told, name, out, (*edges, *weights), cost, saved)
     return out
+
+
+def _tell(
+    told: Sequence[Any], name: str, out: Tensor, edges: Sequence[Edge], cost: Any, saved: Sequence[xp.Array]
+) -> None:
+    """Tell the watchers of an operation."""
+    sources = [source for source, _ in edges]
+    for watcher in told:
+        watcher.recorded(name, out, sources, cost, saved)
+
+
+def _in_half(
+    name: str, data: xp.Array, edges: Sequence[Edge], weights: Sequence[Edge], prepare: Callable[[Any], Any] | None
+) -> tuple[xp.Array, Sequence[Edge], Sequence[Edge], Callable[[Any], Any] | None]:
+    """Return a record of HalfOperands, computed in float32, with its result and its gradients in half precision."""
+    storage = (edges or weights)[0][0].dtype
+    return (
+        downcast(data, result_dtype(name, storage)),
+        [(source, half_vjp(vjp, source.dtype)) for source, vjp in edges],
+        [(source, _into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
+        prepare and half_prepare(prepare, storage),
+    )
 
 
 class MeanOfRows(str):

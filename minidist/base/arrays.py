@@ -319,8 +319,9 @@ def as_rows(value: Array) -> Array:
     return value if value.ndim == 2 else value.reshape(prod(value.shape[:-1]), value.shape[-1])
 
 
-def sum_rows(matrix: Array, out: Array | None = None) -> Array:
-    """Column sums of a matrix: one product with a vector of ones, several times faster than `sum(axis=0)`."""
+def sum_rows(value: Array, out: Array | None = None) -> Array:
+    """Sums over all but the last dim: one product with a vector of ones, several times faster than `sum(axis=0)`."""
+    matrix = as_rows(value)
     return matmul(ones(matrix.shape[0], matrix.dtype, matrix), matrix, out=out)
 
 

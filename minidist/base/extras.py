@@ -15,6 +15,7 @@ EXTRAS = {
     "cupy": "cuda",
     "hypothesis": "test",
     "ipykernel": "lessons",
+    "jupyterlab": "learn",
     "jupytext": "lessons",
     "markdown_it": "lessons",
     "mpi4py": "mpi",

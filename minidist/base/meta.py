@@ -349,26 +349,24 @@ _BASIC = frozenset({int, slice, type(None), type(Ellipsis)})
 def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
     """Return the shape of the copy that indexing makes, or None if it makes a view."""
     parts = index if type(index) is tuple else (index,)
-    for part in parts:
-        if type(part) not in _BASIC and isinstance(part, (np.ndarray, MetaArray, list)):
-            break
-    else:
+    if not any(type(part) not in _BASIC and isinstance(part, (np.ndarray, MetaArray, list)) for part in parts):
         return None
     # NumPy's rules. Index arrays are broadcast together, and their shape takes the place of the axes that they index.
-    # It comes first where a slice is between two of them. An integer beside an index array is one, too.
+    # It comes first where a slice is between two of them. An integer next to an index array is one, too.
     missing = array.ndim - sum(_axes_of(part) for part in parts)
     before: list[int] = []
     after: list[int] = []
     indices: list[tuple[int, ...]] = []
-    lengths, last = iter(array.shape), -1
+    axis, last = 0, -1
     for place, part in enumerate(parts):
         kept = after if indices else before
         if part is None:
             kept.append(1)
         elif part is Ellipsis:
-            kept += [next(lengths) for _ in range(missing)]
+            kept += array.shape[axis : axis + missing]
+            axis += missing
         elif isinstance(part, slice):
-            kept.append(len(range(*part.indices(next(lengths)))))
+            kept.append(len(range(*part.indices(array.shape[axis]))))
         else:
             # Where an index follows a slice that follows an index, the shape of all indices comes first.
             if indices and last != place - 1:
@@ -376,10 +374,8 @@ def _indexed_shape(array: MetaArray, index: Any) -> tuple[int, ...] | None:
             shape = _index_shape(part)
             indices.append(shape)
             last = place
-            for _ in range(_axes_of(part)):
-                next(lengths)
-    rest = [] if any(part is Ellipsis for part in parts) else list(lengths)
-    return (*before, *np.broadcast_shapes(*indices), *after, *rest)
+        axis += _axes_of(part)
+    return (*before, *np.broadcast_shapes(*indices), *after, *array.shape[axis:])
 
 
 def _axes_of(part: Any) -> int:

@@ -167,20 +167,22 @@ def memory_samples(record: Mapping[str, Any], before: dict[str, int]) -> list[tu
     times, changes = record.get("times"), record.get("changes")
     if not isinstance(times, list) or not all(map(is_number, times)):
         raise BadLineError("the times of the samples of memory are a list of seconds")
-    if not isinstance(changes, dict) or not all(
-        is_name(name) and isinstance(column, list) and len(column) == len(times) and all(map(is_integer, column))
-        for name, column in changes.items()
-    ):
+    if not _is_table(changes, len(times)):
         raise BadLineError(f"the changes of memory are {len(times)} whole numbers of bytes for each name")
 
     # A purpose appears with its first byte, and stays.
     live, samples = before, []
     for place, time in enumerate(times):
-        live = {
-            **live,
-            **{name: live.get(name, 0) + column[place] for name, column in changes.items() if column[place]},
-        }
+        live = live | {name: live.get(name, 0) + column[place] for name, column in changes.items() if column[place]}
         if min(live.values(), default=0) < 0:
             raise BadLineError(f"sample {place} of memory has less than 0 bytes")
         samples.append((time, live))
     return samples
+
+
+def _is_table(changes: Any, length: int) -> TypeGuard[dict[str, list[int]]]:
+    """Return whether this is a dict of names, each with a list of `length` whole numbers."""
+    return isinstance(changes, dict) and all(
+        is_name(name) and isinstance(column, list) and len(column) == length and all(map(is_integer, column))
+        for name, column in changes.items()
+    )

@@ -24,7 +24,7 @@ class ProgramError(MinidistError):
 
     def __init__(self, error: BaseException, *after: str, hidden: str | None = None) -> None:
         frames = traceback.extract_tb(error.__traceback__)
-        last_of_ours = max(k for k, frame in enumerate(frames) if frame.filename in after)
+        last_of_ours = max((k for k, frame in enumerate(frames) if frame.filename in after), default=-1)
         shown = [f for f in frames[last_of_ours + 1 :] if hidden is None or not f.filename.startswith(hidden)]
         text = "".join(traceback.format_list(shown))
         notes = "\n".join(getattr(error, "__notes__", ()))

@@ -259,7 +259,7 @@ def _call(
         shape = f"{equal} {list(array.shape)}" if equal else str(list(array.shape))
 
     # One number for the whole call; all its messages carry it as their tag.
-    call = comm.collective(name, shape, root, chosen.is_users)
+    call = comm.collective(name, shape, root, chosen.is_users, array)
 
     if not async_op:
         return function(call, array, *arguments)

@@ -95,6 +95,20 @@ def call_site_of_thread(thread: int, suspended: FrameType | None = None) -> Call
         return call_site(suspended or sys._current_frames().get(thread))
 
 
+def imports_a_library(thread: int) -> bool:
+    """Return whether another thread is importing something other than the user's program."""
+    with without_garbage_collection():
+        frame = sys._current_frames().get(thread)
+        while frame is not None:
+            filename = frame.f_code.co_filename
+            if filename.startswith("<frozen importlib"):
+                return True
+            if _kind_of_file.setdefault(filename, _classify(filename)) == _USER:
+                return False
+            frame = frame.f_back
+    return False
+
+
 def line_of_error(error: BaseException) -> CallSite | None:
     """Return the innermost line of the user's program that an error passed; None when it passed none."""
     # An error that was made of another one: the line at which the first one arose says more.

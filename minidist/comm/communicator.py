@@ -19,8 +19,9 @@ import numpy as np
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import purpose
-from minidist.comm.call_log import CallLog
+from minidist.comm.call_log import CallLog, Passed
 from minidist.comm.call_site import NOWHERE, call_site
+from minidist.comm.header import dtype_name
 from minidist.comm.point_to_point import MAX_OWN_TAG, MAX_TAG, PointToPoint, World
 
 FIXED = ("rank", "size", "members", "ranks", "name")  # what a communicator is
@@ -39,6 +40,7 @@ class Comm(PointToPoint):
         super().__init__(world, name, members, rank, range(len(members)), context=name)
         # Every rank makes the same calls in the same order, so equal numbers mean the same call, with no message sent.
         self._log = CallLog(world.kept_calls)
+        self.passed: Passed = None  # to the next call, where its array is made of what the program has passed
         self._children = 0
         world.register(self, self._log, origin, label)
 
@@ -61,13 +63,18 @@ class Comm(PointToPoint):
         )
 
     def collective(
-        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+        self,
+        operation: str,
+        equal: str = "",
+        root: int | None = None,
+        sends_itself: bool = False,
+        array: np.ndarray | None = None,
     ) -> "CollectiveCall":
         """Return this rank's next collective call.
 
         equal, root: what every member must pass equal, beside the operation: compared with each message.
         sends_itself: the algorithm is the user's, so a report names the lines of its messages instead of the line of
-        the call.
+        the call. array: what this rank passes to it, for reports.
         """
         # The tag of all messages of this call. It wraps around after 16,384 calls, when the messages of the call that
         # had it before have long arrived.
@@ -84,7 +91,8 @@ class Comm(PointToPoint):
         before = (log.checksum & 0xFFFF).to_bytes(2, "little")
         if not self.world.unchecked:
             log.checksum = crc32(match_key.encode(), log.checksum)
-            log.recent.append((log.count, match_key, site))
+            passed = self.passed or (None if array is None else (dtype_name(array.dtype), array.shape))
+            log.recent.append((log.count, match_key, site, passed))
         log.count += 1
         call = CollectiveCall(
             self.world,
@@ -195,7 +203,12 @@ class CollectiveCall(PointToPoint):
     highest_tag = MAX_OWN_TAG
 
     def collective(
-        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+        self,
+        operation: str,
+        equal: str = "",
+        root: int | None = None,
+        sends_itself: bool = False,
+        array: np.ndarray | None = None,
     ) -> "CollectiveCall":
         """Return this call itself: a collective that is made of others is one call."""
         return self

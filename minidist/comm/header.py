@@ -184,6 +184,17 @@ def arguments_of(operation: str) -> Arguments | None:
     return Arguments(*(text or "" for text in found.groups())) if found and " " in operation else None
 
 
+def is_of_replicas(operation: str) -> bool:
+    """Return whether an operation says what replica its arrays belong to, which its error then explains."""
+    return _REPLICA.search(operation) is not None
+
+
+def without_shape(operation: str) -> str:
+    """Return "reduce/ring max root 1" of "reduce/ring max root 1 [2, 3]"."""
+    found = arguments_of(operation)
+    return operation.removesuffix(f" {found.shape}") if found and found.shape else operation
+
+
 def unlike_operations(sent: str, expected: str) -> tuple[str, str]:
     """Return what differs between two operations with their arguments, and the remedy."""
     # The operation, then the algorithm.

@@ -36,10 +36,11 @@ def launch(
 ) -> list[Any]:
     """Run `main(comm, *arguments)` on every rank; return the results of the ranks in this process.
 
-    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes`, `--synchronous` and `--traceback` from the command line
-    and leaves everything else to the program. An error on any rank ends the whole job with one report: exit code 2 for
-    wrong input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never call `os._exit` in a
-    rank: it leaves no chance to report, the launcher decides what becomes of the other ranks, and may report success.
+    Reads `--ranks`, `--timeout`, `--trace`, `--eager-bytes`, `--synchronous`, `--no-check-buffers` and `--traceback`
+    from the command line and leaves everything else to the program. An error on any rank ends the whole job with one
+    report: exit code 2 for wrong input, else 1. `sys.exit()` returns from a rank, `sys.exit(code)` ends the run. Never
+    call `os._exit` in a rank: it leaves no chance to report, the launcher decides what becomes of the other ranks, and
+    may report success.
     """
     # The program's own documentation comes first in the help.
     words = list(sys.argv[1:] if argv is None else argv)
@@ -49,6 +50,8 @@ def launch(
         parser().print_help()
         return []
 
+    if flags.no_check_buffers:
+        options["checks"] = "headers"
     # Also for the reports of the other places that end a run.
     if flags.traceback:
         os.environ["MINIDIST_TRACEBACK"] = "1"
@@ -90,13 +93,16 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("--trace", help="write the trace to this file; none: keep no events")
     result.add_argument("--eager-bytes", type=int, default=0, help="simulated: sends up to this size are buffered")
     result.add_argument("--synchronous", action="store_true", help="every send waits for its receive")
+    result.add_argument(
+        "--no-check-buffers", action="store_true", help="leave out the watch on buffers of nonblocking messages"
+    )
     result.add_argument("--traceback", action="store_true", help="show the whole traceback of an error")
     return result
 
 
 MARKED = 4096  # bytes at each end of a file in which a mark says that minidist has written it
 MAX_TIMEOUT_S = 1e9  # more than thirty years; the longest time that a thread can wait is near it
-FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous", "--traceback")
+FLAGS = ("--ranks", "--timeout", "--trace", "--eager-bytes", "--synchronous", "--no-check-buffers", "--traceback")
 
 
 def is_mistyped(word: str) -> bool:

@@ -70,7 +70,7 @@ class Request:
         other = "any rank" if self.peer == ANY else f"rank {self.comm.members[self.peer]}"
         key = self.comm.match_key
         what = self.kind if key == "message" else f"{key}: {self.kind}"
-        return f"{what} {direction} {other}, tag {tag_text(self.tag)}, {self.array.nbytes} B, at {self.site}"
+        return f"{what} {direction} {other}, tag {tag_text(self.tag, key)}, {self.array.nbytes} B, at {self.site}"
 
 
 @dataclass(slots=True, eq=False)
@@ -351,7 +351,12 @@ class PointToPoint:
             ) from None
 
     def collective(
-        self, operation: str, equal: str = "", root: int | None = None, sends_itself: bool = False
+        self,
+        operation: str,
+        equal: str = "",
+        root: int | None = None,
+        sends_itself: bool = False,
+        array: np.ndarray | None = None,
     ) -> "PointToPoint":
         """Return the collective call whose messages an algorithm is to send: a new one, or this one itself."""
         raise NotImplementedError
@@ -412,8 +417,13 @@ class PointToPoint:
         return self.world.trace_of(self)
 
 
-def tag_text(tag: int) -> str:
-    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)"."""
+def tag_text(tag: int, key: str = "") -> str:
+    """Return a message's tag in words: "3", or in a collective call that tells its messages apart "3 (own tag 1)".
+
+    key: the match key of the message. A program's own may have any tag, and its receives may take any.
+    """
+    if key == "message":
+        return "any" if tag < 0 else f"{tag}"
     own, number = divmod(tag, OWN_TAG)
     return f"{number} (own tag {own})" if own else f"{number}"
 

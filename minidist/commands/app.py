@@ -58,17 +58,17 @@ COMMANDS = {
         " same."
     ),
     "hang": (
-        "Read the dumps of PyTorch's Flight Recorder: which rank waits for which, and where the ranks differ first."
+        "Read dumps of PyTorch's Flight Recorder, and logs: which rank waits for which, and where the ranks differ"
+        " first."
     ),
+    "mpi": ("Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library."),
     "torch": "Run a program of torch.distributed, unchanged, on simulated ranks of this process, on the CPU.",
     "run": "Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them).",
     "memory": (
         "Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."
     ),
     "data": "Print which samples each replica trains on: the size of the data, the sharding rule, one step's samples.",
-    "explain": (
-        "Print what a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."
-    ),
+    "explain": ("Print what a DeepSpeed configuration asks for, in bytes, on a model that flags describe."),
     "doctor": "Print what this machine has (Python, BLAS, MPI, its launcher, GPU), and what is missing for what.",
     "report": "Draw a recorded run: one picture, or with -o NAME.html a page that needs nothing else.",
     "tiles": "Print which tile of each matrix of a layer is on which rank, under tensor and expert parallelism.",
@@ -78,14 +78,14 @@ COMMANDS = {
     "museum": (
         "Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it."
     ),
-    "grade": "Grade a submission: right answers, bytes and virtual time within par.",
+    "grade": "Grade submissions: right answers, bytes and virtual time within par.",
     "staleness": (
         "Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."
     ),
     "schedule": (
         "Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."
     ),
-    "plan": "Find the layouts of a training job that fit on a cluster of GPUs, the fastest first.",
+    "plan": "Find the layouts of a training job that fit on a cluster of GPUs, and what they cost.",
     "partition": "Decide which layers make a stage; by PipeDream's optimizer also how many machines share it.",
     "profile": (
         "Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition."
@@ -96,11 +96,48 @@ GROUPS = {
     "lesson": "Notebooks, slides and quizzes for a course.",
     "example": "Example programs: list them, or copy them.",
 }
-# The flags that `run` does not know belong to the script, and those after the script of `torch`.
+# The flags that `run` does not know belong to the script, and those after the script of `torch` and `mpi`.
 OF_THE_SCRIPT = {
     "run": {"allow_extra_args": True, "ignore_unknown_options": True},
     "torch": {"allow_interspersed_args": False},
+    "mpi": {"allow_interspersed_args": False},
 }
+
+
+# Names of one thing: a command takes each of them in place of the one that it lists. train follows PyTorch and GPT-2,
+# plan Megatron-LM.
+SYNONYMS = (
+    ("--width", "--hidden", "--hidden-size"),
+    ("--context", "--seq", "--seq-length", "--sequence-length"),
+    ("--chunks", "--vp"),
+    ("--micro-batch", "--batch", "--micro-batch-size"),
+    ("--global-batch", "--global-batch-size"),
+    ("--ranks", "--gpus"),
+    ("--pp", "--stages"),
+    ("--layers", "--num-layers"),
+    ("--lr", "--learning-rate"),
+)
+
+
+def in_own_words(words: Sequence[str], parse: Any, first: str) -> list[str]:
+    """Return the words of a command line in which flags that the command does not have are replaced by their synonyms.
+
+    parse: what parses the command line. The flags of scripts are theirs, and stay.
+    """
+    command = getattr(parse, "commands", {}).get(first)
+    if first not in COMMANDS or first in OF_THE_SCRIPT or command is None:
+        return list(words)
+    known = {name for parameter in command.params for name in parameter.opts}
+    own: dict[str, str] = {}
+    for names in SYNONYMS:
+        mine = [name for name in names if name in known]
+        own |= {name: mine[0] for name in names if mine and name not in known}
+
+    def replaced(word: str) -> str:
+        name, equals, value = word.partition("=")
+        return f"{own.get(name, name)}{equals}{value}"
+
+    return [replaced(word) for word in words]
 
 
 def loaded(name: str) -> Any:
@@ -201,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         first = first_word(sys.argv[1:])
         parse = command_line(first)
+        sys.argv[1:] = in_own_words(sys.argv[1:], parse, first)
         # Before anything computes: bits depend on the number of BLAS threads.
         if first in COMMANDS or first in GROUPS:
             from minidist.comm.launching import tune

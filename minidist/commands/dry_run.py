@@ -10,11 +10,11 @@ With --fold one rank of each pipeline stage runs and stands for its data-, conte
 Proved by: tests/train/test_dry_run.py, tests/train/test_folded_dry_run.py
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.meta import creating_meta
@@ -28,13 +28,16 @@ from minidist.commands.runner import Summary, number_of_ranks, say_notices, summ
 from minidist.data import load_dataset
 from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of
+from minidist.job.train.progress import Clock
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
 from minidist.planning.architecture import Architecture
+from minidist.planning.cluster.fit import Fit
+from minidist.planning.cluster.gpus import Machine, machine_of
 from minidist.techniques import installed, of_job
 
-if TYPE_CHECKING:
-    from minidist.planning.cluster.gpus import Machine
+# What a step frees before it ends, by purpose.
+FREED = ("activation", "activation_gradient", "communication", "unsharded", "input")
 
 
 @dataclass
@@ -43,8 +46,9 @@ class DryRun:
 
     seconds: the virtual time of all steps. peaks, step_peaks: for each rank, the bytes of each purpose at the peak of
     memory of the whole run, and of its steps. bubble: the share of the time in which a rank does not compute, as the
-    mean over all ranks. mfu: model FLOPs utilization. uneven: the calls that end at different times on folded ranks.
-    checkpoint_bytes: of each rank's tensors in a checkpoint.
+    mean over all ranks. mfu: model FLOPs utilization, at peak speeds. uneven: the calls that end at different times on
+    folded ranks. checkpoint_bytes: of each rank's tensors in a checkpoint. later_peak: the bytes of the fullest rank in
+    steps that begin with the optimizer's states, (low, central, high). machine: with --gpu.
     """
 
     summary: Summary
@@ -57,6 +61,23 @@ class DryRun:
     folded: bool
     uneven: Collection[str]
     checkpoint_bytes: list[int]
+    later_peak: tuple[int, int, int]
+    machine: Machine | None = None
+
+    @property
+    def peak(self) -> tuple[int, int]:
+        """Return the fullest rank of the steps, and its bytes at its peak."""
+        totals = [sum(split.values()) for split in self.step_peaks]
+        fullest = max(range(self.summary.ranks), key=totals.__getitem__)
+        return fullest, totals[fullest]
+
+    @property
+    def fit(self) -> Fit | None:
+        """Return whether every rank fits on the GPU; None without --gpu. The low end of the range is what was held."""
+        if self.machine is None:
+            return None
+        low, central, high = (Fit.of_peak(self.machine, peak) for peak in self.later_peak)
+        return replace(central, low=low.central, high=high.high)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what --json prints: the keys of `train` but losses and digest, and those that only a dry run has."""
@@ -72,8 +93,19 @@ class DryRun:
             "step_seconds": self.seconds / self.steps,
             "bubble": self.bubble,
             "mfu": self.mfu,
+            **self._fit_as_dict(),
             **({"checkpoint_bytes": self.checkpoint_bytes} if any(self.checkpoint_bytes) else {}),
             "upper_bound_because_of": sorted(self.uneven),
+        }
+
+    def _fit_as_dict(self) -> dict[str, Any]:
+        """Return the keys that `minidist plan` has for a layout; none without --gpu."""
+        if self.fit is None:
+            return {}
+        return {
+            "fits": self.fit.fits,
+            "fits_with_range": self.fit.verdict == "yes",
+            "margin_bytes": int(self.fit.margin),
         }
 
     def table(self) -> str:
@@ -83,7 +115,7 @@ class DryRun:
             f"dry run of {ranks:,} rank{'s' * (ranks != 1)}, {self.steps:,} step{'s' * (self.steps != 1)}:"
             f" {self.seconds / self.steps:.4g} virtual seconds per step"
             + (f", {self.bubble:.1%} of them without computing" if self.bubble is not None else "")
-            + (f", MFU {self.mfu:.1%}" if self.mfu is not None else "")
+            + (f", MFU {self.mfu:.1%} at peak speeds (`minidist plan` has realistic ones)" if self.mfu else "")
         ]
         if self.mfu is not None and self.mfu > 1:
             lines.append("MFU counts attention between all pairs of positions, of which the causal half is computed")
@@ -92,19 +124,24 @@ class DryRun:
         lines += self.summary.volume_lines()
 
         # The steps decide what fits. A rank that builds the whole model before it keeps its part may have more before.
-        totals = [sum(split.values()) for split in self.step_peaks]
-        fullest = max(range(ranks), key=totals.__getitem__)
-        lines.append(f"peak of rank {fullest}, the fullest, in bytes: {totals[fullest]:,}")
+        fullest, peak = self.peak
+        lines.append(f"peak of rank {fullest}, the fullest, in bytes: {peak:,}")
         for purpose, nbytes in sorted(self.step_peaks[fullest].items(), key=lambda pair: -pair[1]):
             if nbytes:
                 lines.append(f"  {purpose:22}{nbytes:20,}")
+        if self.later_peak[1] > peak:
+            between = " to ".join(f"{nbytes:,}" for nbytes in dict.fromkeys(self.later_peak[1:]))
+            lines.append(f"in later steps, which begin with the optimizer's states: {between} (exact with --steps 2)")
+        if self.fit is not None:
+            verdict = {"yes": "fits", "may not": "may not fit", "no": "does not fit"}[self.fit.verdict]
+            lines.append(f"{verdict}: {self.fit.needs('the fullest rank')}: {self.fit.room}")
         if any(self.checkpoint_bytes):
             most, total = max(self.checkpoint_bytes), sum(self.checkpoint_bytes)
             lines.append(
                 f"tensors of a checkpoint: {total:,} B on {ranks:,} rank{'s' * (ranks != 1)}, of which rank"
                 f" {self.checkpoint_bytes.index(most)} writes the most, {most:,} B"
             )
-        if self.summary.peak_bytes[fullest] > totals[fullest]:
+        if self.summary.peak_bytes[fullest] > peak:
             lines.append(f"before the first step, with the whole model: {self.summary.peak_bytes[fullest]:,}")
         return "\n".join(lines)
 
@@ -167,11 +204,8 @@ def dry_run(
     say_notices(config, size)
     if trace is not None:
         writable(trace)
-    links = LinkModel(free_startup=True)
-    if gpu is not None:
-        from minidist.planning.cluster.gpus import machine_of
-
-        links = links_of(machine_of(gpu), config.precision)
+    machine = None if gpu is None else machine_of(gpu)
+    links = LinkModel(free_startup=True) if machine is None else links_of(machine, config.precision)
 
     # The ranks of a stage are neighbours.
     simulated: Callable[..., SimWorld] = SimWorld
@@ -185,7 +219,8 @@ def dry_run(
         # Without values, losses and the digest have no meaning.
         return replace(result, losses=[], digest="", held_out={})
 
-    with infrequent_gc():
+    title = f"dry run of {size:,} rank{'s' * (size != 1)}"
+    with infrequent_gc(), Clock(title):
         outcome = execute(
             main,
             ranks=size,
@@ -196,10 +231,10 @@ def dry_run(
             links=links,
             checks=False,
         )
-    return _result(config, outcome, trace, command, links, fold)
+    return _result(config, outcome, trace, command, links, fold, machine)
 
 
-def links_of(machine: "Machine", precision: str) -> LinkModel:
+def links_of(machine: Machine, precision: str) -> LinkModel:
     """Return the clock of a machine: its peak speeds, and its links, which are slower between nodes."""
 
     def link(source: int, destination: int) -> tuple[float, float]:
@@ -211,7 +246,13 @@ def links_of(machine: "Machine", precision: str) -> LinkModel:
 
 
 def _result(
-    config: TrainConfig, outcome: Outcome, trace: Path | None, command: str, links: LinkModel, fold: bool
+    config: TrainConfig,
+    outcome: Outcome,
+    trace: Path | None,
+    command: str,
+    links: LinkModel,
+    fold: bool,
+    machine: Machine | None,
 ) -> Result:
     """Return the command's result from the results and traces of the ranks."""
     seconds = outcome.end_time or 0.0
@@ -228,8 +269,30 @@ def _result(
         fold,
         outcome.uneven,
         [result.checkpoint_bytes.get(rank, 0) for rank, result in enumerate(results)],
+        _later_peak(config.steps, results),
+        machine,
     )
-    return Result(run.as_dict(), partial(_show, run))
+    # As of a plan: 1 when it does not fit.
+    code = 0 if run.fit is None or run.fit.fits else 1
+    return Result(run.as_dict(), partial(_show, run), code)
+
+
+def _later_peak(steps: int, results: Sequence[TrainResult]) -> tuple[int, int, int]:
+    """Return the least, the likely and the most bytes of the fullest rank in a step that is not the first.
+
+    Of more steps than one it is what was measured. After one step, what is still held is there from the beginning of
+    the next one; the activations come on top, and at most everything else that a step frees.
+    """
+    peak = max(sum(result.step_peak.values()) for result in results)
+    if steps > 1:
+        return peak, peak, peak
+    likely, most = peak, peak
+    for result in results:
+        stay = sum(nbytes for purpose, nbytes in result.held.items() if purpose not in FREED)
+        freed = {purpose: result.highest.get(purpose, 0) for purpose in FREED}
+        likely = max(likely, stay + freed["activation"])
+        most = max(most, stay + sum(freed.values()))
+    return peak, likely, most
 
 
 def _mfu(config: TrainConfig, seconds: float, ranks: int, links: LinkModel) -> float | None:

@@ -22,11 +22,12 @@ def explain(
     params: Annotated[
         str | None, typer.Option(help="also the model states of this many parameters, such as 7.5e9")
     ] = None,
+    run: Annotated[bool, typer.Option("--run", help="run a step on simulated ranks: messages and memory, too")] = False,
 ) -> Result:
-    """Print what a DeepSpeed configuration asks for, in bytes, messages and memory, on a model that flags describe."""
+    """Print what a DeepSpeed configuration asks for, in bytes, on a model that flags describe."""
     from minidist.commands.explanation import explain_job, table
     from minidist.job.config.deepspeed import apply_deepspeed, read_deepspeed
 
     translation = read_deepspeed(file)
-    figures = explain_job(apply_deepspeed(config, translation, given_settings()), translation, ranks, params)
+    figures = explain_job(apply_deepspeed(config, translation, given_settings()), translation, ranks, params, run)
     return Result(figures, lambda: print(table(figures)))

@@ -1,9 +1,11 @@
-"""What a configuration file asks for, in bytes, messages and memory, counted in one step of the simulated world.
+"""What a configuration file asks for: its bytes in closed form, and with `--run` those that a step sends, with memory.
 
-The messages are those of a dry run, which are those of a real run, so the counts are what a rank will send; beside them
-is the closed form. Of a step that accumulates over many micro-batches, two and three of them run: what each further one
-sends is the difference. Memory is that of a second step, when the optimizer has its state. For models that do not fit
-on a laptop, the ZeRO paper's bytes of the model states are given for any number of parameters.
+The closed form needs the sizes of the parts that each rank holds, so the ranks build the model without values, and run
+no step: a file is explained in about a second, whatever its batch. With `--run` a step runs in the simulated world,
+which counts bytes, messages and memory; they are those of a real run. Of a step that accumulates over many
+micro-batches, two and three of them run: what each further one sends is the difference. Memory is that of a second
+step, when the optimizer has its state. For models that do not fit on a laptop, the ZeRO paper's bytes of the model
+states are given for any number of parameters.
 
 Proved by: tests/config/test_deepspeed.py
 """
@@ -21,36 +23,28 @@ from minidist.job.config.deepspeed import Translation
 from minidist.job.config.train_config import Batches, TrainConfig, resolve_batches
 from minidist.job.train.state import TrainResult
 from minidist.job.train.trainer import train
-from minidist.planning.memory_estimator import model_states, whole_number
 from minidist.planning.volumes import closed_form_bytes
+from minidist.planning.zero_stages import model_states, whole_number
 
 MAX_MICROBATCHES = 4  # of a step, that all run
 
 
 def explain_job(
-    config: TrainConfig, translation: Translation, ranks: int | None, parameters: str | None = None
+    config: TrainConfig, translation: Translation, ranks: int | None, parameters: str | None = None, run: bool = False
 ) -> dict[str, Any]:
     """Return figures of one step of the job that `config` (with the file's settings in it) describes.
 
-    {honoured, not_honoured, batch, ranks, purposes: {name: {bytes, closed_form, messages}} of all ranks, peak_bytes of
-    each rank, peak_by_purpose of rank 0, model_states: bytes of a rank for `parameters` parameters at the file's ZeRO
-    stage}.
+    {honoured, not_honoured, batch, ranks, purposes: {name: {closed_form}} in bytes of all ranks, model_states: bytes of
+    a rank for `parameters` parameters at the file's ZeRO stage}. run: the step runs, and there are also the `bytes` and
+    `messages` of each purpose, peak_bytes of each rank, and peak_by_purpose of rank 0.
     """
-    # Every step sends the same bytes, so one step without checkpoints is enough; two steps show the memory.
+    # Every step sends the same bytes, so one step without checkpoints is enough.
     once = trial(config, 1)
     size = number_of_ranks(once, ranks)
     batches = resolve_batches(once, size)
-    shorter = [once]
-    if batches.accumulation > MAX_MICROBATCHES and _adds_micro_batches(once, batches):
-        part = {"global_batch": None, "micro_batch": batches.micro_batch}
-        shorter = [once.model_copy(update={**part, "accumulation": n}) for n in (2, 3)]
-    counted = [_counted(job, size) for job in shorter]
-    further = batches.accumulation - 2 if len(counted) > 1 else 0
-    measured = _with_further(counted[0].nbytes, counted[-1].nbytes, further)
-    messages = _with_further(counted[0].messages, counted[-1].messages, further)
-    # The closed form is computed from the sizes that ranks report.
-    closed = closed_form_bytes(once, batches, [result.sizes for result in counted[0].results])
-    warm = _counted(shorter[-1].model_copy(update={"steps": 2}), size).results
+    # The closed form is computed from the sizes that ranks report: without a step they only build the model.
+    built = _counted(once.model_copy(update={"steps": 0}), size).results
+    closed = closed_form_bytes(once, batches, [result.sizes for result in built])
     replaced = translation.in_place(config)
     figures: dict[str, Any] = {
         "honoured": [{"key": key, "value": value, "becomes": becomes} for key, value, becomes in translation.applied],
@@ -65,6 +59,29 @@ def explain_job(
             "dp": batches.dp,
         },
         "ranks": size,
+        "purposes": {name: {"closed_form": nbytes} for name, nbytes in closed.items()},
+    }
+    if run:
+        figures |= _executed(once, size, batches, closed)
+
+    # A model of any size: the file's ZeRO stage, by the formula of the ZeRO paper.
+    if parameters is not None:
+        figures["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
+    return figures
+
+
+def _executed(once: TrainConfig, size: int, batches: Batches, closed: dict[str, int]) -> dict[str, Any]:
+    """Return what a step sends, beside the closed form, and the memory of a second one."""
+    shorter = [once]
+    if batches.accumulation > MAX_MICROBATCHES and _adds_micro_batches(once, batches):
+        part = {"global_batch": None, "micro_batch": batches.micro_batch}
+        shorter = [once.model_copy(update={**part, "accumulation": n}) for n in (2, 3)]
+    counted = [_counted(job, size) for job in shorter]
+    further = batches.accumulation - 2 if len(counted) > 1 else 0
+    measured = _with_further(counted[0].nbytes, counted[-1].nbytes, further)
+    messages = _with_further(counted[0].messages, counted[-1].messages, further)
+    warm = _counted(shorter[-1].model_copy(update={"steps": 2}), size).results
+    return {
         "purposes": {
             name: {"bytes": measured[name], "closed_form": closed.get(name, 0), "messages": messages[name]}
             for name in sorted({*closed, *measured})
@@ -72,11 +89,6 @@ def explain_job(
         "peak_bytes": [result.peak_bytes for result in warm],
         "peak_by_purpose": {name: n for name in MEMORY_PURPOSES if (n := warm[0].peak_by_purpose.get(name, 0))},
     }
-
-    # A model of any size: the file's ZeRO stage, by the formula of the ZeRO paper.
-    if parameters is not None:
-        figures["model_states"] = model_states(whole_number(parameters), batches.dp)[f"stage{config.zero}"]
-    return figures
 
 
 class _Counted(NamedTuple):
@@ -138,15 +150,7 @@ def table(figures: dict[str, Any]) -> str:
         "global batch {global_batch} {relation} micro batch {micro_batch} x accumulation {accumulation} x data-parallel"
         " ranks {dp}".format(relation="=" if even else "in uneven shares: at most", **batch)
     )
-    lines.append(f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}")
-    for name, row in figures["purposes"].items():
-        # What was counted must equal the closed form, here as in every run.
-        mark = "" if row["bytes"] == row["closed_form"] else "   DIFFERENT"
-        lines.append(f"  {name:22}{row['bytes']:14,}{row['closed_form']:14,}{row['messages']:10,}{mark}")
-    lines.append(
-        f"startup is sent once, the rest in every step; peak of a rank: {max(figures['peak_bytes']):,} B, of rank 0:"
-    )
-    lines += [f"  {name:22}{nbytes:14,}" for name, nbytes in figures["peak_by_purpose"].items()]
+    lines += _executed_lines(figures) if "peak_bytes" in figures else _formula_lines(figures)
     if "model_states" in figures:
         states = figures["model_states"]
         lines.append(
@@ -154,3 +158,23 @@ def table(figures: dict[str, Any]) -> str:
             + ", ".join(f"{name} {nbytes:,} B" for name, nbytes in states.items())
         )
     return "\n".join(lines)
+
+
+def _formula_lines(figures: dict[str, Any]) -> list[str]:
+    """Return the closed form of each purpose's bytes."""
+    lines = [f"{'one step, all ranks':24}{'bytes, by formula':>20}"]
+    lines += [f"  {name:22}{row['closed_form']:20,}" for name, row in figures["purposes"].items()]
+    return [*lines, "startup is sent once, the rest in every step; --run counts messages and memory by running a step"]
+
+
+def _executed_lines(figures: dict[str, Any]) -> list[str]:
+    """Return what the step that ran sent, and its memory."""
+    lines = [f"{'one step, all ranks':24}{'bytes':>14}{'closed form':>14}{'messages':>10}"]
+    for name, row in figures["purposes"].items():
+        # What was counted must equal the closed form, here as in every run.
+        mark = "" if row["bytes"] == row["closed_form"] else "   DIFFERENT"
+        lines.append(f"  {name:22}{row['bytes']:14,}{row['closed_form']:14,}{row['messages']:10,}{mark}")
+    lines.append(
+        f"startup is sent once, the rest in every step; peak of a rank: {max(figures['peak_bytes']):,} B, of rank 0:"
+    )
+    return lines + [f"  {name:22}{nbytes:14,}" for name, nbytes in figures["peak_by_purpose"].items()]

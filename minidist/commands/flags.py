@@ -5,14 +5,18 @@ Proved by: tests/commands/test_flags.py, tests/commands/test_endings.py
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_size
+
+if TYPE_CHECKING:
+    from minidist.planning.architecture import Architecture
 
 
 def within_limits(param: typer.CallbackParam, value: float | None) -> float | None:
@@ -43,6 +47,16 @@ def picture_file(param: typer.CallbackParam, value: Path | None) -> Path | None:
 Timeout = Annotated[float, typer.Option(help="seconds until a silent rank is reported", callback=within_limits)]
 
 
+def described_model(model: str | Path) -> "Architecture":
+    """Return the model of a file or of a name; what its file leaves out is printed on standard error."""
+    from minidist.planning.huggingface_config import read_architecture, read_model
+
+    found = read_architecture(model) if isinstance(model, Path) else read_model(model)
+    for sentence in found.approximations:
+        print(sentence, file=sys.stderr)
+    return found
+
+
 def command_line() -> str:
     """Return this command as a person would type it."""
     return "minidist " + shlex.join(sys.argv[1:])
@@ -56,3 +70,10 @@ def whole_numbers(text: str, name: str) -> list[int]:
         raise UsageError(
             f"{name} {quoted(text)}; it must be whole numbers with commas between them, such as 4096,1048576"
         ) from None
+
+
+def one_of(value: str, flag: str, choices: Sequence[str]) -> str:
+    """Return the value of a flag; UsageError unless it is one of the choices."""
+    if value not in choices:
+        raise UsageError(f"{flag} {quoted(value)}; it must be {', '.join(choices[:-1])} or {choices[-1]}")
+    return value

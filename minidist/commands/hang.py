@@ -1,4 +1,4 @@
-"""`minidist hang`: why a job of torch.distributed hangs, from the dumps of PyTorch's Flight Recorder.
+"""`minidist hang`: why a job of torch.distributed hangs, from dumps of PyTorch's Flight Recorder and from text logs.
 
 Proved by: tests/commands/test_hang.py
 """
@@ -8,34 +8,40 @@ from typing import Annotated
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.commands.flags import whole_numbers
 from minidist.commands.output import Result, json_or_table
 
 
 @json_or_table
 def hang(
-    folder: Annotated[Path, typer.Argument(help="the folder with one dump per rank, such as nccl_trace_rank_0")],
+    folder: Annotated[
+        Path, typer.Argument(help="the folder with one dump per rank, such as nccl_trace_rank_0, with logs, or one log")
+    ],
     write: Annotated[
         bool, typer.Option("--write", help="write dumps of simulated programs that hang, with labels, into the folder")
     ] = False,
-    ranks: Annotated[str | None, typer.Option(help="with --write: numbers of ranks (default 2,4,8)")] = None,
+    ranks: Annotated[
+        str | None,
+        typer.Option(help="number of ranks of the job, where no file gives it; with --write: some (default 2,4,8)"),
+    ] = None,
     form: Annotated[str | None, typer.Option(help="with --write: pickle (default) or json")] = None,
 ) -> Result:
-    """Read the dumps of PyTorch's Flight Recorder: which rank waits for which, and where the ranks differ first.
+    """Read dumps of PyTorch's Flight Recorder, and logs: which rank waits for which, and where the ranks differ first.
 
     The exit code is 1 when the job hangs, and 0 when every recorded operation has ended.
     """
     from minidist.debug.flight_recorder.corpus import write_corpus
-    from minidist.debug.flight_recorder.diagnosis import diagnose
-    from minidist.debug.flight_recorder.dump import read_dumps
+    from minidist.debug.flight_recorder.dump import MAX_RANKS
+    from minidist.debug.flight_recorder.log_diagnosis import diagnose_files
 
     if not write:
-        if ranks is not None or form is not None:
-            raise UsageError(
-                f"{'--ranks' if ranks is not None else '--form'} is of --write; leave it out, or add --write"
-            )
-        found = diagnose(read_dumps(folder))
+        if form is not None:
+            raise UsageError("--form is of --write; leave it out, or add --write")
+        world = whole_numbers(ranks, "--ranks") if ranks is not None else [0]
+        if ranks is not None and (len(world) > 1 or not 0 < world[0] <= MAX_RANKS):
+            raise UsageError(f"--ranks {quoted(ranks)}; without --write it must be one number from 1 to {MAX_RANKS:,}")
+        found = diagnose_files(folder, world[0])
         return Result(found.as_dict(), lambda: print("\n".join(found.lines())), 1 if found.hangs else 0)
 
     # A corpus, for whoever writes an analyser.

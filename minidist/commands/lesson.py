@@ -1,14 +1,17 @@
-"""`minidist lesson`: a copy of the lessons, notebooks for students, slides, and a quiz bank.
+"""`minidist lesson`: a copy of the lessons, Jupyter on one of them, notebooks for students, slides, and a quiz bank.
 
 Proved by: tests/lesson/test_student.py, tests/lesson/test_slides.py, tests/lesson/test_quiz.py
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minidist.base.errors import UsageError, quoted_path
+from minidist.base.extras import extra
 from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.commands.output import App, say
@@ -59,6 +62,19 @@ def lesson_build(
         say(f"written: {output / source.stem}.ipynb")
 
 
+@lesson.command("open")
+def lesson_open(
+    number: Annotated[str, typer.Argument(help="number of a lesson, such as 04")] = "00",
+    folder: Annotated[Path, typer.Option(help="where the lessons are")] = Path("lessons"),
+) -> None:
+    """Start Jupyter on a lesson; it ends with Ctrl-C."""
+    from minidist.course.lesson import build
+
+    (source,) = build.sources(folder, [number])
+    extra("jupyterlab", "minidist lesson open")
+    raise typer.Exit(subprocess.call([sys.executable, "-m", "jupyterlab", str(source.with_suffix(".ipynb"))]))
+
+
 @lesson.command("copy")
 def lesson_copy(folder: Annotated[Path, typer.Argument(help="where the lessons go")]) -> None:
     """Copy the lessons to a folder, without our solutions."""
@@ -88,16 +104,47 @@ def lesson_slides(
 
 @lesson.command("quiz")
 def lesson_quiz(
-    output: Annotated[Path, typer.Option("--output", "-o", help="a .csv file, or .xml for QTI 1.2")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="a .csv, .gift (Moodle), .zip (Canvas) or .xml (QTI 1.2) file")
+    ],
     questions: Annotated[int, typer.Option(min=1, max=100, help="how many")] = 27,
     seed: Annotated[int, typer.Option(min=0, help="draws the numbers")] = 0,
 ) -> None:
     """Write a quiz bank whose answers are measured in traces and timings."""
-    from minidist.course.lesson.quiz import as_csv, as_qti, bank
+    from minidist.course.lesson import quiz_files
+    from minidist.course.lesson.quiz import bank
 
-    form = format_of(output, None, {"csv": (".csv",), "qti": (".xml",)}, "csv")
-    made = bank(questions, seed)
-    text = as_csv(made) if form == "csv" else as_qti(made, f"minidist, seed {seed}")
+    forms = {"csv": (".csv",), "gift": (".gift",), "zip": (".zip",), "qti": (".xml",)}
+    form, made, title = format_of(output, None, forms, "csv"), bank(questions, seed), f"minidist, seed {seed}"
+    if form == "zip":
+        content = quiz_files.as_qti_zip(made, title)
+    elif form == "qti":
+        content = quiz_files.as_qti(made, title).encode()
+    else:
+        content = (quiz_files.as_csv(made) if form == "csv" else quiz_files.as_gift(made)).encode()
     with writing("the quiz", output, "choose another --output"):
-        output.write_text(text, encoding="utf-8")
+        output.write_bytes(content)
     say(f"written: {output}, {len(made)} questions")
+
+
+@lesson.command("autograder")
+def lesson_autograder(
+    assignment: Annotated[str, typer.Argument(help="a lesson (04), an exercise, or cs336, cse234, llmsys")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="a .zip for Gradescope, or autograding.json for GitHub Classroom")
+    ],
+    seed: Annotated[int, typer.Option(min=0, help="draws some of the cases; the same for a class")] = 0,
+    package: Annotated[str, typer.Option(help="what pip installs there")] = "minidist[mpi]",
+) -> None:
+    """Write a grader that is ready to upload: it runs `minidist grade`."""
+    from minidist.course.lesson import quiz_files
+    from minidist.course.lesson.grade import exercises_of
+
+    exercises_of(assignment)
+    if format_of(output, None, {"gradescope": (".zip",), "classroom": (".json",)}) == "gradescope":
+        content = quiz_files.gradescope_zip(assignment, seed, package)
+    else:
+        content = quiz_files.classroom_json(assignment, seed, package).encode()
+    with writing("the grader", output, "choose another --output"):
+        output.write_bytes(content)
+    say(f"written: {output}")

@@ -1,19 +1,26 @@
-"""`minidist memory`: the bytes of a rank on paper, for any number of parameters.
+"""`minidist memory`: the bytes of a rank on paper, for a model in a layout or for any number of parameters.
 
-Proved by: tests/planning/test_memory_estimator.py
+Proved by: tests/planning/test_zero_stages.py
 """
 
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
-from minidist.commands.flags import command_line
+from minidist.base.limits import check_count
+from minidist.commands.flags import command_line, one_of
 from minidist.commands.output import Result, json_or_table, say
+
+if TYPE_CHECKING:
+    from minidist.planning.cluster.fit import Fit
+    from minidist.planning.cluster.layout import ClusterLayout, Job
+
+AXES = ("dp", "tp", "pp", "cp", "ep")
 
 
 @json_or_table
@@ -29,15 +36,25 @@ def memory(
     ep: Annotated[int, typer.Option(help="with --model: expert-parallel ranks")] = 1,
     batch: Annotated[int, typer.Option(help="with --model: sequences per forward pass of a rank")] = 1,
     seq: Annotated[
-        int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum)")
+        int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum, at most 8,192)")
     ] = None,
+    attention: Annotated[str, typer.Option(help="with --model: fused (scores are never stored) or unfused")] = "fused",
+    kernels: Annotated[
+        str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager or any (unknown)")
+    ] = "any",
+    dropout: Annotated[bool, typer.Option("--dropout", help="with --model: blocks keep masks of dropout")] = False,
     accounting: Annotated[
-        str | None, typer.Option(help="zero (default), fp32-accumulation (default of several axes) or deepspeed")
+        str | None,
+        typer.Option(
+            help="zero (default with --params), megatron (default with --model), fp32-accumulation, deepspeed"
+        ),
     ] = None,
     recompute: Annotated[str, typer.Option(help="with --model: none, selective, full or sqrt")] = "none",
-    prefetch: Annotated[
-        int, typer.Option(help="with --model and no axis but --dp: units that ZeRO 3 gathers ahead")
-    ] = 1,
+    prefetch: Annotated[int, typer.Option(help="with --model: blocks that ZeRO 3 gathers ahead")] = 1,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="with --model: say which stages fit on it, such as h100; exit code 1 if none does"),
+    ] = None,
     form: Annotated[
         str | None, typer.Option("--format", help="on standard output: text (default) or svg (the ZeRO bars)")
     ] = None,
@@ -46,39 +63,99 @@ def memory(
     ] = None,
 ) -> Result:
     """Calculate how many bytes a rank holds at each ZeRO stage, for some parameters or for a whole step of a model."""
-    from minidist.planning.layout_memory import layout_peak
-    from minidist.planning.memory_estimator import deepspeed_offload, model_peak, model_states, whole_number
+    from minidist.planning.zero_stages import deepspeed_offload, model_states, whole_number
 
     if (params is None) == (model is None):
         raise UsageError("give either --params NUMBER (model states) or --model NAME (the whole peak of a step)")
     form = _format(form, output)
-    degrees = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
-    split = [f"--{axis} {degree}" for axis, degree in degrees.items() if degree != 1]
-    _check_accounting(accounting, split, 1 if model is None else prefetch)
-    accounting = accounting or ("fp32-accumulation" if split else "zero")
+    axes = {"tp": tp, "pp": pp, "cp": cp, "ep": ep}
     ranks = dp * tp * pp * cp
+    accounting = accounting or ("zero" if model is None else "megatron")
     title = f"{model or params}{{}} on {ranks} rank{'s' * (ranks != 1)}, {accounting} accounting"
 
     # A model's whole step, or the model states of a bare number of parameters, which has no activations.
-    if model is not None and split:
-        stages = layout_peak(model, {"dp": dp, **degrees}, batch, seq, recompute)
-    elif model is not None:
-        stages = model_peak(model, dp, batch, seq, accounting, recompute, prefetch)
+    fits: dict[str, Fit] = {}
+    if model is not None:
+        _check_deepspeed(accounting, axes, prefetch)
+        job, layout = _planned(
+            model, {"dp": dp, **axes}, batch, seq, (attention, kernels), dropout, recompute, prefetch
+        )
+        stages, fits = _of_model(model, job, layout, accounting, gpu)
     else:
-        _refuse_activations({**degrees, "batch": batch, "seq": seq, "recompute": recompute, "prefetch": prefetch})
+        more = {"batch": batch, "seq": seq, "attention": attention, "dropout": dropout, "recompute": recompute}
+        more["kernels"] = kernels
+        _refuse_activations({**axes, **more, "prefetch": prefetch, "gpu": gpu})
         number = whole_number(params or "")
         stages = dict(model_states(number, dp, accounting))
         if accounting == "deepspeed":
             stages["offload"] = deepspeed_offload(number, dp)
 
-    # A file is written with --json, too.
+    # A file is written with --json, too. A script sees by the exit code that no stage fits.
+    code = int(bool(fits) and not any(fit.fits for fit in fits.values()))
     draw = partial(_draw, stages, title.format(" parameters"), output)
     if output is not None:
         draw()
-        return Result(stages, lambda: None)
+        return Result(stages, lambda: None, code)
     if form == "svg":
-        return Result(stages, draw)
-    return Result(stages, partial(_print, stages, title.format(""), accounting))
+        return Result(stages, draw, code)
+    return Result(stages, partial(_print, stages, title.format(""), accounting, fits), code)
+
+
+def _planned(
+    name: str,
+    degrees: dict[str, int],
+    batch: int,
+    seq: int | None,
+    how: tuple[str, str],
+    dropout: bool,
+    recompute: str,
+    prefetch: int,
+) -> "tuple[Job, ClusterLayout]":
+    """Return the job and the layout as `minidist plan` has them, with enough micro-batches to fill the pipeline.
+
+    how: the attention and the kernels.
+    """
+    from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job, sequence_length
+    from minidist.planning.huggingface_config import read_model
+
+    model = read_model(name)
+    for flag, count in {**degrees, "batch": batch}.items():
+        check_count(count, f"--{flag}", 1, 10**6)
+    check_count(prefetch, "--prefetch", 0, model.layers)
+    one_of(recompute, "--recompute", RECOMPUTE)
+    length, note = sequence_length(seq, model, name)
+    if note:
+        say(note)
+    fused = one_of(how[0], "--attention", ATTENTION) == "fused"
+    kernels = one_of(how[1], "--kernels", tuple(KERNELS))
+    dp, tp, pp, cp, ep = (degrees[axis] for axis in AXES)
+    layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, batch, pp, recompute)
+    job = Job(model, length, dp * batch * pp, "bf16", layout.ranks, fused, dropout, prefetch=prefetch, kernels=kernels)
+    return job, layout
+
+
+def _of_model(
+    name: str, job: "Job", layout: "ClusterLayout", accounting: str, gpu: str | None
+) -> "tuple[dict[str, Any], dict[str, Fit]]":
+    """Return the stages of a model as --json prints them, and whether each fits on a GPU."""
+    from minidist.planning.cluster.fit import Fit, not_counted
+    from minidist.planning.cluster.gpus import machine_of
+    from minidist.planning.zero_stages import block_forms, deepspeed_offload, layout_stages, with_total
+
+    model = job.model
+    stages: dict[str, Any] = {"model": name, "parameters": model.parameters, "seq": job.length}
+    block = block_forms(job, layout.micro_batch)
+    stages |= {} if block is None else {"activations_of_a_block": block}
+    ranks = layout_stages(job, layout, accounting)
+    stages |= {stage: with_total(rank.by_kind) for stage, rank in ranks.items()}
+    if accounting == "deepspeed":
+        stages["offload"] = deepspeed_offload(model.parameters, layout.dp, model.largest_module)
+    fits: dict[str, Fit] = {}
+    if gpu is not None:
+        machine = machine_of(gpu)
+        fits = {stage: Fit.of_rank(machine, rank, job) for stage, rank in ranks.items()}
+        stages["fits"] = {stage: fit.verdict for stage, fit in fits.items()}
+    return {**stages, "not_counted": not_counted()}, fits
 
 
 def _format(form: str | None, output: Path | None) -> str:
@@ -92,26 +169,23 @@ def _format(form: str | None, output: Path | None) -> str:
     return format_of(output, None, {"svg": SUFFIXES}, form or "text")
 
 
-def _check_accounting(accounting: str | None, split: list[str], prefetch: int) -> None:
-    """Raise UsageError for what is not counted in some layouts. split: the flags of axes that divide the model."""
-    if split and accounting not in (None, "fp32-accumulation"):
-        raise UsageError(
-            f"--accounting {quoted(accounting)} with {split[0]}: layouts are counted with float32 sums of gradients;"
-            " leave out --accounting"
-        )
-    # Only ZeRO 3 on data-parallel ranks is counted with units that are gathered ahead.
-    if prefetch != 1 and (split or accounting == "deepspeed"):
-        other = split[0] if split else "--accounting deepspeed"
-        raise UsageError(f"--prefetch {quoted(prefetch)} has no effect with {other}; leave one of them out")
+def _check_deepspeed(accounting: str, axes: dict[str, int], prefetch: int) -> None:
+    """Raise UsageError for what DeepSpeed's estimates, which are of data-parallel ranks, do not count."""
+    if accounting != "deepspeed":
+        return
+    split = [f"--{axis} {degree}" for axis, degree in axes.items() if degree != 1]
+    split += [f"--prefetch {quoted(prefetch)}"] * (prefetch != 1)
+    if split:
+        raise UsageError(f"{split[0]} has no effect with --accounting deepspeed; leave one of them out")
 
 
 def _refuse_activations(flags: dict[str, Any]) -> None:
     """Raise UsageError for the first flag that a bare number of parameters has no use for."""
+    defaults = {"seq": None, "recompute": "none", "attention": "fused", "kernels": "any", "dropout": False, "gpu": None}
     for name, value in flags.items():
-        if value != {"seq": None, "recompute": "none"}.get(name, 1):
-            raise UsageError(
-                f"--{name} {value} is about a model's activations, which --params does not tell; give --model NAME"
-            )
+        if value != defaults.get(name, 1):
+            given = f"--{name}" if value is True else f"--{name} {value}"
+            raise UsageError(f"{given} is about a model's activations, which --params does not tell; give --model NAME")
 
 
 def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:
@@ -127,16 +201,20 @@ def _draw(stages: dict[str, Any], title: str, output: Path | None) -> None:
         print(save(figure, Path(folder) / "bars.svg").read_text(encoding="utf-8"))
 
 
-def _print(stages: dict[str, Any], title: str, accounting: str) -> None:
-    """Print the stages as tables, and what the accounting leaves out."""
-    from minidist.planning.memory_estimator import block_sentence, offload_table, table
+def _print(stages: dict[str, Any], title: str, accounting: str, fits: "dict[str, Fit]") -> None:
+    """Print the stages as tables, what fits, and what the accounting leaves out."""
+    from minidist.planning.zero_stages import block_sentence, offload_table, table
 
     print(title)
     print(table(stages))
+    if fits:
+        print(f"  {'fits':16}" + "".join(f"{fit.verdict:>12}" for fit in fits.values()))
+        for stage, fit in fits.items():
+            print(f"{fit.needs(stage)}: {fit.room}")
     if "offload" in stages:
         print(offload_table(stages["offload"]))
     if "activations_of_a_block" in stages:
-        print(block_sentence(stages))
+        print(block_sentence(stages["activations_of_a_block"]))
     if "not_counted" in stages:
         print(stages["not_counted"])
     elif accounting == "deepspeed":

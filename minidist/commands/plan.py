@@ -3,8 +3,8 @@
 Proved by: tests/commands/test_plan.py
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -14,18 +14,21 @@ import typer
 
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.limits import check_count
-from minidist.commands.flags import above_zero, command_line, picture_file
+from minidist.commands.flags import above_zero, command_line, described_model, one_of, picture_file, whole_numbers
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
     from minidist.planning.architecture import Architecture
+    from minidist.planning.cluster.decision import Offer
     from minidist.planning.cluster.layout import ClusterLayout, Job
     from minidist.planning.cluster.search import Plan, Search
     from minidist.planning.job_config import PlannedJob
 
-MODEL, CLUSTER, LAYOUT, OUTPUT = "Model", "Cluster and batch", "Layout: what is given is fixed", "Output"
+MODEL, CLUSTER, COST, OUTPUT = "Model", "Cluster and batch", "Cost", "Output"
+LAYOUT = "Layout: what is given is fixed"
 MAX_REFUSED = 100  # in the JSON object
 DEGREES = ("dp", "tp", "pp", "cp")
+BEST = 10  # layouts that are printed
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,53 @@ class ModelFlags:
     def given(self) -> list[str]:
         """Return the flags that are given, as they are written."""
         return ["--" + one.name.replace("_", "-") for one in fields(self) if getattr(self, one.name) != one.default]
+
+
+@dataclass(frozen=True)
+class JobFlags:
+    """The flags of what is trained, apart from the model."""
+
+    seq: int | None
+    global_batch: int | None
+    precision: str | None
+    attention: str
+    kernels: str
+    dropout: bool
+    grad_accum_dtype: str
+    expert_imbalance: float | None
+
+    def over(self, file: "PlannedJob") -> "JobFlags":
+        """Return the flags with what a job file says where a flag is not given."""
+        return replace(
+            self,
+            seq=file.model.positions if self.seq is None else self.seq,
+            global_batch=file.global_batch if self.global_batch is None else self.global_batch,
+            precision=self.precision or file.precision,
+            dropout=self.dropout or file.dropout,
+        )
+
+    def job(self, model: "Architecture", name: str, gpus: int) -> "Job":
+        """Return the job; UsageError for what is missing or out of range."""
+        from minidist.planning.cluster.layout import ATTENTION, KERNELS, Job, sequence_length
+
+        if self.global_batch is None:
+            raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
+        check_count(self.global_batch, "--global-batch", 1, 10**9)
+        length, note = sequence_length(self.seq, model, name)
+        if note:
+            say(note)
+        return Job(
+            model,
+            length,
+            self.global_batch,
+            self.precision or "bf16",
+            gpus,
+            one_of(self.attention, "--attention", ATTENTION) == "fused",
+            self.dropout,
+            4 if one_of(self.grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
+            _imbalance(self.expert_imbalance, model),
+            kernels=one_of(self.kernels, "--kernels", tuple(KERNELS)),
+        )
 
 
 def _option(panel: str, help: str, *names: str, **more: Any) -> Any:
@@ -71,10 +121,16 @@ def plan(
     experts: Annotated[int, _option(MODEL, "experts per layer")] = 0,
     top_k: Annotated[int | None, _option(MODEL, "with --experts: experts per token (default: 2)")] = None,
     gpu: Annotated[str, _option(CLUSTER, "a100-80gb, h100, h200, b200, ..., or a .json or .toml file")] = "h100",
-    ranks: Annotated[int | None, _option(CLUSTER, "GPUs", "--ranks", "--gpus")] = None,
+    ranks: Annotated[
+        str | None,
+        _option(CLUSTER, "GPUs; several, such as 32,64,128, for a table of what each costs", "--ranks", "--gpus"),
+    ] = None,
     global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
     precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
     attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
+    kernels: Annotated[
+        str, _option(CLUSTER, "of norms and activations of gated blocks: fused, eager or any (unknown)")
+    ] = "any",
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
     grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32",
     expert_imbalance: Annotated[
@@ -84,6 +140,12 @@ def plan(
             "with experts: tokens of the busiest rank, as a multiple of the mean (default: 1)",
             callback=above_zero,
         ),
+    ] = None,
+    tokens: Annotated[
+        float | None, _option(COST, "tokens of the whole run, such as 2e12: days and GPU hours", callback=above_zero)
+    ] = None,
+    price: Annotated[
+        float | None, _option(COST, "with --tokens: of a GPU hour, in any currency: the cost", callback=above_zero)
     ] = None,
     dp: Annotated[int | None, _option(LAYOUT, "data-parallel ranks")] = None,
     tp: Annotated[int | None, _option(LAYOUT, "tensor-parallel ranks")] = None,
@@ -100,67 +162,110 @@ def plan(
         bool | None, _option(LAYOUT, "norms on 1/tp of the sequence", "--sequence-parallel/--no-sequence-parallel")
     ] = None,
     micro_batch: Annotated[int | None, _option(LAYOUT, "sequences of a forward pass")] = None,
-    recompute: Annotated[str | None, _option(LAYOUT, "none, selective or full")] = None,
+    recompute: Annotated[str | None, _option(LAYOUT, "none, selective, full or sqrt (which is not searched)")] = None,
+    offload: Annotated[
+        str | None,
+        _option(LAYOUT, "in host memory: none, optimizer, activations or parameters (searched when nothing fits)"),
+    ] = None,
     explain: Annotated[
         bool, _option(OUTPUT, "print the formulas with the numbers of the best layout", "--explain")
     ] = False,
-    best: Annotated[int, _option(OUTPUT, "layouts that are printed")] = 10,
+    best: Annotated[int, _option(OUTPUT, "layouts that are printed")] = BEST,
     output: Annotated[
         Path | None,
         _option(OUTPUT, "a picture of the frontier: .svg, .pdf or .png", "--output", "-o", callback=picture_file),
     ] = None,
 ) -> Result:
-    """Find the layouts of a training job that fit on a cluster of GPUs, the fastest first."""
+    """Find the layouts of a training job that fit on a cluster of GPUs, and what they cost."""
+    from minidist.planning.cluster.decision import offers
     from minidist.planning.cluster.gpus import machine_of
-    from minidist.planning.cluster.layout import Job
     from minidist.planning.cluster.search import search
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     sizes = ModelFlags(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
+    flags = JobFlags(seq, global_batch, precision, attention, kernels, dropout, grad_accum_dtype, expert_imbalance)
     given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
     given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
+    given["host"] = offload
     written: dict[str, Any] = {}
     if config is not None and config.suffix == ".toml":
         job_file = _job_file(config, model, sizes)
-        architecture, written = job_file.model, job_file.fixed
-        global_batch = job_file.global_batch if global_batch is None else global_batch
-        precision, dropout = precision or job_file.precision, dropout or job_file.dropout
+        architecture, written, flags = job_file.model, job_file.fixed, flags.over(job_file)
         given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
     else:
         architecture = _architecture(config, model, sizes)
+
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
     fixed = written | _checked_layout(given)
-    ranks = _gpus(fixed) if ranks is None else ranks
-    if global_batch is None:
-        raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
-
-    # The job and the machine.
-    check_count(ranks, "--ranks", 1, 10**6)
-    check_count(global_batch, "--global-batch", 1, 10**9)
+    counts = [_gpus(fixed)] if ranks is None else whole_numbers(ranks, "--ranks")
+    for count in counts:
+        check_count(count, "--ranks", 1, 10**6)
     check_count(best, "--best", 1, 1000)
-    precision = precision or "bf16"
+    if price is not None and tokens is None:
+        raise UsageError(f"--price {price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12")
+    job = flags.job(architecture, str(config or model), counts[0])
     machine = machine_of(gpu)
-    machine.peak(precision)
-    job = Job(
-        architecture,
-        _length(seq, architecture, str(config or model)),
-        global_batch,
-        precision,
-        ranks,
-        _one_of(attention, "--attention", ("fused", "unfused")) == "fused",
-        dropout,
-        4 if _one_of(grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
-        _imbalance(expert_imbalance, architecture),
-    )
-    found = search(job, machine, fixed)
+    machine.peak(job.precision)
 
-    shown = _shown(found)
-    result = _as_dict(found, shown, best, gpu, explain)
-    result |= {"parameters": architecture.parameters, "parameters_active": architecture.active_parameters}
+    if len(counts) > 1:
+        _refuse_of_one({"--explain": explain, "--output": output, "--best": best != BEST})
+        return _decision(offers(job, machine, fixed, counts, tokens, price), job, fixed, gpu)
+    found = search(job, machine, fixed)
     if output is not None:
         _draw(found, job, output)
+    shown = _shown(found)
+    result = _as_dict(found, shown[:best], gpu, explain) | _sizes(job) | _cost(shown[:1], tokens, price)
     # A script sees by the exit code that nothing fits.
-    return Result(result, partial(_print, shown[:best], found, job, fixed, result), 0 if found.plans else 1)
+    return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
+
+
+def _sizes(job: "Job") -> dict[str, Any]:
+    """Return the sizes of the job that --json prints, and what was not counted exactly."""
+    model = job.model
+    sizes = {"seq": job.length, "parameters": model.parameters, "parameters_active": model.active_parameters}
+    return sizes | ({"approximations": list(model.approximations)} if model.approximations else {})
+
+
+def _cost(plans: "Sequence[Plan]", tokens: float | None, price: float | None) -> dict[str, dict[str, float]]:
+    """Return what a run of so many tokens takes with the first layout; nothing without their number."""
+    from minidist.planning.cluster.decision import ranges, ranges_as_dict
+
+    return ranges_as_dict(ranges(plans[0], tokens, price)) if plans and tokens is not None else {}
+
+
+def _refuse_of_one(flags: Mapping[str, object]) -> None:
+    """Raise UsageError for a flag about the layouts of one number of GPUs."""
+    for flag, given in flags.items():
+        if given:
+            raise UsageError(f"{flag} is about one number of GPUs, and --ranks has several; give one, or leave it out")
+
+
+def _decision(found: "Sequence[Offer]", job: "Job", fixed: Mapping[str, Any], gpu: str) -> Result:
+    """Return what several numbers of GPUs cost, and the commands for the smallest one that surely fits."""
+    from minidist.planning.cluster.decision import answer, offers_table, smallest
+    from minidist.planning.cluster.gpus import machine_of
+    from minidist.planning.cluster.tables import title
+
+    machine = machine_of(gpu)
+    first = smallest(found) or next((offer for offer in found if offer.plan is not None), None)
+    sentence = answer(found, job, machine, fixed)
+    commands = {} if first is None or first.plan is None else _commands(first.plan, gpu)
+    result = {
+        "counts": [offer.as_dict() for offer in found],
+        "smallest_that_fits": None if first is None or first.verdict != "yes" else first.gpus,
+        "answer": sentence,
+        "commands": commands,
+        **_sizes(job),
+    }
+
+    def show() -> None:
+        print(f"{title(job)}, {machine.name}")
+        print(offers_table(found))
+        print(f"{sentence}.")
+        if first is not None:
+            _print_commands(commands, f"the layout on {first.gpus:,}")
+
+    return Result(result, show, 1 if first is None else 0)
 
 
 def _shown(found: "Search") -> "list[Plan]":
@@ -168,13 +273,14 @@ def _shown(found: "Search") -> "list[Plan]":
     return found.plans or (found.too_large if len(found.refused) == 1 else [])
 
 
-def _as_dict(found: "Search", shown: "list[Plan]", best: int, gpu: str, explain: bool) -> dict[str, Any]:
-    """Return what --json prints of a search."""
-    from minidist.planning.cluster.tables import explanation
+def _as_dict(found: "Search", shown: "list[Plan]", gpu: str, explain: bool) -> dict[str, Any]:
+    """Return what --json prints of a search. shown: the layouts that are printed."""
+    from minidist.planning.cluster.tables import equally_fast, explanation
 
-    result = {
-        "layouts": [one.as_dict() for one in shown[:best]],
+    result: dict[str, Any] = {
+        "layouts": [one.as_dict() for one in shown],
         "layouts_total": len(found.plans),
+        "equal_within_error": equally_fast(found.plans) if found.plans else 0,
         "refused": [{**layout.as_dict(), "reason": reason} for layout, reason in _some_refused(found)],
         "refused_total": {"too_large": len(found.too_large), "impossible": len(found.impossible)},
         "commands": _commands(shown[0], gpu) if shown else {},
@@ -191,43 +297,22 @@ def _gpus(fixed: Mapping[str, Any]) -> int:
     return prod(fixed[axis] for axis in DEGREES)
 
 
-def _one_of(value: str, flag: str, choices: tuple[str, ...]) -> str:
-    """Return the value of a flag; UsageError unless it is one of the choices."""
-    if value not in choices:
-        raise UsageError(f"{flag} {quoted(value)}; it must be {', '.join(choices[:-1])} or {choices[-1]}")
-    return value
-
-
 def _checked_layout(given: dict[str, Any]) -> dict[str, Any]:
     """Return what is given of a layout, by its field; UsageError for a number that is out of range."""
+    from minidist.planning.cluster.host import CHOICES
     from minidist.planning.cluster.layout import RECOMPUTE
 
     fixed = {field: value for field, value in given.items() if value is not None}
     for field, value in fixed.items():
         if field == "recompute":
-            _one_of(value, "--recompute", RECOMPUTE)
+            one_of(value, "--recompute", RECOMPUTE)
+        elif field == "host":
+            one_of(value, "--offload", CHOICES)
         elif field == "zero":
             check_count(value, "--zero", 0, 3)
         elif field != "sequence_parallel":
             check_count(value, "--" + field.replace("_", "-"), 1, 10**6)
     return fixed
-
-
-def _length(seq: int | None, model: "Architecture", name: str) -> int:
-    """Return the tokens per sequence; UsageError for more than the model has positions for."""
-    length = seq if seq is not None else model.positions
-    check_count(length, "--seq", 1, 10**8)
-    if model.has_positions and length > model.positions:
-        raise UsageError(
-            f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
-            f" --seq {model.positions} or less"
-        )
-    if model.window is not None and length > model.window:
-        raise UsageError(
-            f"--seq {length} is more than sliding_window {model.window} of {quoted(name)}; sliding-window attention is"
-            f" not modelled, so give --seq {model.window} or less"
-        )
-    return length
 
 
 def _some_refused(found: "Search") -> "list[tuple[ClusterLayout, str]]":
@@ -278,8 +363,6 @@ def _commands(best: "Plan", gpu: str) -> dict[str, str]:
 
 def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
-    from minidist.planning.huggingface_config import read_architecture, read_model
-
     if config is None and model is None:
         return _described(sizes)
     if config is not None and model is not None:
@@ -290,7 +373,7 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     extra = [flag for flag in sizes.given() if flag != "--seq"]
     if extra:
         raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
-    return read_architecture(config) if config is not None else read_model(str(model))
+    return described_model(str(model) if config is None else config)
 
 
 def _described(sizes: ModelFlags) -> "Architecture":
@@ -334,28 +417,32 @@ def _draw(found: "Search", job: "Job", output: Path) -> None:
         raise UsageError(f"no layout fits, so there is nothing to draw in {quoted_path(output)}; add GPUs")
     layouts = [plan.as_dict() for plan in found.plans]
     title = f"{len(layouts):,} layouts of {job.gpus:,} GPUs"
-    say(f"written: {save(frontier(layouts, title=title, command=command_line()), output)}")
+    first = found.plans[0]
+    memory = first.machine.memory - first.calibration.reserved_bytes
+    say(f"written: {save(frontier(layouts, memory=memory, title=title, command=command_line()), output)}")
 
 
 def _print(
-    shown: "list[Plan]", found: "Search", job: "Job", fixed: Mapping[str, Any], result: Mapping[str, Any]
+    shown: "list[Plan]", best: int, found: "Search", job: "Job", fixed: Mapping[str, Any], result: Mapping[str, Any]
 ) -> None:
     """Print the layouts, the best one in detail, and what does not fit. result: what --json prints."""
     from minidist.planning.cluster.search import reason_for, remedies
-    from minidist.planning.cluster.tables import advice, best_table, header, layouts_table, refused_table
+    from minidist.planning.cluster.tables import advice, best_table, cost_lines, header, layouts_table, refused_table
 
     if not found.plans:
         first = found.too_large[0]
         if shown:
-            print(header(job, 0, first.machine.name))
-            print(layouts_table(shown))
+            print(header(job, [], first.machine.name))
+            print(layouts_table(shown, best))
             print(best_table(first))
         print(refused_table(found))
         print(advice(found, remedies(job, first.machine, fixed), job.gpus))
     else:
-        print(header(job, len(found.plans), shown[0].machine.name))
-        print(layouts_table(shown))
+        print(header(job, found.plans, shown[0].machine.name))
+        print(layouts_table(found.plans, best))
         print(best_table(shown[0]))
+        for line in cost_lines(result):
+            print(line)
         print(f"why the first: {reason_for(shown[0], found.plans, fixed)}")
         _print_commands(result["commands"])
         refused = refused_table(found)
@@ -365,11 +452,11 @@ def _print(
         print(line)
 
 
-def _print_commands(commands: Mapping[str, str]) -> None:
-    """Print the commands that try the first layout."""
+def _print_commands(commands: Mapping[str, str], what: str = "the first") -> None:
+    """Print the commands that try a layout."""
     if "no_dry_run" in commands:
-        print(f"no dry run of the first: {commands['no_dry_run']}")
+        print(f"no dry run of {what}: {commands['no_dry_run']}")
     else:
-        print(f"dry run of the first:\n  {commands['dry_run']}")
+        print(f"dry run of {what}:\n  {commands['dry_run']}")
         print(f"  It differs from the plan by: {commands['dry_run_differs']}.")
     print(f"its axes on a small model, compared with one device:\n  {commands['compare']}")

@@ -18,8 +18,8 @@ def report(
         str | None,
         typer.Option(
             help=(
-                "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto or"
-                " page"
+                "space-time (default), gantt, mesh, bytes-matrix, bytes-by-purpose, loss, memory, lanes, perfetto,"
+                " page or steps"
             )
         ),
     ] = None,
@@ -29,7 +29,8 @@ def report(
             "--output",
             "-o",
             help=(
-                "the ending decides: an .html page of everything, an .svg, .pdf or .png picture, or .json for"
+                "the ending decides: an .html page of everything (with --picture steps: to step through), an"
+                " .svg, .pdf or .png picture, or .json for"
                 " perfetto; with --format a folder"
             ),
         ),

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minidist.base.errors import UsageError, quoted_path
 from minidist.base.limits import check_ranks
@@ -27,9 +27,6 @@ from minidist.job.checkpoint.resume import check_saving, read_job_state
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.rules import check_rules, notices
 from minidist.job.config.train_config import Batches, TrainConfig, flag, resolve_batches, resolve_dims
-from minidist.job.equality.compare import Comparison, compare_rank, float_tier_settings, tier_of
-from minidist.job.equality.expected import expected_snapshots
-from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.metrics import METRICS_BEGIN, MetricsFile, check_same_run
 from minidist.job.train.progress import Progress
 from minidist.job.train.state import Observer, TrainResult
@@ -38,6 +35,9 @@ from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
 from minidist.planning.volumes import phases_bytes
 from minidist.techniques import changes_batches, of_job, ranks_beside, trains_alone
+
+if TYPE_CHECKING:
+    from minidist.job.equality.compare import Comparison
 
 
 @dataclass
@@ -314,11 +314,14 @@ def run_comparison(
     trace: Path | None = None,
     command: str = "",
     given: Collection[str] | None = None,
-) -> Comparison | None:
+) -> "Comparison | None":
     """Train in parallel and on one device; return the verdict, or None on ranks that do not print.
 
     given: the settings that the user chose; others may be set to what the float tier needs. None: all are chosen.
     """
+    from minidist.job.equality.compare import compare_rank
+    from minidist.job.equality.expected import expected_snapshots
+
     size = number_of_ranks(config, ranks)
     if trace is not None:
         writable(trace)
@@ -341,7 +344,7 @@ def run_comparison(
             expected = expected_snapshots(config, size, observers=[alone])
 
     # Only rank 0 shows progress.
-    def main(comm: Comm) -> Comparison:
+    def main(comm: Comm) -> "Comparison":
         if comm.rank:
             return compare_rank(comm, config, expected)
         return compare_rank(comm, config, expected, [together], [alone])
@@ -368,6 +371,8 @@ def run_comparison(
 
 def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Collection[str]) -> TrainConfig:
     """Return the settings with which a tier applies; UsageError when none does."""
+    from minidist.job.equality.compare import float_tier_settings, tier_of
+
     # Where bits cannot be equal, the float tier needs float64 and few steps, unless the user says otherwise.
     dims = resolve_dims(config, size)
     chosen, why = float_tier_settings(config, dims, given)
@@ -383,8 +388,10 @@ def _with_a_tier(config: TrainConfig, size: int, ranks: int | None, given: Colle
 
 def _served_comparison(
     config: TrainConfig, size: int, timeout: float, eager_bytes: int, trace: Path | None, command: str
-) -> Comparison | None:
+) -> "Comparison | None":
     """Compare a job with a parameter server, after the run, from what all ranks recorded."""
+    from minidist.job.equality.served import compare_served, serve_and_keep
+
     interactive = not under_mpiexec() and sys.stderr.isatty()
     with Progress(config.steps, interactive, f"compare: {size} ranks", ends=False) as together:
         outcome = execute(

@@ -6,6 +6,7 @@ Proved by: tests/commands/test_schedule.py
 import shutil
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ from minidist.base.file_format import format_of
 from minidist.base.files import writing
 from minidist.base.limits import whole_number
 from minidist.comm.launching import writable
-from minidist.commands.flags import above_zero, command_line
+from minidist.commands.flags import above_zero, command_line, one_of
 from minidist.commands.output import Json, say
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def schedule(
         ),
     ] = None,
     receives: Annotated[
-        str, typer.Option(help="latency, or blocking: receives stop the rank, as in some runtimes")
+        str,
+        typer.Option(help="latency, blocking: receives stop the rank where they stand, as in some runtimes, or both"),
     ] = "latency",
     recompute: Annotated[
         bool, typer.Option("--recompute", help="run every stage's forward again before its backward")
@@ -70,13 +72,16 @@ def schedule(
         typer.Option(
             "--format",
             help=(
-                "text (default), csv, json, svg, versions (svg: the weights that each action sees) or perfetto (json)"
+                "text (default), csv, json, svg, versions (svg: the weights that each action sees), perfetto (json) or"
+                " steps (html)"
             ),
         ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .svg, .pdf or .png"),
+        typer.Option(
+            "--output", "-o", help="a file instead of standard output: .txt, .csv, .json, .html, .svg, .pdf or .png"
+        ),
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -85,6 +90,7 @@ def schedule(
     from minidist.pipeline.plan.load import is_name
     from minidist.report.schedules import ENDINGS, FORMATS, LARGE, evaluate, limit_sentence, stage_shares
 
+    one_of(receives, "--receives", ("latency", "blocking", "both"))
     form, flag = ("json", "--json") if json_output else (form, "--format")
     if form is not None and form not in FORMATS:
         raise UsageError(f"--format {quoted(form)}{nearest(form, FORMATS)}; it must be one of {', '.join(FORMATS)}")
@@ -103,18 +109,11 @@ def schedule(
     for name in plans:
         plan = load_plan(name, stages, microbatches, chunks, **options_of(option or []))
         loaded.append(passed(plan, recompute, lowered, is_valid=is_name(name)))
+    spans = form in ("svg", "versions", "perfetto", "steps")
     for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
-        evaluated.append(
-            evaluate(
-                plan,
-                times,
-                profile,
-                receives,
-                spans=form in ("svg", "versions", "perfetto") or (form == "text" and plan.action_count <= LARGE),
-                named=is_name(name),
-                stage_share=share,
-            )
-        )
+        shown = spans or (form == "text" and plan.action_count <= LARGE)
+        for one, how in in_both_ways(plan) if receives == "both" else [(plan, receives)]:
+            evaluated.append(evaluate(one, times, profile, how, spans=shown, named=is_name(name), stage_share=share))
 
     write_result(evaluated, form, output)
 
@@ -123,6 +122,12 @@ def schedule(
     if too_much:
         say(f"minidist: {too_much}")
         raise typer.Exit(1)
+
+
+def in_both_ways(plan: "Plan") -> "list[tuple[Plan, str]]":
+    """Return the plan twice, named after what its receives do, each with the way in which they are timed."""
+    ways = {"latency": "posted ahead", "blocking": "blocking receives"}
+    return [(replace(plan, name=f"{plan.name}, {words}"), way) for way, words in ways.items()]
 
 
 def passed(plan: "Plan", recompute: bool, lowered: bool, is_valid: bool) -> "Plan":

@@ -4,19 +4,22 @@ Proved by: tests/torch_ranks/test_program.py
 """
 
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import UsageError, quoted
 from minidist.base.extras import extra
 from minidist.base.limits import check_count, check_ranks
 from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
+
+if TYPE_CHECKING:
+    from minidist.debug.torch_ranks.program import TorchRun
+    from minidist.job.equality.own_functions import ReturnedComparison
 
 
 class Cuda(StrEnum):
@@ -27,6 +30,21 @@ class Cuda(StrEnum):
 
 
 MAX_RANKS = 1_024  # each is a thread with the stack and the memory of its program
+
+
+def _tolerance(given: float | None, rounding: str | None, compare: str | None) -> float:
+    """Return the tolerance of a comparison, as a share of a tensor's largest entry; with `rounding` that of a dtype."""
+    if rounding is None:
+        return 1e-5 if given is None else given
+    from minidist.job.equality.rounding import MARGIN, UNIT
+
+    if rounding not in UNIT:
+        raise UsageError(f"--rounding {quoted(rounding)}; give one of {', '.join(UNIT)}")
+    if compare is None:
+        raise UsageError(f"--rounding {rounding} is of --compare; give --compare FILE.py:FUNCTION, or leave it out")
+    if given is not None:
+        raise UsageError(f"--rounding {rounding} with --tolerance {given:g}; each gives the tolerance: leave one out")
+    return MARGIN * UNIT[rounding]
 
 
 @json_or_table
@@ -56,11 +74,19 @@ def torch(
         ),
     ] = None,
     tolerance: Annotated[
-        float,
+        float | None,
         typer.Option(
-            help="with --compare: largest difference, as a share of a tensor's largest entry", callback=within_limits
+            help="with --compare: largest difference, as a share of a tensor's largest entry; 1e-5 if not given",
+            callback=within_limits,
         ),
-    ] = 1e-5,
+    ] = None,
+    rounding: Annotated[
+        str | None,
+        typer.Option(help="with --compare: fp32, fp16 or bf16; the tolerance is 8 times the error of one rounding"),
+    ] = None,
+    check_buffers: Annotated[
+        bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
+    ] = True,
     interleavings: Annotated[
         int,
         typer.Option(help="run so many times more, the ranks in other orders, and compare what they print and send"),
@@ -78,6 +104,7 @@ def torch(
     check_count(interleavings, "--interleavings", most=10_000)
     if compare is not None and not is_user_function(script):
         raise UsageError(f"--compare with {script}; give FILE.py:FUNCTION, which returns the tensors to compare")
+    allowed = _tolerance(tolerance, rounding, compare)
     installed = extra("torch", "minidist torch")
 
     from minidist.debug.torch_ranks import program
@@ -90,17 +117,17 @@ def torch(
         returned: Any = main
         main = lambda: program.as_arrays(returned())  # noqa: E731
     settings = program.Settings(seed, own or (), cuda or ("real" if installed.cuda.is_available() else "cpu"))
-    options: dict[str, Any] = {"settings": settings, "timeout": timeout, "eager_bytes": eager_bytes}
+    options: dict[str, Any] = {
+        "settings": settings,
+        "timeout": timeout,
+        "eager_bytes": eager_bytes,
+        "checks": check_buffers or "headers",
+    }
     if warning := program.version_warning():
         say(warning)
     say(f"every rank's random numbers begin with --seed {seed}")
-    first = program.run_on_ranks(main, ranks, **options)
-    races = ""
-    for seed in range(interleavings):
-        other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
-        if races := program.first_difference(first, other):
-            races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
-            break
+    with program.groups_begin_when_asked(compare is not None):
+        first, races = program.run_in_orders(main, ranks, interleavings, **options)
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
@@ -110,7 +137,7 @@ def torch(
         with random_numbers_from(seed):
             alone = program.as_arrays(load_function(compare)())
         of_ranks = [returned_tensors(f"rank {rank}", value) for rank, value in enumerate(first.results)]
-        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, tolerance)
+        verdict = compare_returned(returned_tensors("one device", alone), of_ranks, allowed)
 
     # What is not what the program asked for.
     if first.first_cuda is not None:
@@ -120,7 +147,17 @@ def torch(
         say(
             "no rank has communicated; a program starts its ranks with mp.spawn or Process, or calls init_process_group"
         )
-    rows = program.bytes_by_operation(first)
+    code = 1 if races or (verdict is not None and not verdict.equal) else 3 if silent else 0
+    return _result(first, races, interleavings, verdict, code)
+
+
+def _result(
+    first: "TorchRun", races: str, interleavings: int, verdict: "ReturnedComparison | None", code: int
+) -> Result:
+    """Return what the command prints: the bytes of the first run, whether other orders differ, and the comparison."""
+    from minidist.debug.torch_ranks.program import bytes_by_operation
+
+    rows = bytes_by_operation(first)
     value = {
         "ranks": first.world.size,
         "virtual_seconds": first.virtual_seconds,
@@ -141,5 +178,4 @@ def torch(
         if verdict is not None:
             print(verdict.sentence())
 
-    different = races or (verdict is not None and not verdict.equal)
-    return Result(value, show, 1 if different else 3 if silent else 0)
+    return Result(value, show, code)

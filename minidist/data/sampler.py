@@ -61,7 +61,7 @@ class GlobalBatchSampler:
         # Each lies in an epoch, at an offset of its permutation.
         epochs, offsets = places // self.samples, places % self.samples
         indices = np.empty(len(places), np.int64)
-        for epoch in np.unique(epochs).tolist():
+        for epoch in sorted(set(epochs.tolist())):  # np.unique imports np.ma, which takes long
             indices[epochs == epoch] = permutation(self.seed, epoch, self.samples)[offsets[epochs == epoch]]
         return indices
 

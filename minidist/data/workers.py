@@ -6,7 +6,7 @@ order of the requests, so the speed of a worker does not change what is trained 
     requests   0   1   2   3   4   5        worker 0 makes 0, 2, 4     trainer takes 0, 1, 2, 3, 4, 5
                                             worker 1 makes 1, 3, 5
 
-Each worker has a pipe of its own, and at most `ahead` requests whose results were not taken yet. So memory is bounded,
+Each worker has a separate pipe, and at most `ahead` requests whose results were not taken yet. So memory is bounded,
 and no worker waits for another one. A worker is a new interpreter. It is not a fork, because a fork copies the locks of
 threads and the state of MPI; and it does not run the main program again, as multiprocessing's "spawn" does, so any
 script may have workers. A worker is sent the function that makes the sampler, not the data. It maps or makes the data
@@ -27,15 +27,16 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.data.datasets import hold_out
 from minidist.data.load import load_dataset
 from minidist.data.sampler import GlobalBatchSampler
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Request = tuple[int, int, int]  # step, first row of the global batch, rows
 STOP_SECONDS = 5.0  # the time that a worker has to end by itself before it is killed
@@ -85,9 +86,11 @@ class WorkerSampler:
         # program.
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_"))}
         environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        import multiprocessing  # where workers are started
+
         with _without_interrupts():
             for _ in range(self.workers):
-                here, there = Pipe()
+                here, there = multiprocessing.Pipe()
                 command = f"from minidist.data.workers import work; work({there.fileno()})"
                 process = subprocess.Popen(
                     [sys.executable, "-c", command],
@@ -174,6 +177,8 @@ def work(descriptor: int) -> None:
 
     descriptor: the file descriptor of the worker's end of the pipe.
     """
+    from multiprocessing.connection import Connection
+
     pipe, sampler, closed = Connection(descriptor), None, None
     try:
         sampler = pickle.loads(pipe.recv_bytes())()

@@ -1,6 +1,7 @@
 """Programs that were not written for minidist, their logs, and the gradients of other frameworks.
 
 torch_ranks/        `minidist torch`: programs of torch.distributed on simulated ranks
+mpi_ranks/          `minidist mpi`: programs of mpi4py on simulated ranks
 flight_recorder/    the logs that PyTorch writes when a job hangs
 dumps/              gradients of another framework, beside those of minidist
 

@@ -57,8 +57,7 @@ class BatchNorm(Module):
         self._step: int | None = None
         self._seen: dict[int, Statistics] = {}
         self._after: tuple[xp.Array, xp.Array] | None = self._before  # None: to be computed
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, channels, ...) -> the same shape."""

@@ -59,7 +59,7 @@ class Stem(Module):
 
 
 class ResidualBlock(Module):
-    """Two convolutions beside a path that leaves the image as it is: (N, C, H, W) -> the same shape."""
+    """Two convolutions next to a path that leaves the image as it is: (N, C, H, W) -> the same shape."""
 
     def __init__(self, channels: int, norm: bool, dtype: Any) -> None:
         self.first = ConvNorm(channels, channels, norm, dtype)

@@ -46,7 +46,7 @@ class CompositeAttention(Module):
 
 
 class CompositeBlock(Module):
-    """As `gpt.Block`, with `CompositeAttention` and a GELU that is a node of its own."""
+    """As `gpt.Block`, with `CompositeAttention` and a GELU that is a separate node."""
 
     def __init__(self, config: GPTConfig, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         width, scale = config.n_embd, 0.02 * (2 * config.n_layer) ** -0.5
@@ -56,8 +56,7 @@ class CompositeBlock(Module):
         self.c_fc = Conv1D(width, 4 * width, dtype=dtype, seed=None)
         self.c_proj = Conv1D(4 * width, width, dtype=dtype, scale=scale, seed=None)
         self.dropout = Dropout(config.dropout)
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, D) -> (batch, T, D)."""

@@ -33,8 +33,7 @@ class Conv2d(Module):
         law = ("uniform", (in_channels * size * size) ** -0.5)
         self.weight = Parameter(xp.zeros((out_channels, in_channels, size, size), dtype), init=law)
         self.bias = Parameter(xp.zeros(out_channels, dtype), init=law) if bias else None
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, in, H, W) -> (N, out, Ho, Wo)."""

@@ -17,8 +17,7 @@ class Embedding(Module):
         self, num_embeddings: int, embedding_dim: int, dtype: Any = xp.float32, scale: float = 1.0, seed: int | None = 0
     ) -> None:
         self.weight = Parameter(xp.zeros((num_embeddings, embedding_dim), dtype), init=("normal", scale))
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, indices: Any) -> Tensor:
         """Integers (...) -> rows (..., embedding_dim)."""

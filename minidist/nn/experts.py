@@ -1,4 +1,4 @@
-"""A mixture of experts: many MLPs, of which each token uses one or two. More parameters, the same work per token.
+"""A mixture of experts: many MLPs, and each token uses one or two of them. More parameters, the same work per token.
 
     tokens ──▶ router: softmax(x W) ──▶ each token's expert(s) and gate(s)
     tokens ──▶ slots (experts, capacity, D) ──▶ expert MLPs ──▶ back to the tokens, times their gates
@@ -149,8 +149,7 @@ class MixtureOfExperts(Module):
         self.g: Module = Identity()
         self.auxiliary_loss: Tensor | None = None
         self.assignment: Assignment | None = None
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def make_experts(
         self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
@@ -209,7 +208,7 @@ class MixtureOfExperts(Module):
 
 
 class SwiGLUExperts(MixtureOfExperts):
-    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices beside each other."""
+    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices next to each other."""
 
     expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
 

@@ -34,7 +34,7 @@ class GPTConfig:
 
     dropout applies to the sum of the embeddings and to the outputs of attention and MLP, attention_dropout to
     attention's weights (GPT-2's embd_pdrop and resid_pdrop, and attn_pdrop).
-    n_experts above 0: a mixture of so many experts takes the place of each MLP (see `experts`); aux_loss_weight times
+    n_experts above 0: a mixture of experts takes the place of each MLP (see `experts`); aux_loss_weight times
     the mean of the groups' auxiliary losses, summed over layers, is added to the loss.
     """
 
@@ -169,8 +169,7 @@ class GPT(LanguageModel):
         # The head reuses the embedding's weight: one parameter, under two names.
         self.transformer = Transformer(config, dtype, attention_fn)
         self.lm_head = TiedHead(self.transformer.wte)
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     @property
     def decoder(self) -> Transformer:

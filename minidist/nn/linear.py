@@ -33,8 +33,7 @@ class Linear(Module):
         law = ("uniform", in_features**-0.5 if in_features else 0.0)
         self.weight = Parameter(xp.zeros((out_features, in_features), dtype), init=law)
         self.bias = Parameter(xp.zeros(out_features, dtype), init=law) if bias else None
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def extra_repr(self) -> str:
         """The activation, when there is one."""
@@ -62,8 +61,7 @@ class Conv1D(Module):
         self.activation = activation
         self.weight = Parameter(xp.zeros((in_features, out_features), dtype), init=("normal", scale))
         self.bias = Parameter(xp.zeros(out_features, dtype), init=("constant", 0.0))
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def extra_repr(self) -> str:
         """The activation, when there is one."""

@@ -1,4 +1,4 @@
-"""Llama's architecture under Llama's parameter names, beside GPT's: what most models that people read today are.
+"""Llama's architecture under Llama's parameter names, next to GPT's: what most models that people read today are.
 
 Touvron et al., "LLaMA", 2023. Four differences from GPT-2: RMS norm in the place of layer norm, rotary positions in the
 place of a table, SwiGLU in the place of GELU, no biases; and from Llama 2 on several query heads share one key-value
@@ -221,13 +221,12 @@ class Llama(LanguageModel):
         self.aux_loss_weight = config.router_aux_loss_coef if config.num_local_experts else None
         self.model = LlamaModel(config, dtype, attention_fn)
 
-        # Most Llamas have a head of their own.
+        # Most Llamas have a head that is not tied to the embedding.
         tied = config.tie_word_embeddings
         self.lm_head = (
             TiedHead(self.model.embed_tokens) if tied else _projection(config.hidden_size, config.vocab_size, dtype)
         )
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     @property
     def decoder(self) -> LlamaModel:

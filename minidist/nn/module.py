@@ -45,25 +45,8 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # The usual case, without hooks, is one call.
-        if not self._forward_pre_hooks and not self._forward_hooks:
-            output = self.forward(*args, **kwargs)
-            if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
-                self._refuse_output(args, output)
-            return output
-
-        # Each pre-hook sees what the one before has returned.
-        for hook, with_kwargs in self._forward_pre_hooks.values():
-            if with_kwargs:
-                changed = hook(self, args, kwargs)
-                args, kwargs = (args, kwargs) if changed is None else changed
-            else:
-                changed = hook(self, args)
-                if changed is not None:
-                    self._refuse_arrays(f"the forward pre-hook {name_of(hook)}", args, changed)
-                    args = changed if isinstance(changed, tuple) else (changed,)
-
-        # The module itself, and the hooks on its output in turn.
+        if self._forward_pre_hooks:
+            args, kwargs = self._run_pre_hooks(args, kwargs)
         output = self.forward(*args, **kwargs)
         if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
             self._refuse_output(args, output)
@@ -73,6 +56,19 @@ class Module:
                 self._refuse_arrays(f"the forward hook {name_of(hook)}", output, changed)
                 output = changed
         return output
+
+    def _run_pre_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what `forward` gets: each pre-hook sees what the one before has returned."""
+        for hook, with_kwargs in self._forward_pre_hooks.values():
+            if with_kwargs:
+                changed = hook(self, args, kwargs)
+                args, kwargs = (args, kwargs) if changed is None else changed
+            else:
+                changed = hook(self, args)
+                if changed is not None:
+                    self._refuse_arrays(f"the forward pre-hook {name_of(hook)}", args, changed)
+                    args = changed if isinstance(changed, tuple) else (changed,)
+        return args, kwargs
 
     def _refuse_output(self, args: tuple[Any, ...], output: xp.Array) -> None:
         """Raise AutogradError when the array that `forward` returned is where a gradient would have to come through.
@@ -183,13 +179,15 @@ class Module:
 
     # --- values ---
 
-    def initialize(self, seed: int = 0, prefix: str = "") -> Self:
+    def initialize(self, seed: int | None = 0, prefix: str = "") -> Self:
         """Name every module and parameter from here on and draw the initial values.
 
         A value depends on (seed, qualified name, global shape) only, so every rank draws the same model. Call it on
         the whole model (models of this package do so themselves); a part of a model gets its qualified name as
-        `prefix`.
+        `prefix`. Does nothing with seed=None, for a part of a model that the whole initializes.
         """
+        if seed is None:
+            return self
         # Modules need their names, too: dropout's draws are keyed by them.
         for name, module in self.named_modules(prefix):
             module.name = name
@@ -234,7 +232,7 @@ class Module:
         """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
 
         device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. What a forward pass
-        makes beside its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
+        makes in addition to its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
 
             device = device_of("cuda")
             model = GPT(...).to(device)
@@ -281,43 +279,30 @@ class Module:
         """
         # A missing name is not an error when the tied parameter's other name is there.
         own, buffers = dict(self._all_parameters()), dict(self.named_buffers())
-        missing = [name for name in (*own, *buffers) if name not in state]
-        unexpected = [name for name in state if name not in own and name not in buffers]
-        loaded = {own[name] for name in own if name in state}
-        missing = [name for name in missing if name in buffers or own[name] not in loaded]
-        if strict and missing:
-            raise AutogradError(
-                f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}"
-            )
-        if strict and unexpected:
-            raise AutogradError(
-                f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}"
-            )
-
-        # Of a sharded parameter there is at most a gathered copy, which the next gather replaces.
-        for name, parameter in own.items():
-            if name in state and parameter.flat is not None and getattr(parameter.flat.shard, "own", None) is not None:
-                raise AutogradError(
-                    f"load_state_dict: {name!r} is sharded, and each rank has a part of it; load the state before"
-                    " fully_shard, or set this rank's part, the `data` of shards_of(model)"
-                )
+        given = {name: parameter for name, parameter in own.items() if name in state}
+        loaded = set(given.values())
+        missing = [name for name in own if own[name] not in loaded] + [name for name in buffers if name not in state]
+        known = {**own, **buffers}
+        unexpected = [name for name in state if name not in known]
+        if strict:
+            _refuse_names(missing, unexpected, own)
 
         # All shapes are checked before any value is copied, so an error leaves the model as it was.
-        holders: dict[str, Any] = {**own, **buffers}
-        for name, holder in holders.items():
-            if name in state:
-                value = xp.as_array(state[name])
-                if value.shape != holder.shape:
-                    raise ShapeError(
-                        f"load_state_dict: {name!r} has shape {value.shape}; the model's has {holder.shape}"
-                    )
-        for name, parameter in own.items():
-            if name in state:
-                xp.store(parameter.data, xp.as_array(state[name], parameter.dtype))
-                parameter.updated()
+        _check_shapes(state, given, buffers)
+        for name, parameter in given.items():
+            xp.store(parameter.data, xp.as_array(state[name], parameter.dtype))
+            parameter.updated()
+        self._load_all_buffers(state, buffers)
 
-        # Buffers are each module's own affair.
-        for path, module in self.named_modules() if buffers else ():
+        # Replicas on other ranks must have got the same values: whoever wrapped the model compares them.
+        for flat in dict.fromkeys(parameter.flat for parameter in given.values()):
+            for check in flat.load_checks if flat is not None else ():
+                check()
+        return missing, unexpected
+
+    def _load_all_buffers(self, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:
+        """Give each module its own buffers, by its own names for them."""
+        for path, module in self.named_modules():
             names = {key: f"{path}.{key}" if path else key for key in module.own_buffers()}
             values = {
                 key: xp.on_device_of(buffers[name], xp.array(state[name], xp.float64))
@@ -327,16 +312,10 @@ class Module:
             if values:
                 module.load_buffers(values)
 
-        # Replicas on other ranks must have got the same values: whoever wrapped the model compares them.
-        for flat in dict.fromkeys(parameter.flat for parameter in own.values() if parameter in loaded):
-            for check in flat.load_checks if flat is not None else ():
-                check()
-        return missing, unexpected
-
     # --- for people ---
 
     def extra_repr(self) -> str:
-        """Return what `print(module)` says of it beside its parameters: its settings. Usually nothing."""
+        """Return what `print(module)` says of it in addition to its parameters: its settings. Usually nothing."""
         return ""
 
     def __repr__(self) -> str:
@@ -484,3 +463,32 @@ def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any)
     for block in blocks:
         x = block(x, *others)
     return x
+
+
+def _refuse_names(missing: list[str], unexpected: list[str], own: Mapping[str, Parameter]) -> None:
+    """Raise AutogradError for a name of the model that the state has not, or of the state that the model has not."""
+    if missing:
+        raise AutogradError(
+            f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}"
+        )
+    if unexpected:
+        raise AutogradError(
+            f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}"
+        )
+
+
+def _check_shapes(
+    state: Mapping[str, Any], parameters: Mapping[str, Parameter], buffers: Mapping[str, xp.Array]
+) -> None:
+    """Raise AutogradError for a sharded parameter, and ShapeError for a value of another shape than the model's."""
+    # Of a sharded parameter there is at most a gathered copy, which the next gather replaces.
+    for name, parameter in parameters.items():
+        if parameter.flat is not None and getattr(parameter.flat.shard, "own", None) is not None:
+            raise AutogradError(
+                f"load_state_dict: {name!r} is sharded, and each rank has a part of it; load the state before"
+                " fully_shard, or set this rank's part, the `data` of shards_of(model)"
+            )
+    holders: dict[str, Any] = {**parameters, **buffers}
+    for name, holder in holders.items():
+        if name in state and (shape := xp.as_array(state[name]).shape) != holder.shape:
+            raise ShapeError(f"load_state_dict: {name!r} has shape {shape}; the model's has {holder.shape}")

@@ -19,8 +19,7 @@ class LayerNorm(Module):
         self.eps = eps
         self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
         self.bias = Parameter(xp.zeros(features, dtype), init=("constant", 0.0))
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., features) -> (..., features)."""
@@ -33,8 +32,7 @@ class RMSNorm(Module):
     def __init__(self, features: int, eps: float = 1e-5, dtype: Any = xp.float32, seed: int | None = 0) -> None:
         self.eps = eps
         self.weight = Parameter(xp.ones(features, dtype), init=("constant", 1.0))
-        if seed is not None:
-            self.initialize(seed)
+        self.initialize(seed)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., features) -> (..., features)."""

@@ -82,7 +82,7 @@ def _budgeted(inputs: Sequence[int], insides: Sequence[int], budget: int) -> tup
         inside = 0
         for start in range(stop - 1, -1, -1):
             inside += insides[start]
-            # No way to run the layers before `start`, or the segment does not fit beside what they keep.
+            # No way to run the layers before `start`, or the segment does not fit in addition to what they keep.
             before = kept[start]
             if before is None or before + inputs[start] + inside > budget:
                 continue
@@ -152,7 +152,7 @@ class CheckpointWrapper(Module):
 
 
 class SegmentedBlocks(list[Any]):
-    """The blocks of a model of which the first sum(sizes) run in recomputed segments of these sizes."""
+    """The blocks of a model; the first sum(sizes) of them run in recomputed segments of these sizes."""
 
     def __init__(self, blocks: Sequence[Any], sizes: Sequence[int], pack: Pack | None = None) -> None:
         super().__init__(blocks)

@@ -66,7 +66,7 @@ def add_blocks(blocks: xp.Array, total: float = 0.0) -> float:
 
 
 def norm_from_blocks(blocks: xp.Array) -> float:
-    """Return the norm of which `blocks` are the block sums in global order."""
+    """Return the norm whose block sums in global order are `blocks`."""
     return math.sqrt(add_blocks(blocks))
 
 
@@ -100,7 +100,7 @@ def clip_grad_norm_(parameters: Any, max_norm: float, optimizer: Any = None) -> 
 
     parameters: a `FlatParameters`, slices, or an iterable of these, all of them on this rank. Each array of gradients
     begins a new block, so a reference that must equal units or stages bit for bit passes one slice for each of them.
-    Raises UsageError for gradients of which this rank has a part only: the norm would be another one on each rank.
+    Raises UsageError for gradients that this rank has a part of only: the norm would be another one on each rank.
     optimizer: as for `clip_by_norm_`.
     """
     check_max_norm(max_norm)

@@ -34,7 +34,7 @@ class LayerwiseOptimizer(Optimizer):
     """Base class of LARS and LAMB; a subclass defines `measured`, `trust_ratio` and `update`, whose `lr` has the ratio.
 
     layer_sums: adds the sums of all layers over the ranks that hold parts of them. Raises UsageError when parameters
-    are shards and there is none: every rank would take a ratio of its own, and one layer would be stepped by several.
+    are shards and there is none: every rank would take a different ratio, and one layer would be stepped by several.
     """
 
     joins = False

@@ -5,7 +5,7 @@ replaces it by the nearest matrix with orthonormal rows or columns, so every dir
 matrix is U V^T of the singular value decomposition U S V^T, and a few matrix products find it (`newton_schulz`).
 
 The products need the whole matrix: **Newton-Schulz of a shard is not the shard of Newton-Schulz.** A step therefore has
-three passes, of which the first and the last are element by element, on whatever part of a matrix a rank holds:
+three passes; the first and the last are element by element, on whatever part of a matrix a rank holds:
 
     [1] every matrix    buffer = momentum buffer + gradient; update = buffer (Nesterov: gradient + momentum buffer)
     [2] whole matrices  orthogonal = newton_schulz(update)        (`parallel.whole_matrices`, where they are sharded)
@@ -64,7 +64,7 @@ class Muon(AdamW):
     """Muon for the parameters that `is_matrix(name, shape)` chooses, AdamW for the others.
 
     momentum, nesterov: of the matrices. betas, eps: of AdamW. weight_decay: of both. whole_matrices(updates, shapes):
-    orthogonalises matrices of which ranks hold parts; see `parallel.whole_matrices.WholeMatrices`. Raises UsageError
+    orthogonalises matrices whose parts the ranks hold; see `parallel.whole_matrices.WholeMatrices`. Raises UsageError
     when a matrix is sharded and there is none: each rank would orthogonalise its own shard.
     """
 
@@ -87,7 +87,7 @@ class Muon(AdamW):
         super().__init__(parameters, lr, betas, eps, weight_decay, groups)
         self.momentum, self.nesterov, self.whole_matrices = momentum, nesterov, whole_matrices
 
-        # The whole shapes of all matrices, also of those of which this rank's shard has no element.
+        # The whole shapes of all matrices, also of those that have no element in this rank's shard.
         self.shapes: dict[str, Shape] = {}
         for run in self._runs:
             for parameter in _owners(run.slice):

@@ -13,7 +13,7 @@ Proved by: tests/optim/test_optimizers.py
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -216,7 +216,7 @@ class Optimizer:
     def _with_gradient(self) -> tuple[list[_Run], dict[int, Any]]:
         """Return the runs that have a gradient, and the sources that have one, also on other ranks, by their `id`.
 
-        A run of which only some parameters have a gradient is cut first.
+        A run is cut first when only some of its parameters have a gradient.
         """
         runs: list[_Run] = []
         ready: list[_Run] = []
@@ -235,7 +235,7 @@ class Optimizer:
         return ready, sources
 
     def _step_runs(self, runs: list[_Run]) -> None:
-        """Update runs, all of which have a gradient."""
+        """Update runs whose parameters all have a gradient."""
         for run in runs:
             self._each_block(run, self.update)
 
@@ -395,21 +395,23 @@ class Optimizer:
                 if name not in states:
                     present = run.pieces[have.index(True)][0]
                     raise UsageError(f"optimizer state of {name!r} is missing; that of {present!r} is there")
-                if set(states[name]) != set(own):
-                    raise UsageError(
-                        f"optimizer state of {name!r} has {sorted(states[name])}; "
-                        f"{type(self).__name__} needs {sorted(own)}"
-                    )
-                for key, array in own.items():
-                    # Views into the run's arrays: copied in place, and only when nothing would be converted.
-                    value, place = states[name][key], array[start:stop]
-                    if value.shape != place.shape or value.dtype != place.dtype:
-                        raise UsageError(
-                            f"optimizer state {key!r} of {name!r} is {value.shape} {value.dtype}; "
-                            f"this optimizer needs {place.shape} {place.dtype}"
-                        )
-                    xp.store(place, value)
+                self._fill(name, {key: array[start:stop] for key, array in own.items()}, states[name])
         self.step_count = count
+
+    def _fill(self, name: str, places: Mapping[str, xp.Array], state: Mapping[str, xp.Array]) -> None:
+        """Copy the saved state of a parameter into its places; UsageError where a value would be converted."""
+        if set(state) != set(places):
+            raise UsageError(
+                f"optimizer state of {name!r} has {sorted(state)}; {type(self).__name__} needs {sorted(places)}"
+            )
+        for key, place in places.items():
+            value = state[key]
+            if value.shape != place.shape or value.dtype != place.dtype:
+                raise UsageError(
+                    f"optimizer state {key!r} of {name!r} is {value.shape} {value.dtype}; "
+                    f"this optimizer needs {place.shape} {place.dtype}"
+                )
+            xp.store(place, value)
 
 
 class OptimizerWrapper:

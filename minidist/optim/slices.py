@@ -4,7 +4,7 @@ A strategy decides which elements a rank updates: all of them (data parallel), 1
 (pipelines). An update treats every element alone, so any cut gives the same bits, and the optimizer need not know why
 it got these slices. Each has `.name`, `.data` and `.grad`, two arrays of one dtype and equal size; the optimizer reads
 them anew at each step, because a strategy may bind other arrays. A `.grad` of None is skipped. The gradient of a flat
-array or shard is one array, so that its `have_grad` says of which parameters there is one.
+array or shard is one array, so that its `have_grad` says which parameters have one.
 
 Proved by: tests/optim/test_optimizers.py
 """

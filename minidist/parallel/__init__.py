@@ -17,7 +17,7 @@ context/                context parallelism
 expert/                 expert parallelism
 parameter_server/       the parameter server
 compressor.py           a hook that reduces buckets with fewer bytes
-host_pool.py            host memory beside a device
+host_pool.py            host memory next to a device
 overflow.py             agreement on whether a gradient overflowed
 axes_check.py           over which ranks gradients may be summed
 layout_check.py         types of results over the tensor axis

@@ -4,7 +4,7 @@ A model may be split over one axis of a mesh before a wrapper sums its gradients
 leave every message well formed, and the loss falls:
 
     over too many ranks   DistributedDataParallel(model, mesh["tp"]): shards of different columns would be averaged
-    over too few ranks    DistributedDataParallel(model, mesh["dp"]) beside context parallelism: the ranks of `cp` see
+    over too few ranks    DistributedDataParallel(model, mesh["dp"]) with context parallelism: the ranks of `cp` see
                           different tokens, and their gradients would never be added
 
 Proved by: tests/misuse/test_misuse.py
@@ -30,7 +30,7 @@ def check_axes(wrapper: str, module: Any, parameters: Iterable[Parameter], *comm
         check_communicator(comm, wrapper)
     mine, members = over[0], {rank for comm in over for rank in comm.members}
 
-    # Shards of one tensor have nothing in common, so there is nothing to sum. Most parameters are cut alike.
+    # Shards of one tensor have nothing in common, so there is nothing to sum. Most parameters are cut the same way.
     seen = set()
     for parameter in parameters:
         layout = parameter.layout

@@ -16,8 +16,8 @@ from minidist.parallel.gradients import Bucket
 
 
 def compress(state: "Compressor", bucket: Bucket) -> Work:
-    """Reduce the bucket compressed, in a stream of its own; the hook of `ddp.register_comm_hook(state, compress)`."""
-    # A call of its own, so that all ranks match it, and a stream of its own, so that backward goes on meanwhile.
+    """Reduce the bucket compressed, in a separate stream; the hook of `ddp.register_comm_hook(state, compress)`."""
+    # A separate call, so that all ranks match it, and a separate stream, so that backward goes on meanwhile.
     settings = "".join(f", {name} {getattr(state, name)}" for name in state.settings)
     call = state.comm.collective(f"compress/{type(state).__name__}", bucket.equal + settings)
     return call.run_async(lambda: state.reduce(call, bucket))
@@ -26,7 +26,7 @@ def compress(state: "Compressor", bucket: Bucket) -> Work:
 class Compressor:
     """The base of all compressors. op: "mean" (PyTorch's) or "sum", as in `DistributedDataParallel(reduction=)`."""
 
-    settings: tuple[str, ...] = ("op",)  # attributes that every rank must have alike, compared with each message
+    settings: tuple[str, ...] = ("op",)  # attributes that must be equal on all ranks, compared with each message
 
     def __init__(self, comm: Comm, op: str = "mean") -> None:
         if op not in ("mean", "sum"):

@@ -146,12 +146,12 @@ def not_copied(what: str, comm: Comm) -> UsageError:
 
 
 def startup_bytes(units: Sequence[int], itemsize: int, ranks: int) -> int:
-    """Return the bytes that all `ranks` together send at construction, for units of so many elements."""
+    """Return the bytes that all `ranks` together send at construction, for units of these numbers of elements."""
     return (ranks - 1) * sum(elements * itemsize + DIGEST_BYTES for elements in units)
 
 
 def ddp_volume(gradient: int, ranks: int) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per reduction of a gradient of so many elements.
+    """Return the elements that all `ranks` together send per reduction of a gradient of `elements` elements.
 
     Every rank sends 2 (n-1)/n of it: a reduce-scatter and an all-gather make an all-reduce.
     """

@@ -49,7 +49,7 @@ def sharded_flat(parameters: Iterable[Parameter], comm: Comm, alignment: int) ->
 class Shard:
     """Elements [start, stop) of `flat`, the part that rank `comm.rank` updates.
 
-    data: the values, 1-D: a view of the whole flat array, or an array of its own while the whole is released (ZeRO-3).
+    data: the values, 1-D: a view of the whole flat array, or a separate array while the whole is released (ZeRO-3).
     grad: the gradient summed over ranks, or None before the first one since `zero_grad`.
     """
 
@@ -79,7 +79,7 @@ class Shard:
         return other
 
     def detach(self, pool: HostPool | None = None) -> None:
-        """Keep the values in an array of its own (in `pool`, if given), so that the whole can be released."""
+        """Keep the values in a separate array (in `pool`, if given), so that the whole can be released."""
         mine = self.flat.data[self.start : self.stop]
         self.pool = pool
         self.own = track(xp.array(mine), "parameter") if pool is None else pool.copy(mine, "parameter")
@@ -108,7 +108,7 @@ class Shard:
         self.filled, self.used = False, None
 
     def have_grad(self, parameters: Sequence[Parameter]) -> list[bool]:
-        """Return of which of these parameters some rank has computed a gradient since `zero_grad`."""
+        """Return those of these parameters whose gradient some rank has computed since `zero_grad`."""
         if not self.filled or self.used is None:
             return [self.filled] * len(parameters)
         return [parameter in self.used for parameter in parameters]

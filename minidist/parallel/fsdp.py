@@ -7,7 +7,7 @@ A *unit* is a module's parameters in one flat array (a block; what is left of th
     step       an ordinary optimizer on the shards; nothing is gathered before the next forward needs it
 
 Per unit and micro-batch, two gathers and one reduce-scatter: 3 Psi (n-1)/n from each rank, where data parallelism
-sends 2. The gathers run in a stream of their own: with `prefetch=d` the next d units are on their way while one
+sends 2. The gathers run in a separate stream: with `prefetch=d` the next d units are on their way while one
 computes, which hides a gather that takes no longer than the computation, and costs the memory of d units.
 
 This file is the interface; fsdp_state.py says when to gather, release and reduce, fsdp_param_group.py how.
@@ -15,7 +15,8 @@ Sources: Rajbhandari et al., ZeRO, SC 2020, section 5.3; Zhao et al., PyTorch FS
 Proved by: tests/parallel/test_fully_shard.py, tests/parallel/test_fully_shard_against_torch.py
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.base.errors import UsageError, quoted
@@ -27,8 +28,12 @@ from minidist.parallel.axes_check import check_axes
 from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.fsdp_param_group import FSDPCommContext, FSDPParamGroup, stream_of_gathers
 from minidist.parallel.fsdp_state import FSDPState, param_groups_of, states_of
-from minidist.parallel.host_pool import CPUOffloadPolicy
+from minidist.parallel.host_pool import CPUOffloadPolicy, HostPool
 from minidist.parallel.mixed_precision import MixedPrecisionPolicy
+
+OPERATIONS = {"mean": "avg", "sum": "sum"}  # of a reduction
+# Parameters, and the communicators of their shards, of their replicas and of their gathers.
+Part = tuple[list[Parameter], Comm, Comm | None, Comm]
 
 
 def fully_shard(
@@ -79,7 +84,7 @@ def fully_shard(
     construction rank 0 sends its parameters to all ranks (purpose `startup`). A step with k micro-batches sends from
     each rank (n-1)/n of 2 k Psi (purpose `parameter_gather`) and k Psi (`gradient_reduce`), Psi padded elements.
     """
-    if reduction not in ("mean", "sum"):
+    if reduction not in OPERATIONS:
         raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
     check_whole("prefetch", prefetch)
     check_number("persistence_threshold", persistence_threshold)
@@ -94,18 +99,9 @@ def fully_shard(
     _check_ranks(module, comm, replicas)
     context = FSDPCommContext(comm)
 
-    # What no module inside has taken yet. Experts have fewer replicas than the other parameters.
+    # What no module inside has taken yet makes one group, experts another, and small parameters of both more of them.
     left = [parameter for parameter in module.parameters() if parameter.flat is None and parameter not in ignored]
-    experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
-    parts = [([p for p in left if p not in experts], comm, replicas, context.gathers)]
-    check_axes("fully_shard", module, parts[0][0], comm, replicas)
-    if experts and expert_mesh is not None:
-        over, copies = _axes(expert_mesh)
-        parts.append(([p for p in left if p in experts], over, copies, stream_of_gathers(over)))
-        check_axes("fully_shard", None, experts, over, copies)
-
-    # Each part makes one group, and small parameters that stay whole another one.
-    groups = []
+    parts = _parts(module, left, comm, replicas, expert_mesh)
     settings = {
         "reshard_after_forward": reshard_after_forward,
         "prefetch": prefetch,
@@ -115,31 +111,61 @@ def fully_shard(
         "alignment": alignment,
         "find_unused_parameters": find_unused_parameters,
     }
-    for parameters, over, copies, gathers in parts:
-        for persistent in (False, True):
-            chosen = [parameter for parameter in parameters if (parameter.size < persistence_threshold) is persistent]
-            if chosen:
-                group = FSDPParamGroup(
-                    Shard(sharded_flat(chosen, over, alignment), over, alignment),
-                    mp_policy,
-                    gathers=gathers,
-                    number=context.number,
-                    replicas=copies,
-                    subgroup=None if persistent else _subgroup(over, reshard_after_forward),
-                    keep=reshard_after_forward is False,
-                    persistent=persistent,
-                    op="avg" if reduction == "mean" else "sum",
-                    algorithm=algorithm,
-                    pool=None if offload_policy is None else offload_policy.pool,
-                    find_unused=find_unused_parameters,
-                    settings=settings,
-                )
-                groups.append(group)
+    pool = None if offload_policy is None else offload_policy.pool
+    made = [_param_groups(part, persistence_threshold, settings, mp_policy, pool, context.number) for part in parts]
+    groups = [group for of_part in made for group in of_part]
 
-    FSDPState(
-        module, comm, groups, context, prefetch, mp_policy, replicas, ignored
-    )  # its hooks attach it to the module
+    # Its hooks attach it to the module.
+    FSDPState(module, comm, groups, context, prefetch, mp_policy, replicas, ignored)
     return module
+
+
+def _parts(
+    module: Module, left: list[Parameter], comm: Comm, replicas: Comm | None, expert_mesh: Mesh | Comm | None
+) -> list[Part]:
+    """Return the parameters that have the same replicas: experts have fewer of them than the others."""
+    experts = set() if expert_mesh is None else {p for p in left if p.layout is not None and "ep" in p.layout.axes}
+    others = [p for p in left if p not in experts]
+    check_axes("fully_shard", module, others, comm, replicas)
+    parts = [(others, comm, replicas, stream_of_gathers(comm))]
+    if experts and expert_mesh is not None:
+        over, copies = _axes(expert_mesh)
+        check_axes("fully_shard", None, experts, over, copies)
+        parts.append(([p for p in left if p in experts], over, copies, stream_of_gathers(over)))
+    return parts
+
+
+def _param_groups(
+    part: Part,
+    threshold: int,
+    settings: Mapping[str, Any],
+    policy: MixedPrecisionPolicy,
+    pool: HostPool | None,
+    number: int,
+) -> list[FSDPParamGroup]:
+    """Return a group of a part's parameters, and one of those of fewer than `threshold` elements, which stay whole."""
+    parameters, comm, replicas, gathers = part
+    reshard, alignment, groups = settings["reshard_after_forward"], settings["alignment"], []
+    for persistent in (False, True):
+        chosen = [parameter for parameter in parameters if (parameter.size < threshold) is persistent]
+        if chosen:
+            group = FSDPParamGroup(
+                Shard(sharded_flat(chosen, comm, alignment), comm, alignment),
+                policy,
+                gathers=gathers,
+                number=number,
+                replicas=replicas,
+                subgroup=None if persistent else _subgroup(comm, reshard),
+                keep=reshard is False,
+                persistent=persistent,
+                op=OPERATIONS[settings["reduction"]],
+                algorithm=settings["algorithm"],
+                pool=pool,
+                find_unused=settings["find_unused_parameters"],
+                settings=settings,
+            )
+            groups.append(group)
+    return groups
 
 
 def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter]) -> None:
@@ -155,27 +181,29 @@ def _check_unowned(module: Module, reduction: str, ignored: Collection[Parameter
                 " AdamW(sharded_parameters(model))"
             )
 
-    # The loss has one divisor, so the gradients of all units are means, or all are sums.
-    states = states_of(module)
-    op = "avg" if reduction == "mean" else "sum"
-    for group in (group for state in states for group in state.groups):
-        if group.op != op:
-            other = "mean" if group.op == "avg" else "sum"
-            raise UsageError(
-                f"reduction={quoted(reduction)} here and {other!r} for the unit of {group.flat.names[0]!r} inside;"
-                " pass the"
-                " same reduction= to every fully_shard of a model"
-            )
-    if not states and parameters and all(p.flat is not None for p in parameters.values()):
-        raise UsageError(
-            f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
-            " shard inner modules first, and the model last"
-        )
-    if not states and not parameters:
+    if states_of(module):
+        _check_reductions(module, reduction)
+        return
+    if not parameters:
         raise UsageError(
             f"{type(module).__name__} has no parameters{' but ignored ones' if ignored else ''}; set its layers as"
             " attributes (also in lists or dicts), or leave fully_shard out"
         )
+    if all(p.flat is not None for p in parameters.values()):
+        raise UsageError(
+            f"every parameter of {module.name or type(module).__name__!r} belongs to a module that is sharded already;"
+            " shard inner modules first, and the model last"
+        )
+
+
+def _check_reductions(module: Module, reduction: str) -> None:
+    """Raise UsageError unless the gradients of all units are means, or all are sums: the loss has one divisor."""
+    for group in param_groups_of(module):
+        if group.op != OPERATIONS[reduction]:
+            raise UsageError(
+                f"reduction={quoted(reduction)} here and {'mean' if group.op == 'avg' else 'sum'!r} for the unit of"
+                f" {group.flat.names[0]!r} inside; pass the same reduction= to every fully_shard of a model"
+            )
 
 
 def _check_ranks(module: Module, comm: Comm, replicas: Comm | None) -> None:
@@ -201,7 +229,7 @@ def _in_words(ranks: list[list[int]]) -> str:
 
 
 def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
-    """Return the elements that all `ranks` together send in one gather of units of so many elements.
+    """Return the elements that all `ranks` together send in one gather of units of `parameters` elements.
 
     copies: of each shard (hybrid sharding), so that a gather runs among ranks / copies ranks.
     """
@@ -211,7 +239,7 @@ def fsdp_gather_volume(parameters: int, ranks: int, copies: int = 1) -> int:
 def fsdp_volume(
     parameters: int, ranks: int, *, copies: int = 1, reshard: bool | int = True, replayed: bool = False
 ) -> dict[str, int]:
-    """Return the elements that all `ranks` together send per micro-batch, for units of so many elements, with padding.
+    """Return the elements that all `ranks` together send per micro-batch, for units of `parameters` padded elements.
 
     reshard: `reshard_after_forward`. replayed: the forward runs again in backward and gathers again (recomputation of
     whole stages). Persistent units are reduced too, but gathered once per step only: see `fsdp_gather_volume`.
@@ -221,7 +249,7 @@ def fsdp_volume(
     if isinstance(reshard, bool):
         again = gather if reshard else 0
     else:
-        # ranks / g groups, in each of which (g-1)/g of the elements reach each of g ranks.
+        # ranks / g groups; in each of them (g-1)/g of the elements reach each of g ranks.
         again = ranks // reshard * (reshard - 1) * parameters
 
     # A reduce-scatter over the shards, and an all-reduce of each shard over its copies.

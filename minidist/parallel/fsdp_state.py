@@ -98,7 +98,7 @@ class FSDPState(BackwardObserver):
             root._forget_pass()
         self._advance_clock()
 
-        # A rank in training and one in evaluation compute other things, with messages that look alike.
+        # A rank in training and one in evaluation compute other things, with messages that look the same.
         if self is root and not root.in_backward:
             root.context.mode = mode_of(module)
 

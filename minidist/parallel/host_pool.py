@@ -1,4 +1,4 @@
-"""Host memory beside a device, and the link between them: one stream per direction, so transfers hide behind computing.
+"""Host memory next to a device, and the link between them: a stream per direction, so transfers hide behind computing.
 
     device ──▶ to host ──▶ pool          start_store: begin to copy to the host;     Transfer.wait: it is there
     device ◀── to device ◀── pool        start_fetch: begin to copy to the device

@@ -3,7 +3,7 @@
     type         each rank has                     its gradient on each rank is        written
     invariant    the same values                   the same values                     I
     replicated   the same values                   a summand; backward must sum it     R
-    varying      values of its own                 of its own values                   V
+    varying      different values                  of different values                  V
     partial      a summand of the value            the same values                     P
 
 A replicated parameter is I. A border of a region changes the type; backward does at it the conjugate of forward:
@@ -12,10 +12,10 @@ A replicated parameter is I. A border of a region changes the type; backward doe
     scatter_to_...                         I -> V      gather_from_tensor_parallel_region        V -> I
     gather_from_sequence_parallel_region   V -> R      reduce_scatter_to_sequence_parallel...    P or V -> V
 
-All other operations keep the type of their inputs. I beside R or V is an error: the gradient of the I is a summand that
-nobody sums, as that of a norm's weight on split rows, or of a router's on split tokens. R beside V is V. A product over
-a cut dim is P. P may be added to P, scaled, cut and joined; any other use takes a summand for the value. A sum over the
-ranks of what is the same on all of them counts it as often as there are ranks.
+All other operations keep the type of their inputs. I together with R or V is an error: the gradient of the I is a
+summand that nobody sums, as that of a norm's weight on split rows, or of a router's on split tokens. R together with V
+is V. A product over a cut dim is P. P may be added to P, scaled, cut and joined; any other use takes a summand for the
+value. A sum over the ranks of what is the same on all of them counts it as often as there are ranks.
 
 `LayoutChecker` is a watcher of the tape, so nothing is asked while it does not watch. It keeps the nodes of a step.
 
@@ -152,16 +152,7 @@ class LayoutChecker(Watcher):
         if UNKNOWN in kinds:
             return UNKNOWN
         if PARTIAL in kinds:
-            source = sources[list(inputs).index(PARTIAL)]
-            if kinds == {PARTIAL} and name in LINEAR:
-                return PARTIAL
-            if name not in LINEAR and not (name in ("mul", "div") and kinds <= {PARTIAL, INVARIANT}):
-                raise self._error(name, source, "it is a summand on each rank: reduce it before this operation", out)
-            if kinds != {PARTIAL} and name in LINEAR:
-                other = sources[next(i for i, kind in enumerate(inputs) if kind != PARTIAL)]
-                why = f"it is added to summands, so it counts {self.comm.size} times: add it after the reduction"
-                raise self._error(name, other, why, out)
-            return PARTIAL
+            return self._with_summands(name, inputs, sources, out)
         if INVARIANT in kinds and kinds & {REPLICATED, VARYING}:
             # Data without a gradient, such as a mask, have no summand that could be lost.
             held = [s for kind, s in zip(inputs, sources, strict=True) if kind == INVARIANT and s.node is not None]
@@ -172,6 +163,18 @@ class LayoutChecker(Watcher):
                 )
                 raise self._error(name, held[0], why, out)
         return next((kind for kind in (VARYING, REPLICATED) if kind in kinds), INVARIANT)
+
+    def _with_summands(self, name: str, inputs: Sequence[str], sources: Sequence[Any], out: Any) -> str:
+        """Return the type of an operation with a summand among its inputs: it must be linear in the summands."""
+        if name in LINEAR:
+            others = [source for kind, source in zip(inputs, sources, strict=True) if kind != PARTIAL]
+            if others:
+                why = f"it is added to summands, so it counts {self.comm.size} times: add it after the reduction"
+                raise self._error(name, others[0], why, out)
+        elif name not in ("mul", "div") or not set(inputs) <= {PARTIAL, INVARIANT}:
+            source = sources[list(inputs).index(PARTIAL)]
+            raise self._error(name, source, "it is a summand on each rank: reduce it before this operation", out)
+        return PARTIAL
 
     def _error(self, name: str, source: Any, why: str, out: Any) -> LayoutError:
         """Return the error that names the operation, the tensor with its shape and type, and the user's line."""

@@ -71,6 +71,6 @@ def scaled_step(
             clip()
         optimizer.step()
 
-    # Every rank updates its scale alike, so the scales stay equal without a message.
+    # Every rank updates its scale in the same way, so the scales stay equal without a message.
     scaler.update(overflow)
     return not overflow

@@ -31,7 +31,7 @@ from minidist.parallel.tensor.sharding import MeshLike
 
 
 def check_module_replicas(module: Module, comm: Comm, axis: str | None = None) -> None:
-    """Raise MismatchError, on every rank alike, when a replicated parameter is not bitwise the same on all ranks.
+    """Raise MismatchError, on every rank, when a replicated parameter is not bitwise the same on all ranks.
 
     axis: the name of `comm` in the layouts; what is sharded over another axis is then compared, too (over the data
     axis every shard is a replica). By default only what is not sharded at all. Of a shard that neighbouring ranks
@@ -81,7 +81,7 @@ class ShardLike(Protocol):
 
 
 def check_shard_replicas(comm: Comm, mesh: MeshLike, shards: Iterable[ShardLike], step: int) -> None:
-    """Raise MismatchError, on every rank alike, when two ranks hold different values of one part of a tensor.
+    """Raise MismatchError, on every rank, when two ranks hold different values of one part of a tensor.
 
     mesh: where the axes of the layouts are found. shards: what this rank holds. step: for the message. Each rank sends
     8 B, and 16 B for every shard that it holds, to every rank (purpose `metrics`).

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from minidist.autograd.ops.batch_norm import Statistics
     from minidist.nn.batch_norm import BatchNorm
 
-Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, alike on all of them
+Exchange = Callable[[np.ndarray], np.ndarray]  # this rank's words -> one row of words per rank, the same on all
 
 
 class RunningStatistics:
     """The batch norms inside `module`, and the ranks that see other rows of the same batch.
 
-    comms: over each of which they are combined, one after the other; an `Exchange` stands for ranks that have no
-    communicator of their own. layers: empty without batch norm or other ranks.
+    comms: they are combined over each of them, one after the other; an `Exchange` stands for ranks that have no
+    communicator. layers: empty without batch norm or other ranks.
     """
 
     def __init__(self, module: Any, *comms: "Comm | Exchange | None") -> None:
@@ -93,7 +93,7 @@ def batch_norms(module: Any) -> "list[BatchNorm]":
 
 
 def statistics_bytes(channels: Sequence[int], ranks: int, copies: int = 1) -> int:
-    """Return the bytes that all `ranks` together send when they combine batch norms of so many channels once.
+    """Return the bytes that all `ranks` together send when they combine batch norms of `channels` channels once.
 
     copies: of each shard (hybrid sharding): ranks / copies ranks combine theirs, and then the copies do.
     """

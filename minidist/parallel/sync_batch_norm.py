@@ -50,7 +50,7 @@ class SyncStatistics:
 
 def convert_sync_batchnorm(module: Any, comm: Comm) -> Any:
     """Let every batch norm in `module` normalise over the ranks of `comm`; every rank calls it. Returns the module."""
-    # A communicator of its own, because gradients are on their way while backward goes on.
+    # A separate communicator, because gradients are on their way while backward goes on.
     layers = batch_norms(module)
     if layers and comm.size > 1:
         group = SyncStatistics(comm.dup())

@@ -1,6 +1,6 @@
 """How much a parallel layer sends: the type in which each technique states its own closed form.
 
-A technique's `..._volume` function stands in its own module, beside the code that sends; `planning/layer_volumes.py`
+A technique's `..._volume` function stands in its own module, next to the code that sends; `planning/layer_volumes.py`
 sums them over a model's layers, and the tests compare the sum with the trace of a run, byte for byte.
 
 Proved by: tests/planning/test_volumes.py

@@ -32,10 +32,13 @@ from minidist.parallel.parameter_server.server_shards import assign_keys
 from minidist.parallel.tensor.sharding import full_tensor, local_tensor
 
 FORMS = ("owner", "everywhere")
+Shapes = Mapping[str, Shape]  # of whole matrices, by name
+Counts = dict[str, list[int]]  # how many elements of a matrix each rank has
+Owners = dict[str, int]  # the rank that orthogonalises a matrix
 
 
 class WholeMatrices:
-    """The `whole_matrices` of Muon: orthogonalises matrices of which the ranks hold parts.
+    """The `whole_matrices` of Muon: orthogonalises matrices whose parts the ranks hold.
 
         optimizer = Muon(sharded_parameters(model), whole_matrices=WholeMatrices(model.parameters()))
 
@@ -54,17 +57,23 @@ class WholeMatrices:
         self.parameters = list(dict.fromkeys(parameters))
         self.form, self.replicas, self.axes = form, replicas, axes
 
-    def __call__(self, updates: Updates, shapes: Mapping[str, Shape]) -> Updates:
+    def __call__(self, updates: Updates, shapes: Shapes) -> Updates:
         """Return this rank's elements of the orthogonalised matrices; updates: those of the updates, by name."""
         matrices = self._matrices(shapes)
         comm, counts = self._placement(matrices)
         owners = self._owners(matrices, shapes, comm)
         if comm is None or comm.size == 1:
             return {p.name: self._orthogonal(p, updates[p.name], shapes) for p in matrices if p.name in updates}
-        if self.replicas is None:
-            return self._of_shards(updates, shapes, matrices, comm, counts, owners)
+        if self.replicas is not None:
+            return self._of_replicas(updates, shapes, matrices, comm, owners)
+        if owners is None:
+            return self._everywhere(updates, shapes, matrices, comm, counts)
+        return self._at_owners(updates, shapes, matrices, comm, counts, owners)
 
-        # Replicas: nothing to gather, and the results of other owners to receive.
+    def _of_replicas(
+        self, updates: Updates, shapes: Shapes, matrices: list[Parameter], comm: Comm, owners: Owners | None
+    ) -> Updates:
+        """Return whole matrices: there is nothing to gather, and the results of other owners to receive."""
         present = [p for p in matrices if p.name in updates]
         if owners is None:
             return {p.name: self._orthogonal(p, updates[p.name], shapes) for p in present}
@@ -76,38 +85,30 @@ class WholeMatrices:
         ordered = [p for group in of_rank for p in group]
         return {p.name: part for p, part in zip(ordered, cut(gathered, [p.size for p in ordered]), strict=True)}
 
-    def _of_shards(
-        self,
-        updates: Updates,
-        shapes: Mapping[str, Shape],
-        matrices: list[Parameter],
-        comm: Comm,
-        counts: dict[str, list[int]],
-        owners: dict[str, int] | None,
+    def _everywhere(
+        self, updates: Updates, shapes: Shapes, matrices: list[Parameter], comm: Comm, counts: Counts
     ) -> Updates:
-        """Return this rank's elements of matrices that are sharded over `comm`."""
+        """Return this rank's elements; all ranks get all parts, in the order of the ranks and then of the matrices."""
         ranks, me = range(comm.size), comm.rank
-        like = next(iter(updates.values()), None)
+        with purpose("muon"):
+            totals = [sum(counts[p.name][rank] for p in matrices) for rank in ranks]
+            parts = [_part(p, updates, counts[p.name][me]) for p in matrices]
+            gathered = all_gather(comm, _joined(parts, updates), counts=totals)
+        whole = _by_matrix(gathered, matrices, counts, ranks)
+        return {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name])[me] for p in matrices}
 
-        def part(p: Parameter) -> xp.Array:
-            """Return this rank's elements of an update; zeros without a gradient, so that every rank takes part."""
-            found = updates.get(p.name)
-            return xp.zeros(counts[p.name][me], p.dtype, like) if found is None else found
-
-        # Everywhere: all parts on all ranks, in the order of the ranks and then of the matrices.
-        if owners is None:
-            with purpose("muon"):
-                totals = [sum(counts[p.name][rank] for p in matrices) for rank in ranks]
-                gathered = all_gather(comm, _joined(map(part, matrices), updates), counts=totals)
-            whole = _by_matrix(gathered, matrices, counts, ranks)
-            return {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name])[me] for p in matrices}
-
-        # Owners: there ...
+    def _at_owners(
+        self, updates: Updates, shapes: Shapes, matrices: list[Parameter], comm: Comm, counts: Counts, owners: Owners
+    ) -> Updates:
+        """Return this rank's elements of matrices whose parts go to their owners and come back."""
+        ranks, me = range(comm.size), comm.rank
+        # There ...
         of_rank = [[p for p in matrices if owners[p.name] == rank] for rank in ranks]
+        ordered = [p for group in of_rank for p in group]
         there = [sum(counts[p.name][me] for p in group) for group in of_rank]
         here = [sum(counts[p.name][rank] for p in of_rank[me]) for rank in ranks]
         with purpose("muon"):
-            parts = _joined((part(p) for group in of_rank for p in group), updates)
+            parts = _joined((_part(p, updates, counts[p.name][me]) for p in ordered), updates)
             received = all_to_all(comm, parts, send_counts=there, receive_counts=here)
         whole = _by_matrix(received, of_rank[me], counts, ranks)
         result = {p.name: cut(self._orthogonal(p, whole[p.name], shapes), counts[p.name]) for p in of_rank[me]}
@@ -116,11 +117,10 @@ class WholeMatrices:
         with purpose("muon"):
             parts = _joined((result[p.name][rank] for rank in ranks for p in of_rank[me]), updates)
             returned = all_to_all(comm, parts, send_counts=here, receive_counts=there)
-        ordered = [p for group in of_rank for p in group]
         sizes = [counts[p.name][me] for p in ordered]
         return {p.name: piece for p, piece in zip(ordered, cut(returned, sizes), strict=True)}
 
-    def sent(self, shapes: Mapping[str, Shape]) -> int:
+    def sent(self, shapes: Shapes) -> int:
         """Return the elements that all ranks of the data axis together send in one step, on that axis and on others."""
         matrices = self._matrices(shapes)
         comm, counts = self._placement(matrices)
@@ -134,10 +134,10 @@ class WholeMatrices:
             total += (1 if owners else ranks) * sum((n - 1) * p.size for n in cut_by)
         return total
 
-    def _matrices(self, shapes: Mapping[str, Shape]) -> list[Parameter]:
+    def _matrices(self, shapes: Shapes) -> list[Parameter]:
         return [p for p in self.parameters if p.name in shapes]
 
-    def _placement(self, matrices: list[Parameter]) -> tuple[Comm | None, dict[str, list[int]]]:
+    def _placement(self, matrices: list[Parameter]) -> tuple[Comm | None, Counts]:
         """Return the ranks that share the matrices, and how many elements of each matrix every rank has."""
         shards = {p.name: (p.flat.shard, p.flat.slice_of(p)) for p in matrices if p.flat is not None and p.flat.shard}
         if not shards:
@@ -145,9 +145,7 @@ class WholeMatrices:
         comm: Comm = next(iter(shards.values()))[0].comm
         return comm, {name: shard.counts(place) for name, (shard, place) in shards.items()}
 
-    def _owners(
-        self, matrices: list[Parameter], shapes: Mapping[str, Shape], comm: Comm | None
-    ) -> dict[str, int] | None:
+    def _owners(self, matrices: list[Parameter], shapes: Shapes, comm: Comm | None) -> Owners | None:
         """Return the owner of each matrix, the largest first, each to the rank with the least; None if all compute."""
         if self.form == "everywhere" or comm is None or comm.size == 1:
             return None
@@ -155,7 +153,7 @@ class WholeMatrices:
         rank_of = {key: rank for rank, held in enumerate(keys) for key in held}
         return {p.name: rank_of[i] for i, p in enumerate(matrices)}
 
-    def _orthogonal(self, parameter: Parameter, update: xp.Array, shapes: Mapping[str, Shape]) -> xp.Array:
+    def _orthogonal(self, parameter: Parameter, update: xp.Array, shapes: Shapes) -> xp.Array:
         """Return the orthogonalised matrix, or this rank's tensor-parallel shard of it; `update` is as large."""
         layout = parameter.layout
         whole = full_tensor(update.reshape(parameter.shape), layout, self.axes, why="muon")
@@ -176,15 +174,19 @@ def muon_volume(counts: list[list[int]], owners: list[int] | None, ranks: int, r
     return 2 * sum(sum(of_matrix) - of_matrix[owner] for of_matrix, owner in zip(counts, owners, strict=True))
 
 
+def _part(p: Parameter, updates: Updates, size: int) -> xp.Array:
+    """Return this rank's elements of an update; zeros without a gradient, so that every rank takes part."""
+    found = updates.get(p.name)
+    return xp.zeros(size, p.dtype, next(iter(updates.values()), None)) if found is None else found
+
+
 def _joined(parts: Iterable[xp.Array], updates: Updates) -> xp.Array:
     """Return the parts as one array; none of them as an empty array of the updates' dtype."""
     like = next(iter(updates.values()), xp.zeros(0, xp.float32))
     return xp.concatenate([like[:0], *parts])
 
 
-def _by_matrix(
-    array: xp.Array, matrices: list[Parameter], counts: dict[str, list[int]], ranks: Iterable[int]
-) -> Updates:
+def _by_matrix(array: xp.Array, matrices: list[Parameter], counts: Counts, ranks: Iterable[int]) -> Updates:
     """Return whole matrices from their parts, which follow one another by rank and then by matrix."""
     order = [(p.name, rank) for rank in ranks for p in matrices]
     pieces = dict(zip(order, cut(array, [counts[name][rank] for name, rank in order]), strict=True))

@@ -87,7 +87,6 @@ class ZeroOptimizer(OptimizerWrapper):
             raise UsageError(f"ZeroOptimizer(stage={quoted(stage)}); the stage is 1 or 2, and stage 3 is fully_shard")
         if reduction not in ("mean", "sum"):
             raise UsageError(f"reduction={quoted(reduction)}; it must be 'mean' or 'sum'")
-
         check_optimizer_class("ZeroOptimizer", optimizer_class, "model, {}, comm=comm")
 
         # Equal replicas, in a flat array with the padding that equal shards need.
@@ -194,7 +193,7 @@ def zero_volume(gradient: int, parameters: int, ranks: int) -> dict[str, int]:
 class ShardReducer(GradientReducer):
     """[1] A GradientReducer whose buckets are reduce-scattered to the owners of their elements.
 
-    keep_whole: one gradient array for all parameters (stage 1). Otherwise each bucket has an array of its own, made by
+    keep_whole: one gradient array for all parameters (stage 1). Otherwise each bucket has a separate array, made by
     its first contribution and dropped when its sum is on the way; at most one bucket travels while the next one fills.
     """
 
@@ -241,7 +240,7 @@ class ShardReducer(GradientReducer):
         self.replace_communication(lambda bucket: self._sum_whole(bucket, start))
 
     def keep_only(self, kept: Callable[[Bucket], xp.Array]) -> None:
-        """Reduce only elements of a bucket for which kept(bucket) is true, on all ranks alike; others become zero."""
+        """Reduce only elements of a bucket for which kept(bucket), equal on all ranks, is true; others become zero."""
         self._kept = kept
 
     def _sum_whole(self, bucket: Bucket, start: Callable[[Bucket], Work]) -> Work:
@@ -337,7 +336,7 @@ class ShardReducer(GradientReducer):
         self.shard.filled = True
 
     def note_used(self, used: set[Parameter], fresh: Iterable[Parameter]) -> None:
-        """Let the shard know of which parameters no rank has a gradient."""
+        """Let the shard know which parameters have a gradient on no rank."""
         self.shard.note_used(used)
 
 

@@ -140,7 +140,7 @@ def by_cost(costs: Sequence[float], parts: int) -> list[Stage]:
 
 
 def by_slowest(costs: Sequence[float], parts: int, paces: Sequence[float] | None = None) -> list[Stage]:
-    """Return contiguous stages of which the most expensive one costs least.
+    """Return the contiguous stages whose most expensive one costs least.
 
     paces: of each stage, by which the costs of its layers are multiplied, where machines differ; 1 by default.
     """
@@ -181,7 +181,7 @@ def _cut(
 
 
 def partition(layers: Sequence[Layer], method: str, parts: int) -> Partition:
-    """Return contiguous stages by a named method, one machine each; `pipedream` has a function of its own.
+    """Return contiguous stages by a named method, one machine each; `pipedream` is a separate function.
 
     gpipe: the summed times differ least. time: the slowest stage is as fast as possible. parameters: their bytes differ
     least. uniform: equally many layers.
@@ -204,6 +204,23 @@ def noam(stages: Sequence[Stage]) -> int:
     return math.ceil(sum(stage.replicas for stage in stages) / stages[0].replicas)
 
 
+def _check_problem(layers: Sequence[Layer], machines: int, objective: str, memory_limit: float | None) -> None:
+    """Raise UsageError for a problem that the optimizer cannot solve, or not in time."""
+    if objective not in OBJECTIVES:
+        raise UsageError(
+            f"objective {quoted(objective)}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}"
+        )
+    if machines < 1:
+        raise UsageError(f"--machines is {machines}; it must be at least 1")
+    if len(layers) * machines > MAX_PROBLEM:
+        raise UsageError(
+            f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers; use at most"
+            f" {MAX_PROBLEM // len(layers)}"
+        )
+    if memory_limit is not None and not memory_limit > 0:
+        raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
+
+
 def pipedream(
     layers: Sequence[Layer],
     machines: int,
@@ -222,19 +239,7 @@ def pipedream(
     memory_limit: bytes of a machine; a stage holds ceil(machines from it on / k') copies of its weights and
     activations.
     """
-    if objective not in OBJECTIVES:
-        raise UsageError(
-            f"objective {quoted(objective)}{nearest(objective, OBJECTIVES)}; it must be one of {', '.join(OBJECTIVES)}"
-        )
-    if machines < 1:
-        raise UsageError(f"--machines is {machines}; it must be at least 1")
-    if len(layers) * machines > MAX_PROBLEM:
-        raise UsageError(
-            f"--machines is {machines}; PipeDream's optimizer would take hours for {len(layers)} layers; use at most"
-            f" {MAX_PROBLEM // len(layers)}"
-        )
-    if memory_limit is not None and not memory_limit > 0:
-        raise UsageError(f"--memory-limit is {memory_limit}; it must be above 0 bytes")
+    _check_problem(layers, machines, objective, memory_limit)
     check_size(bandwidth, "--bandwidth", zero=False)
 
     # Prefix sums over the layers: seconds, bytes of weights, bytes that a stage holds; and the time of each boundary.
@@ -264,7 +269,9 @@ def pipedream(
     for j in range(1, n + 1):
         time = stage_time(j)
         for k in range(1, machines + 1):
-            options = np.maximum(best[:j, k - 1 :: -1][:, :k], time[:, :k])  # [i, k'-1]: A(i, k-k') beside T
+            options = np.maximum(
+                best[:j, k - 1 :: -1][:, :k], time[:, :k]
+            )  # [i, k'-1]: A(i, k-k'), or T if that is longer
             if memory_limit is not None:
                 copies = np.ceil((machines - k + replicas[:k]) / replicas[:k])
                 options = np.where(copies * (held[j] - held[:j])[:, None] > memory_limit, np.inf, options)
@@ -277,10 +284,14 @@ def pipedream(
             " memory"
         )
 
-    # Back from the last layer along the choices.
-    stages, j, k = [], n, machines
+    return Partition(float(best[n, machines]), _stages(choice, n, machines))
+
+
+def _stages(choice: np.ndarray, layers: int, machines: int) -> list[Stage]:
+    """Return the stages: back from the last layer along the choices."""
+    stages, j, k = [], layers, machines
     while j:
         i, used = (int(x) for x in choice[j, k])
         stages.append(Stage(i, j - 1, used))
         j, k = i, k - used
-    return Partition(float(best[n, machines]), stages[::-1])
+    return stages[::-1]

@@ -89,12 +89,8 @@ def _rounds(plan: Plan) -> dict[Action, list[Action]]:
     if plan.updates not in ("stash", "no-stash"):
         return {}
     backwards = [[a for a in plan.actions(rank) if a.kind in ("B", "W")] for rank in range(plan.ranks)]
-    replicas: dict[int, list[int]] = {}
-    for rank, row in enumerate(backwards):
-        for stage in {a.stage for a in row}:
-            replicas.setdefault(stage, []).append(rank)
     result: dict[Action, list[Action]] = {}
-    for ranks in (group for group in replicas.values() if len(group) > 1):
+    for ranks in (group for group in plan.holders().values() if len(group) > 1):
         for rank in ranks:
             finished = 0
             for action in plan.actions(rank):

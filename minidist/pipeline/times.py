@@ -1,6 +1,6 @@
 """How long each stage's actions take and how many bytes they hold: the measured or assumed input of the timing.
 
-    --times F=1,I=1,W=1,comm=0        every stage alike
+    --times F=1,I=1,W=1,comm=0        the same for every stage
     --profile FILE.json               one entry per stage, one latency per edge between two stages
 
 Proved by: tests/pipeline/test_plans.py
@@ -74,6 +74,22 @@ def parse_times(text: str, stages: int) -> Times:
     return uniform(stages, **values)
 
 
+def _fields(row: Any, where: str) -> dict[str, float]:
+    """Return the numbers of a stage: a field that it leaves out is 0, except FB, which all stages give or none."""
+    if not isinstance(row, dict):
+        raise UsageError(f"{where} is {quoted(row)}; it must be an object with F, I and W")
+    for name in row:
+        if name not in FIELDS:
+            raise UsageError(
+                f"{where} has an unknown {quoted(name)}{nearest(name, FIELDS)}; it may have {', '.join(FIELDS)}"
+            )
+    return {
+        name: _number(row.get(name), f"{where}, {name}") if name in row or name in ("F", "I", "W") else 0.0
+        for name in FIELDS
+        if name in row or name != "FB"
+    }
+
+
 def read_profile(path: str | Path, stages: int) -> Times:
     """Return the times of a JSON file of `stages` stages.
 
@@ -87,22 +103,11 @@ def read_profile(path: str | Path, stages: int) -> Times:
             f"profile {quoted_path(path)} has {count} stages and the plan has {stages}; give one entry per stage"
         )
 
-    # One column per field: a field that a stage leaves out is 0, except FB, which all stages give or none.
+    # One column per field.
     columns: dict[str, list[float]] = {name: [] for name in FIELDS}
     for number, row in enumerate(rows):
-        where = f"profile {quoted_path(path)}, stage {number}"
-        if not isinstance(row, dict):
-            raise UsageError(f"{where} is {quoted(row)}; it must be an object with F, I and W")
-        for name in row:
-            if name not in FIELDS:
-                raise UsageError(
-                    f"{where} has an unknown {quoted(name)}{nearest(name, FIELDS)}; it may have {', '.join(FIELDS)}"
-                )
-        for name in FIELDS:
-            if name in row or name in ("F", "I", "W"):
-                columns[name].append(_number(row.get(name), f"{where}, {name}"))
-            elif name != "FB":
-                columns[name].append(0.0)
+        for name, value in _fields(row, f"profile {quoted_path(path)}, stage {number}").items():
+            columns[name].append(value)
 
     # Latencies lie between stages, so there is one less.
     edges = data.get("edges", [0.0] * (stages - 1))

@@ -17,6 +17,7 @@ from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import computations
 from minidist.pipeline.plan.action import (
     BACKWARD,
+    COMPUTE,
     FORWARD,
     INPUT,
     RECOMPUTE,
@@ -42,7 +43,8 @@ class Timing:
     bubble_of_total = (cost - work) / cost, work being the busiest rank's. peak: micro-batch activations alive;
     peak_bytes the same in bytes (empty without sizes). lower_bound: no plan with these stages on these ranks has a
     shorter makespan. spans: for each rank (item, start, end), when asked for. stage_share: the part of its rank's
-    model that a stage counts as, 1 unless schedules with different numbers of stages are compared.
+    model that a stage counts as, 1 unless schedules with different numbers of stages are compared. longest_stop: with
+    blocking receives, a sentence about the one that stops a rank for the longest time; "" when none does.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Timing:
     lower_bound: float
     spans: list[list[Span]] | None = None
     stage_share: float = 1.0
+    longest_stop: str = ""
 
     @property
     def activations(self) -> list[float]:
@@ -92,12 +95,8 @@ class Timing:
         return (self.cost - max(self.busy)) / self.cost if self.cost else 0.0
 
 
-def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, receives: str = "latency") -> Timing:
-    """Return the times of `plan` without running anything. Raises UsageError when the plan cannot finish.
-
-    spans: note every start and end. receives: "latency", or "blocking" (of a lowered plan).
-    """
-    times = times or uniform(plan.stages)
+def _check_times(plan: Plan, times: Times, receives: str) -> None:
+    """Raise UsageError for times of other stages, and for receives that this plan cannot have."""
     if len(times.F) != plan.stages:
         raise UsageError(
             f"times are for {len(times.F)} stages and plan {plan.name!r} has {plan.stages}; give one per stage"
@@ -109,17 +108,26 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
             "blocking receives are a property of a lowered plan; lower it first"
             " (minidist.pipeline.passes.lower_blocking)"
         )
+
+
+def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, receives: str = "latency") -> Timing:
+    """Return the times of `plan` without running anything. Raises UsageError when the plan cannot finish.
+
+    spans: note every start and end. receives: "latency", or "blocking" (of a lowered plan).
+    """
+    times = times or uniform(plan.stages)
+    _check_times(plan, times, receives)
     flat = flatten(plan)
     replicated = plan.updates in ("stash", "no-stash") and any(len(ranks) > 1 for ranks in plan.holders().values())
     recorded: list[list[Span]] | None = None
+    longest_stop = ""
 
     # The sweep over arrays knows single actions; what overlaps or is waited for otherwise takes the simulation.
     if spans or flat.has_pairs or replicated or receives == "blocking":
         run = _simulate(plan if receives == "blocking" else computations(plan), times, receives == "blocking")
         recorded = run.spans
-        first = [row[0][1] if row else 0.0 for row in recorded]
-        last = [row[-1][2] if row else 0.0 for row in recorded]
-        busy = [sum(end - start for _, start, end in row) for row in recorded]
+        longest_stop = _longest_stop(run) if receives == "blocking" else ""
+        first, last, busy = _windows(recorded)
     else:
         first, last, busy = sweep(plan, flat, times)
 
@@ -133,7 +141,15 @@ def time_plan(plan: Plan, times: Times | None = None, *, spans: bool = False, re
         list(peak_bytes) if times.has_bytes else [],
         _lower_bound(plan, flat, times, busy),
         recorded if spans else None,
+        longest_stop=longest_stop,
     )
+
+
+def _windows(recorded: list[list[Span]]) -> tuple[list[float], list[float], list[float]]:
+    """Return the first start, the last end and the seconds at work of each rank."""
+    first = [row[0][1] if row else 0.0 for row in recorded]
+    last = [row[-1][2] if row else 0.0 for row in recorded]
+    return first, last, [sum(end - start for _, start, end in row) for row in recorded]
 
 
 def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:
@@ -161,6 +177,25 @@ def _simulate(plan: Plan, times: Times, blocking: bool) -> Simulation:
             f"{show(plan.orders[rank][run.position[rank]])}; minidist schedule checks a plan and says why"
         )
     return run
+
+
+def _longest_stop(run: Simulation) -> str:
+    """Return which receive stops a rank for the longest time, for how long, and before what; "" when none does."""
+    longest, sentence = 0.0, ""
+    for rank, order in enumerate(run.orders):
+        clock = 0.0
+        for place, item in enumerate(order):
+            ended = max(run.ends[action] for action in actions_of(item))
+            if show(item).find("RECV") > 0 and ended - clock > longest:
+                longest = ended - clock
+                following = next((show(later) for later in order[place + 1 :] if _computes(later)), "the end")
+                sentence = f"{show(item)} stops rank {rank} for {longest:g} before {following}"
+            clock = max(clock, ended)
+    return sentence
+
+
+def _computes(item: Item) -> bool:
+    return actions_of(item)[0].kind in COMPUTE
 
 
 def _lower_bound(plan: Plan, flat: Flat, times: Times, busy: Sequence[float]) -> float:

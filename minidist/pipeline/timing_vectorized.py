@@ -199,14 +199,14 @@ def _one_by_one(plan: Plan, columns: _Columns) -> None:
         rank = queue.popleft()
         now, row = clock[rank], rows[rank]
         item = held[rank] or next(row, None)
-
-        # The inner loop runs while nothing is missing; it is the same rule without looking at `held`.
         if item is not None and first[rank] < 0 and end[item[0]] >= 0:
             first[rank] = max(now, end[item[0]] + item[3])
-        while item is not None:
-            need, make, duration, latency = item
+
+        left_over, item = () if item is None else (item,), None
+        for need, make, duration, latency in chain(left_over, row):
             ready = end[need]
             if ready < 0.0:
+                item = (need, make, duration, latency)
                 waiting.setdefault(need, []).append(rank)
                 break
             ready += latency
@@ -214,18 +214,6 @@ def _one_by_one(plan: Plan, columns: _Columns) -> None:
             end[make] = now
             if make in waiting:
                 queue.extend(waiting.pop(make))
-            for need, make, duration, latency in row:
-                ready = end[need]
-                if ready < 0.0:
-                    item = (need, make, duration, latency)
-                    break
-                ready += latency
-                now = (ready if ready > now else now) + duration
-                end[make] = now
-                if make in waiting:
-                    queue.extend(waiting.pop(make))
-            else:
-                item = None
         held[rank], clock[rank] = item, now
         finished += item is None
     columns.clock, columns.first = np.array(clock), np.array(first)

@@ -118,22 +118,23 @@ def _check_complete(plan: Plan, items: Items) -> RankOf:
             count[action] += 1
     for stage in range(plan.stages):
         for i in range(plan.microbatches):
-            f, x, w, b = (count[Action.of(kind, stage, i)] for kind in "FIWB")
-            if not f:
-                raise PlanError(f"{stage}F{i} is missing; every stage must run every micro-batch forward")
-            if plan.updates == "none":
-                if b or w or x:
-                    raise PlanError(
-                        f"stage {stage} runs micro-batch {i} backward in an evaluation; leave its backward out"
-                    )
-            elif b and (w or x):
-                raise PlanError(
-                    f"stage {stage} has B and also I or W of micro-batch {i}; B is I and W together, take one form"
-                )
-            elif not b and not (w and x):
-                missing = "B" if not (w or x) else "W" if x else "I"
-                raise PlanError(f"{stage}{missing}{i} is missing; its gradient would never be computed")
+            _check_passes(plan, stage, i, count)
     return rank_of
+
+
+def _check_passes(plan: Plan, stage: int, i: int, count: Counter[Action]) -> None:
+    """1: a micro-batch has a forward on a stage and, unless the plan only evaluates, B or both I and W."""
+    f, x, w, b = (count[Action.of(kind, stage, i)] for kind in "FIWB")
+    if not f:
+        raise PlanError(f"{stage}F{i} is missing; every stage must run every micro-batch forward")
+    if plan.updates == "none":
+        if any((b, w, x)):
+            raise PlanError(f"stage {stage} runs micro-batch {i} backward in an evaluation; leave its backward out")
+    elif b and (w or x):
+        raise PlanError(f"stage {stage} has B and also I or W of micro-batch {i}; B is I and W together, take one form")
+    elif not b and not (w and x):
+        missing = "B" if not (w or x) else "W" if x else "I"
+        raise PlanError(f"{stage}{missing}{i} is missing; its gradient would never be computed")
 
 
 def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
@@ -144,12 +145,7 @@ def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
         return False
 
     # Exactly those between neighbouring stages on different ranks.
-    needed: set[Action] = set()
-    for (stage, i), rank in rank_of.items():
-        if stage + 1 < plan.stages and rank_of[stage + 1, i] != rank:
-            needed |= {Action.of("SEND_F", stage, i), Action.of("RECV_F", stage + 1, i)}
-            if plan.updates != "none":
-                needed |= {Action.of("SEND_B", stage + 1, i), Action.of("RECV_B", stage, i)}
+    needed = _needed_transfers(plan, rank_of)
     for action in sorted(needed - transfers):
         other = partner(action)
         rest = f", but its partner {other} is there" if other in transfers else ""
@@ -162,8 +158,24 @@ def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
             f"rank {place[action][0]}: {action} has no partner; its neighbour is on the same rank or does not exist"
         )
 
-    # Each on the rank of its stage, a SEND behind what it sends and a RECV before what needs it.
-    for action in sorted(transfers):
+    _check_sides(place, sorted(transfers), rank_of)
+    return True
+
+
+def _needed_transfers(plan: Plan, rank_of: RankOf) -> set[Action]:
+    """Return the sends and receives of a plan whose neighbouring stages are on these ranks."""
+    needed: set[Action] = set()
+    for (stage, i), rank in rank_of.items():
+        if stage + 1 < plan.stages and rank_of[stage + 1, i] != rank:
+            needed |= {Action.of("SEND_F", stage, i), Action.of("RECV_F", stage + 1, i)}
+            if plan.updates != "none":
+                needed |= {Action.of("SEND_B", stage + 1, i), Action.of("RECV_B", stage, i)}
+    return needed
+
+
+def _check_sides(place: dict[Action, tuple[int, int]], transfers: list[Action], rank_of: RankOf) -> None:
+    """3: each is on the rank of its stage, a SEND behind what it sends and a RECV before what needs it."""
+    for action in transfers:
         kind, stage, i = action.kind, action.stage, action.microbatch
         rank, at = place[action]
         if rank != rank_of[stage, i]:
@@ -174,7 +186,6 @@ def _check_transfers_match(plan: Plan, items: Items, rank_of: RankOf) -> bool:
             raise PlanError(f"rank {rank}: {action} comes before the action that makes what it sends; put it behind")
         if kind.startswith("RECV") and at > computed:
             raise PlanError(f"rank {rank}: {action} comes after the action that needs it; put it before")
-    return True
 
 
 def _check_no_deadlock(plan: Plan, rank_of: RankOf, is_lowered: bool) -> None:
@@ -213,8 +224,9 @@ def _weight_versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> l
         _check_two_versions(plan, items)
         return [2] * len(items)
     result, delay = [], len(items) - 1
+    may_differ = plan.updates != "no-stash" or allow_wrong_gradients
     for rank, order in enumerate(items):
-        updates, used, most = 0, dict[int, int](), 1
+        updates, used, most = 0, dict[int, int](), 1  # used: the version of each micro-batch between F and B
         for action in (a for item in order for a in item):
             i = action.microbatch
 
@@ -226,12 +238,7 @@ def _weight_versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> l
                         f"rank {rank}: {action} needs version {used[i]} of the weights, and only {updates} updates were"
                         " made"
                     )
-            elif (
-                action.kind in ("B", "I")
-                and plan.updates == "no-stash"
-                and used[i] != updates
-                and not allow_wrong_gradients
-            ):
+            elif action.kind in ("B", "I") and not may_differ and used[i] != updates:
                 raise PlanError(
                     f"rank {rank}: {action} would see version {updates} of the weights and its forward saw version"
                     f" {used[i]}: a wrong gradient; stash the weights (stashing=True)"
@@ -239,17 +246,20 @@ def _weight_versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> l
             if action.kind in ("B", "W"):
                 used.pop(i)
                 updates += 1
-
-            # Kept: the latest, those in use, and with vertical sync all that the next micro-batch may ask for.
-            if plan.updates == "vertical-sync":
-                entering = updates + len(used)  # the next micro-batch, or past the end
-                upcoming = max(0, entering - delay) if entering < plan.microbatches else updates
-                is_over = updates == plan.microbatches
-                most = max(most, 1 if is_over else updates - min([*used.values(), upcoming]) + 1)
-            elif plan.updates == "stash":
-                most = max(most, len({*used.values(), updates}))
+            most = max(most, _kept_versions(plan, delay, updates, list(used.values())))
         result.append(most)
     return result
+
+
+def _kept_versions(plan: Plan, delay: int, updates: int, used: list[int]) -> int:
+    """Return how many are kept: the latest, those in use, with vertical sync what the next micro-batch may ask for."""
+    if plan.updates == "stash":
+        return len({*used, updates})
+    if plan.updates != "vertical-sync" or updates == plan.microbatches:
+        return 1
+    entering = updates + len(used)  # the next micro-batch, or past the end
+    upcoming = max(0, entering - delay) if entering < plan.microbatches else updates
+    return updates - min([*used, upcoming]) + 1
 
 
 def _check_two_versions(plan: Plan, items: Items) -> None:

@@ -1,21 +1,34 @@
 """The sizes of a transformer: its parameters and floating-point operations, counted exactly from what describes it.
 
 A model is described by a name, by sizes given as flags, or by the `config.json` that Hugging Face stores beside the
-weights (llama, mistral, qwen2, qwen3, qwen3_moe, mixtral, gpt2, gpt_neox, deepseek_v3). The counts equal those of the
-published checkpoints to the last parameter.
+weights (huggingface_config.py), whose layers may be of several kinds. The counts equal those of the published
+checkpoints to the last parameter.
 
-Parameters are kept apart by how a layout divides them: `split` ones are divided by tensor parallelism, `replicated`
-ones (norms, biases of row-parallel products, routers) are not, and `expert` ones are divided by expert parallelism.
-
-Proved by: tests/planning/test_architecture.py
+Proved by: tests/planning/test_architecture.py, tests/planning/test_families.py
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_LAYERS, check_count
+from minidist.planning.parts import (
+    NOTHING,
+    LatentAttention,
+    Parameters,
+    Part,
+    column,
+    experts,
+    grouped_query,
+    mlp,
+    row,
+    together,
+    vector,
+    whole,
+)
 
 MAX_SIZE = 10**8  # of a width, a vocabulary or a context
 MAX_EXPERTS = 10**5  # of a layer
@@ -34,28 +47,17 @@ FLAGS = {
 }
 
 
-class Parameters(NamedTuple):
-    """Numbers of parameters, by how a layout divides them."""
+class Block(NamedTuple):
+    """A kind of layer.
 
-    split: int
-    replicated: int
-    expert: int = 0
+    scores: elements of a token's query and output that meet each other position, of all heads; 0 without attention.
+    window: how many positions before it a token attends to; None for all of them.
+    """
 
-    @property
-    def total(self) -> int:
-        """Return all of them."""
-        return self.split + self.replicated + self.expert
-
-
-@dataclass(frozen=True)
-class LatentAttention:
-    """The ranks and head sizes of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
-
-    q_rank: int | None
-    kv_rank: int
-    nope: int
-    rope: int
-    value: int
+    part: Part
+    scores: int
+    is_sparse: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,13 @@ class Architecture:
 
     gated: a LLaMA block (RMS norms, no biases, a gated MLP, rotary positions, no dropout). tied: the output projection
     is the embedding (default: where the block is not gated). learned_positions: an embedding per position (default:
-    where the block is not gated). qkv_bias: biases of a gated block's queries, keys and values, or of its projections
-    to latent vectors; output_bias, mlp_bias: biases of its other matrices. query_norm: norms of queries and keys.
-    experts, top_k: of each layer from `dense_layers` on; expert_inner: their width; shared_experts: how many of them
-    every token uses; router_bias: one number per expert. window: how many tokens before it a token attends to.
+    where the block is not gated). experts, top_k: of each layer from `dense_layers` on; expert_inner: their width;
+    shared_experts: how many of them every token uses.
+
+    A model from a file also has its kinds of layers, `blocks`, and the kind of each layer, `pattern`; without them the
+    fields above say what a layer is. first: what the first stage has beside the embeddings of tokens and positions;
+    last: what the last stage has beside the output projection (default: a norm). approximations: sentences that say
+    what times and activations leave out.
     """
 
     layers: int
@@ -81,18 +86,17 @@ class Architecture:
     head_size: int | None = None
     tied: bool | None = None
     learned_positions: bool | None = None
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    query_norm: bool = False
     experts: int = 0
     top_k: int = 0
     expert_inner: int | None = None
     shared_experts: int = 0
     dense_layers: int = 0
-    router_bias: bool = False
-    latent: LatentAttention | None = field(default=None)
-    window: int | None = None
+    latent: LatentAttention | None = None
+    blocks: tuple[Block, ...] = ()
+    pattern: tuple[int, ...] = ()
+    first: Part = NOTHING
+    last: Part | None = None
+    approximations: tuple[str, ...] = ()
 
     @property
     def query_size(self) -> int:
@@ -125,87 +129,72 @@ class Architecture:
 
     # parameters -------------------------------------------------------------------------------------------------------
 
-    @property
-    def attention(self) -> Parameters:
-        """Return the parameters of one attention with the norm before it."""
-        h, q, kv, out = self.width, self.query_size, self.kv_size, self.value_size
-        # The output projection is row-parallel, so its bias is not divided.
-        output_bias = h if self.output_bias else 0
+    @cached_property
+    def kinds(self) -> tuple[Block, ...]:
+        """Return the kinds of layers: those of the file, or the one without experts and the one with them."""
+        if self.blocks:
+            return self.blocks
+        h, scores = self.width, self.query_size + self.value_size
+        bias = not self.gated  # GPT's matrices have biases, and its norms too
         if self.latent:
-            # Low-rank projections: their inner matrices are small and every tensor-parallel rank has them whole.
-            low, rope = self.latent, self.latent.rope
-            down = h * (low.kv_rank + rope) + low.kv_rank
-            up = low.kv_rank * self.heads * (low.nope + low.value)
-            queries = h * q
-            if low.q_rank:
-                down, queries = down + h * low.q_rank + low.q_rank, low.q_rank * q
-            return Parameters(queries + up + out * h, down + self._latent_biases + output_bias + h)
-        matrices = h * (q + 2 * kv) + out * h
-        if self.gated:
-            norms = h + (2 * (self.head_size or h // self.heads) if self.query_norm else 0)
-            return Parameters(matrices + (q + 2 * kv if self.qkv_bias else 0), norms + output_bias)
-        # A norm has a weight and a bias, and all four projections have biases.
-        return Parameters(matrices + q + 2 * kv, h + 2 * h)
+            attention = self.latent.part(h, self.heads)
+        elif self.gated:
+            attention = grouped_query(h, self.query_size, self.kv_size)
+        else:
+            # GPT computes queries, keys and values in one matrix.
+            attention = together(column(h, self.query_size + 2 * self.kv_size, True), row(self.value_size, h, True))
+        attention = together(attention, vector(2 * h * (1 + bias)))
+        dense = Block(together(attention, mlp(h, self.inner, self.gated, bias)), scores)
+        if not self.experts:
+            return (dense,)
+        one = mlp(h, self.expert_inner or self.inner, self.gated, bias)
+        mixture = [whole(h, self.experts), one.times(self.shared_experts), experts(self.experts, self.top_k, one)]
+        return dense, Block(together(attention, *mixture), scores, True)
 
-    @property
-    def _latent_biases(self) -> int:
-        """Return the biases of the projections to latent vectors; a model without a latent query has one less."""
-        if self.latent is None or not self.qkv_bias:
-            return 0
-        return self.latent.kv_rank + self.latent.rope + (self.latent.q_rank or 0)
-
-    def mlp(self, layer: int) -> Parameters:
-        """Return the parameters of one layer's MLP, or of its experts and their router, with the norm before it."""
-        h = self.width
-        if not self.is_sparse(layer):
-            if not self.gated:
-                return Parameters(2 * h * self.inner + self.inner, 3 * h)
-            # Gate and up have a bias per inner element; the one of down is not divided.
-            biases = (2 * self.inner, h) if self.mlp_bias else (0, 0)
-            return Parameters(3 * h * self.inner + biases[0], h + biases[1])
-        inner = self.expert_inner or self.inner
-        one = 3 * h * inner if self.gated else 2 * h * inner + inner + h
-        router = self.experts * h + (self.experts if self.router_bias else 0)
-        return Parameters(self.shared_experts * one, router + (h if self.gated else 2 * h), self.experts * one)
+    def kind(self, layer: int) -> int:
+        """Return which of `kinds` a layer is."""
+        return self.pattern[layer] if self.blocks else int(self.is_sparse(layer))
 
     def is_sparse(self, layer: int) -> bool:
         """Return whether the layer has experts."""
+        if self.blocks:
+            return self.blocks[self.pattern[layer]].is_sparse
         return self.experts > 0 and layer >= self.dense_layers
 
     def of_a_kind(self, layers: Sequence[int]) -> list[tuple[int, int]]:
-        """Return (a layer, how many there are like it) for each kind of layer: without experts, and with them."""
-        sparse = [layer for layer in layers if self.is_sparse(layer)] if self.experts else []
-        dense = [layer for layer in layers if not self.is_sparse(layer)] if sparse else list(layers)
-        return [(kind[0], len(kind)) for kind in (dense, sparse) if kind]
+        """Return (a layer, how many there are like it) for each kind of layer, those with experts last."""
+        counts = Counter(map(self.kind, layers))
+        examples = {self.kind(layer): layer for layer in reversed(layers)}
+        order = sorted(counts, key=lambda kind: (self.kinds[kind].is_sparse, self.kinds[kind].part.total))
+        return [(examples[kind], counts[kind]) for kind in order]
 
     def block_at(self, layer: int) -> Parameters:
         """Return the parameters of a block."""
-        attention, mlp = self.attention, self.mlp(layer)
-        return Parameters(attention.split + mlp.split, attention.replicated + mlp.replicated, mlp.expert)
+        return self.kinds[self.kind(layer)].part.parameters
 
     @property
     def embedding(self) -> Parameters:
-        """Return the parameters of the embedding of tokens, and of positions where they have one."""
-        return Parameters(self.vocabulary * self.width, self.positions * self.width if self.has_positions else 0)
+        """Return the parameters of the first stage outside its blocks, such as the embedding of tokens."""
+        positions = self.positions * self.width if self.has_positions else 0
+        return together(Part(self.vocabulary * self.width, positions), self.first).parameters
 
     @property
     def head(self) -> Parameters:
-        """Return the parameters of the last norm and of an output projection of its own."""
-        norm = self.width if self.gated else 2 * self.width
-        return Parameters(0 if self.is_tied else self.vocabulary * self.width, norm)
+        """Return the parameters of the last norm and of an output projection that is not the embedding."""
+        last = vector(self.width if self.gated else 2 * self.width) if self.last is None else self.last
+        return together(Part(0 if self.is_tied else self.vocabulary * self.width), last).parameters
 
     @property
     def parameters(self) -> int:
         """Return the parameters of the whole model."""
         blocks = sum(count * self.block_at(layer).total for layer, count in self.of_a_kind(range(self.layers)))
-        return blocks + self.embedding.total + self.head.total
+        return blocks + self.rest
 
     @property
     def active_parameters(self) -> int:
         """Return the parameters that a token uses: of the experts, `top_k` per layer."""
-        sparse = sum(self.is_sparse(layer) for layer in range(self.layers))
-        unused = sparse * (self.mlp(self.dense_layers).expert // max(self.experts, 1)) * (self.experts - self.top_k)
-        return self.parameters - unused
+        kinds = self.of_a_kind(range(self.layers))
+        return self.parameters - sum(count * self.kinds[self.kind(layer)].part.idle for layer, count in kinds)
 
     @property
     def block(self) -> int:
@@ -219,18 +208,9 @@ class Architecture:
 
     @property
     def largest_module(self) -> int:
-        """Return the parameters of the largest single module: the embedding, or a projection of the block."""
-        h, q, out = self.width, self.query_size, self.value_size
-        embedding = max(self.vocabulary, self.positions if self.has_positions else 0) * h
-        if not self.gated:
-            # GPT computes queries, keys and values in one matrix, and its matrices have biases.
-            return max(embedding, 3 * h * h + 3 * h, h * self.inner + self.inner)
-        bias = self.inner if self.mlp_bias else 0
-        projections = [h * self.inner + bias, h * (self.expert_inner or 0), h * q + (q if self.qkv_bias else 0)]
-        if self.latent:
-            low = self.latent
-            projections = [*projections[:2], (low.q_rank or h) * q, low.kv_rank * self.heads * (low.nope + low.value)]
-        return max(embedding, out * h + (h if self.output_bias else 0), *projections)
+        """Return the parameters of the largest single module: the embedding, or a projection of a block."""
+        embedding = max(self.vocabulary, self.positions if self.has_positions else 0) * self.width
+        return max(embedding, self.first.largest, *(block.part.largest for block in self.kinds))
 
     # floating-point operations ----------------------------------------------------------------------------------------
 
@@ -239,28 +219,20 @@ class Architecture:
 
         Scores are counted for all pairs of positions, as Narayanan et al. (SC 2021, appendix) do.
         """
-        inner = self.expert_inner or self.inner
-        matrices = 3 if self.gated else 2
-        if self.is_sparse(layer):
-            products = (self.top_k + self.shared_experts) * matrices * self.width * inner + self.experts * self.width
-        else:
-            products = matrices * self.width * self.inner
-        return 2 * (self._attention_products + products) + 2 * length * (self.query_size + self.value_size)
+        return 2 * self.kinds[self.kind(layer)].part.products + 2 * self.layer_scores(layer, length)
+
+    def layer_scores(self, layer: int, length: int) -> int:
+        """Return the products of one token's scores and outputs with all positions of a sequence.
+
+        All pairs are twice what a causal mask leaves, so a window counts twice, too.
+        """
+        block = self.kinds[self.kind(layer)]
+        return block.scores * (length if block.window is None else min(length, 2 * block.window))
 
     @property
     def expert_flops(self) -> int:
         """Return the operations of one token's forward pass in the experts that it chooses."""
         return 2 * self.top_k * (3 if self.gated else 2) * self.width * (self.expert_inner or self.inner)
-
-    @property
-    def _attention_products(self) -> int:
-        """Return the elements of the matrices of an attention."""
-        if self.latent:
-            low = self.latent
-            norms = self.width + low.kv_rank + (low.q_rank or 0)
-            biases = self._latent_biases + (self.width if self.output_bias else 0)
-            return self.attention.total - norms - biases
-        return self.width * (self.query_size + 2 * self.kv_size + self.value_size)
 
     def forward_flops(self, length: int) -> int:
         """Return the operations of one token's forward pass, the output projection included."""

@@ -14,7 +14,7 @@ keeps one, in float32 for half precision. The fused block of `nn/gpt.py` keeps a
 only the part at or below the diagonal blocks of 64 queries, once, with one sum per query: about i a s^2 b / 2; with
 dropout also a mask of all scores, a s^2 b bytes.
 
-Proved by: tests/nn/test_recompute.py, tests/planning/test_memory_estimator.py
+Proved by: tests/nn/test_recompute.py, tests/planning/test_zero_stages.py
 """
 
 QUERIES = 64  # rows of a block of the fused attention

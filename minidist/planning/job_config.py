@@ -17,6 +17,7 @@ from minidist.job.config.config_file import read_config
 from minidist.job.config.models import llama_inner
 from minidist.job.config.train_config import TrainConfig
 from minidist.planning.architecture import Architecture, checked
+from minidist.planning.cluster.layout import RECOMPUTE
 from minidist.techniques import installed
 
 AXES = ("dp", "tp", "pp", "cp", "ep", "zero", "sequence_parallel", "micro_batch", "recompute")
@@ -93,8 +94,10 @@ def _check_planned(config: TrainConfig, given: Mapping[str, Any], file: str) -> 
         raise UsageError(
             f"schedule {quoted(config.schedule)} in {file} is not planned; give schedule = '1f1b' or 'interleaved'"
         )
-    if config.recompute not in ("none", "selective", "full"):
-        raise UsageError(f"recompute {quoted(config.recompute)} in {file} is not planned; give none, selective or full")
+    if config.recompute not in RECOMPUTE:
+        raise UsageError(
+            f"recompute {quoted(config.recompute)} in {file} is not planned; give one of {', '.join(RECOMPUTE)}"
+        )
 
 
 def _in_file(file: str, read: Callable[[], Read]) -> Read:

@@ -13,7 +13,7 @@ its own (`Extension.loss_volume`). Sequence parallelism gathers and reduce-scatt
 the gradients of norms, of biases behind the sum and of the position table.
 
 What runs forward again sends again what forward sends: recomputed blocks, recomputed stages, and once, before the first
-step, the empty pass by which a pipeline learns the shapes at its stages' boundaries.
+step and as purpose startup, the empty pass by which a pipeline learns the shapes at its stages' boundaries.
 
 Proved by: tests/planning/test_volumes.py
 """
@@ -90,7 +90,7 @@ def _of_rows(
         elif config.recompute == "selective":
             total.update(_times(layers.attention(len(blocks)), passes))
         if not last:
-            total.update(_times(forward, empty_passes))
+            total["startup"] += sum(forward.values()) * empty_passes
     return total
 
 

@@ -156,9 +156,12 @@ def _data_axes(
             gathers = steps * k * sent["parameter_gather"]
             gathers += (steps - skipped) * fsdp_gather_volume(axis.resident, n, copies)
             # The empty passes by which shapes are learned gather the units, too, on the ranks that they go through.
+            # Units that stay gathered are gathered there in place of the first step.
             if plan is not None and axis.stage + 1 < plan.stages:
                 through = sum(path[axis.stage] == rank for path, _ in input_shapes(plan, batches)) // batches.dp
-                gathers += through * fsdp_gather_volume(shared, n, copies)
+                first = fsdp_gather_volume(axis.resident, n, copies) * min(through, 1)
+                gathers -= first
+                total["startup"] += (through * fsdp_gather_volume(shared, n, copies) + first) * groups * itemsize
         elif config.zero:
             sent = zero_volume(gradient, units, n)
             gathers = (steps - skipped) * sent["parameter_gather"]

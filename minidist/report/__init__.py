@@ -2,6 +2,7 @@
 
     figure = draw("space-time", world.traces)        a matplotlib Figure; KINDS lists the names
     save(figure, "ring.svg")                          svg, pdf or png, by the suffix
+    show(step(main, 4))                               a page to step through, message by message, in a notebook
     write_perfetto("ring.json", world.traces)         for ui.perfetto.dev or chrome://tracing
 
 matplotlib is imported when the first picture is drawn, never before, and pyplot not at all.
@@ -10,5 +11,6 @@ matplotlib is imported when the first picture is drawn, never before, and pyplot
 from minidist.report.draw import KINDS, draw
 from minidist.report.frame import save, show
 from minidist.report.perfetto import write_perfetto
+from minidist.report.stepper_world import step
 
-__all__ = ["KINDS", "draw", "save", "show", "write_perfetto"]
+__all__ = ["KINDS", "draw", "save", "show", "step", "write_perfetto"]

@@ -1,4 +1,4 @@
-"""The frame of every picture: a figure of its own (no pyplot, no global state), a legend below, the command below that.
+"""The frame of every picture: a separate figure (no pyplot, no global state), a legend below, the command below that.
 
 A reader should be able to draw every picture again. So the caption names a command that can be run with other numbers.
 
@@ -9,10 +9,10 @@ import importlib
 import sys
 import textwrap
 from collections.abc import Iterable
+from html import escape
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import escape
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.files import writing
@@ -25,10 +25,14 @@ CAPTION, LEGEND_ROW = 0.22, 0.2  # inches
 MAX_CAPTION = 6  # lines: a longer command would leave no room for the picture
 Style = dict[str, Any]  # keyword arguments of an artist
 SUFFIXES = (".svg", ".pdf", ".png")
+HTML = (".html", ".htm")
+GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is known that may be overwritten
+# A browser refuses whatever a page would fetch.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Return an empty figure of so many inches that arranges its own margins."""
+    """Return an empty figure of this size in inches that arranges its own margins."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -148,8 +152,10 @@ def save(figure: "Figure", path: str | Path) -> Path:
     return path
 
 
-def show(figure: "Figure", alt: str = "") -> None:
+def show(figure: Any, alt: str = "") -> None:
     """Display the figure where there is a notebook, as SVG with a text for those who cannot see it.
+
+    A run, such as `step(main, 4)` or the traces of a world, is displayed as a page to step through (`stepper`).
 
     Does nothing in a script, which has `save`. A PNG goes along for readers that show no SVG of a notebook that was not
     run by themselves. alt: the picture in words; by default its titles and labels.
@@ -158,6 +164,12 @@ def show(figure: "Figure", alt: str = "") -> None:
     if interactive is None or interactive.get_ipython() is None:
         return
     notebook: Any = importlib.import_module("IPython.display")
+    if not hasattr(figure, "savefig"):
+        from minidist.report.stepper import show as steps
+
+        page = steps(figure, alt)
+        notebook.display({"text/html": page._repr_html_(), "text/plain": page.said()}, raw=True)
+        return
     alt = alt or alt_text(figure)
     pictures = {"image/svg+xml": svg(figure, alt), "image/png": png(figure), "text/plain": alt}
     notebook.display(pictures, raw=True, metadata={"image/png": {"alt": alt}})
@@ -183,7 +195,7 @@ def svg(figure: "Figure", alt: str) -> str:
     # Without the XML declaration, so that the text can stand in a page.
     text = buffer.getvalue().decode()
     text = text[text.index("<svg") :]
-    words = escape(alt, {'"': "&quot;"})
+    words = escape(alt, quote=False).replace('"', "&quot;")
     return text.replace("<svg", f'<svg role="img" aria-label="{words}"', 1).replace(">", f"><title>{words}</title>", 1)
 
 

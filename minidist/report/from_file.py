@@ -12,14 +12,15 @@ from minidist.base.trace import Trace
 from minidist.base.trace_file import only_steps, read_traces, read_unfinished, steps_of
 from minidist.report.chakra import write_chakra
 from minidist.report.draw import KINDS, Header, draw, incomplete_sentence
-from minidist.report.frame import SUFFIXES, save
+from minidist.report.frame import HTML, SUFFIXES, save
 from minidist.report.kineto import write_kineto
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
 
 FORMS = ("chakra", "hta")  # of other tools
 # Of each picture the endings of its file. A file's ending names the first picture that has it.
-ENDINGS = {"space-time": SUFFIXES, **dict.fromkeys(KINDS, SUFFIXES), "perfetto": (".json",), "page": (".html", ".htm")}
+ENDINGS: dict[str, tuple[str, ...]] = {"space-time": SUFFIXES, **dict.fromkeys(KINDS, SUFFIXES)}
+ENDINGS |= {"perfetto": (".json",), "page": HTML, "steps": (*HTML, ".gif")}
 MAX_READABLE = 2000  # messages; a space-time diagram of more is a wall of arrows
 
 
@@ -30,7 +31,7 @@ def draw_report(
     steps: str | None = None,
     say: Callable[[str], None] = lambda sentence: None,
 ) -> Path:
-    """Draw `picture` (a name of KINDS, "perfetto", or "page") of a trace; returns where it is.
+    """Draw `picture` (a name of KINDS, "perfetto", "page" or "steps") of a trace; returns where it is.
 
     Without a name it is the page when `output` ends in .html, "perfetto" when it ends in .json, else space-time.
 
@@ -62,6 +63,10 @@ def draw_report(
     if picture == "page":
         output = output or path.with_suffix(".html")
         return write_page(output, traces, header, shown)
+    if picture == "steps":
+        from minidist.report.stepper import show
+
+        return show(traces, header.get("command") or shown).write(output or path.with_name(f"{path.stem}-steps.html"))
     if picture == "perfetto":
         output = output or path.with_suffix(".perfetto.json")
         write_perfetto(output, traces, incomplete_sentence(header))

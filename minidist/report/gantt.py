@@ -234,7 +234,7 @@ def _strips(timing: Timing, axes: Any, highest: float) -> None:
 
 
 def as_traces(timing: Timing) -> list[Trace]:
-    """Return the plan's times as a recorded run, one unit of time as one second: for Perfetto."""
+    """Return the plan's times as a recorded run, one unit of time as one second."""
     size = timing.plan.ranks
     return [
         Trace(rank, size, spans=[SpanEvent(rank, "main", show(item), start, end) for item, start, end in row])

@@ -24,15 +24,12 @@ from minidist.comm.launching import writable
 from minidist.report.bytes_by_purpose import table_of
 from minidist.report.canvas import space_and_time
 from minidist.report.draw import Header, draw, incomplete_sentence
-from minidist.report.frame import byte_text, png
+from minidist.report.frame import GENERATOR, POLICY, byte_text, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_SVG = 400_000  # bytes of one figure; a larger one is on the page as an image
-
-# A browser refuses whatever the page would fetch.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 # The two modes differ in paper, ink and what lies between them; every other colour is the same in both.
 STYLE = """
@@ -66,8 +63,6 @@ td:first-child, th:first-child { text-align: left; }
   figure.small svg { max-width: 100%; }
 }
 """
-
-GENERATOR = '<meta name="generator" content="minidist">'  # by which a page is known that may be overwritten
 
 # What is neither a text nor one of these has a colour that means something.
 NEUTRAL = {"#ffffff": "paper", "#000000": "ink", "#f0f0f0": "idle", "#999999": "faint", "#555555": "faint"}

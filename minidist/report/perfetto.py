@@ -22,31 +22,32 @@ from minidist.report.timeline import arrived, pairs
 _THREADS = ("compute", "send", "receive")
 
 
-def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Return the JSON object: {"traceEvents": [...], "displayTimeUnit": "ns"}."""
-    # [1] Threads: made at their first use, numbered within their rank.
-    events: list[dict[str, Any]] = []
-    threads: dict[tuple[int, str, str], int] = {}
-    used: Counter[int] = Counter()  # threads of each rank
+class _Threads:
+    """The events of a file, and the threads of each rank on which they are drawn."""
 
-    def thread(rank: int, lane: str, what: str) -> int:
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._threads: dict[tuple[int, str, str], int] = {}
+        self._used: Counter[int] = Counter()  # threads of each rank
+        self._busy: dict[tuple[int, str, str], list[float]] = {}  # until when each of the threads of a kind is taken
+
+    def thread(self, rank: int, lane: str, what: str) -> int:
+        """Return the number of a thread within its rank; it is made at its first use."""
         key = (rank, lane, what)
-        if key not in threads:
-            used[rank] += 1
-            threads[key] = tid = used[rank]
+        if key not in self._threads:
+            self._used[rank] += 1
+            self._threads[key] = tid = self._used[rank]
             name = what if lane == "main" else f"{what} ({lane})"
             about = {"ph": "M", "pid": rank, "tid": tid}
-            events.append({**about, "name": "thread_name", "args": {"name": name}})
-            events.append({**about, "name": "thread_sort_index", "args": {"sort_index": tid}})
-        return threads[key]
+            self.events.append({**about, "name": "thread_name", "args": {"name": name}})
+            self.events.append({**about, "name": "thread_sort_index", "args": {"sort_index": tid}})
+        return self._threads[key]
 
-    # [2] Slices of messages: the first thread of its kind that is free takes it.
-    busy: dict[tuple[int, str, str], list[float]] = {}  # until when each of the threads of a kind is taken
-
-    def slice_of(message: MessageEvent, start: float, end: float) -> dict[str, Any]:
+    def draw(self, message: MessageEvent, start: float, end: float) -> dict[str, Any]:
+        """Add the slice of a message and return it: the first thread of its kind that is free takes it."""
         # A slice may begin when the last one of its thread has ended.
         way = "to" if message.kind == "send" else "from"
-        ends = busy.setdefault((message.rank, message.lane, message.kind), [])
+        ends = self._busy.setdefault((message.rank, message.lane, message.kind), [])
         place = next((i for i, taken in enumerate(ends) if taken <= start), len(ends))
         ends[place:] = [end, *ends[place + 1 :]]
         what = message.kind if place == 0 else f"{message.kind} {place + 1}"
@@ -63,19 +64,24 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
             "name": f"{message.operation} {way} {message.peer}",
             "cat": message.purpose,
             "pid": message.rank,
-            "tid": thread(message.rank, message.lane, what),
+            "tid": self.thread(message.rank, message.lane, what),
             "ts": start * 1e6,
             "dur": (end - start) * 1e6,
             "args": details,
         }
-        events.append(event)
+        self.events.append(event)
         return event
 
-    # [3] Per rank: its name, its threads in a fixed order, computing, and memory as a counter.
+
+def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
+    """Return the JSON object: {"traceEvents": [...], "displayTimeUnit": "ns"}."""
+    # [1] Per rank: its name, its threads in a fixed order, computing, and memory as a counter.
+    threads = _Threads()
+    events = threads.events
     for trace in traces:
         events.append({"ph": "M", "name": "process_name", "pid": trace.rank, "args": {"name": f"rank {trace.rank}"}})
         for what in _THREADS:
-            thread(trace.rank, "main", what)
+            threads.thread(trace.rank, "main", what)
         for span in trace.spans:
             events.append(
                 {
@@ -83,7 +89,7 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
                     "name": span.name,
                     "cat": span.category,
                     "pid": trace.rank,
-                    "tid": thread(trace.rank, span.lane, "compute"),
+                    "tid": threads.thread(trace.rank, span.lane, "compute"),
                     "ts": span.start * 1e6,
                     "dur": (span.end - span.start) * 1e6,
                 }
@@ -91,7 +97,7 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
         for time, live in trace.memory:
             events.append({"ph": "C", "name": "memory [B]", "pid": trace.rank, "ts": time * 1e6, "args": dict(live)})
 
-    # [4] Both sides of each message, in the order of their starts, so that few threads are enough.
+    # [2] Both sides of each message, in the order of their starts, so that few threads are enough.
     flows = pairs(traces)
     sides: list[tuple[float, float, int, MessageEvent]] = []
     for number, (send, receive) in enumerate(flows):
@@ -101,9 +107,9 @@ def perfetto(traces: Sequence[Trace]) -> dict[str, Any]:
             sides.append((receive.start, receive.end, number, receive))
     drawn: dict[tuple[int, str], dict[str, Any]] = {}
     for start, end, number, message in sorted(sides, key=lambda side: side[:3]):
-        drawn[number, message.kind] = slice_of(message, start, end)
+        drawn[number, message.kind] = threads.draw(message, start, end)
 
-    # [5] A flow arrow from the send's slice to the receive's, by the number of the message.
+    # [3] A flow arrow from the send's slice to the receive's, by the number of the message.
     for number in range(len(flows)):
         out, into = drawn[number, "send"], drawn.get((number, "receive"))
         if into is None:

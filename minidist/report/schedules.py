@@ -15,7 +15,7 @@ from minidist.pipeline.plan import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
-from minidist.report.frame import METADATA, SUFFIXES
+from minidist.report.frame import GENERATOR, HTML, METADATA, SUFFIXES
 from minidist.report.gantt import as_traces, gantt, numbers, text_gantt, title_of
 from minidist.report.perfetto import perfetto
 from minidist.report.version_gantt import version_gantt
@@ -31,6 +31,7 @@ MARKS = {
     "svg": ("<?xml", METADATA[".svg"][1]),
     "versions": ("<?xml", METADATA[".svg"][1]),
     "perfetto": ('{"traceEvents": [', ""),
+    "steps": ("<!doctype html>", GENERATOR),
 }
 FORMATS = tuple(MARKS)
 ENDINGS = {
@@ -40,6 +41,7 @@ ENDINGS = {
     "svg": SUFFIXES,
     "versions": SUFFIXES,
     "perfetto": (".json",),
+    "steps": HTML,
 }
 LARGE = 300_000  # actions; a named synchronous schedule of more is timed without validating it again
 
@@ -111,18 +113,28 @@ def write(evaluated: Sequence[EvaluatedPlan], form: str, command: str, width: in
         with matplotlib.rc_context({"svg.hashsalt": "minidist", "svg.fonttype": "none"}):
             picture(evaluated, form, command).savefig(stream, format="svg", metadata=METADATA[".svg"][0])
         yield stream.getvalue().decode()
-    elif form == "perfetto":
+    elif form in ("perfetto", "steps"):
         if len(evaluated) > 1:
-            raise UsageError("--format perfetto takes one schedule; call it once for each")
-        yield json.dumps(perfetto(as_traces(evaluated[0].timing))) + "\n"
+            raise UsageError(f"--format {form} takes one schedule; call it once for each")
+        yield _as_run(evaluated[0].timing, form)
     else:
         # Text: one axis of time for all, and a table to compare them.
         longest = max(one.timing.makespan for one in evaluated)
         for number, one in enumerate(evaluated):
             yield "\n" if number else ""
             yield text_gantt(one.timing, width, one.weight_versions, longest)
+            if one.timing.longest_stop:
+                yield f"the longest stop: {one.timing.longest_stop}\n"
         if len(evaluated) > 1:
             yield "\n" + _table(evaluated)
+
+
+def _as_run(timing: Timing, form: str) -> str:
+    """Return the text of a format that shows a recorded run: for Perfetto, or the page to step through."""
+    from minidist.report.stepper import show
+
+    traces = as_traces(timing)
+    return json.dumps(perfetto(traces)) + "\n" if form == "perfetto" else show(traces, title_of(timing)).page
 
 
 def picture(evaluated: Sequence[EvaluatedPlan], form: str, command: str) -> "Figure":
@@ -155,6 +167,7 @@ def _json(one: EvaluatedPlan) -> Iterator[str]:
         "name": plan.name,
         "lower_bound": timing.lower_bound,
         **({"peak_bytes": timing.peak_bytes} if timing.peak_bytes else {}),
+        **({"longest_stop": timing.longest_stop} if timing.longest_stop else {}),
     }
     yield "], " + json.dumps(rest)[1:]
 

@@ -1,6 +1,6 @@
 """The ZeRO bars: what one rank holds at each stage, stacked by kind, as in figure 1 of the paper.
 
-Proved by: tests/planning/test_memory_estimator.py
+Proved by: tests/planning/test_zero_stages.py
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,8 @@ COLOURS = {
     "gathered": MEMORY["unsharded"],
     "prefetch": MEMORY["communication"],
     "reducing": MEMORY["workspace"],
+    "workspace": MEMORY["stash"],
+    "constant": MEMORY["input"],
 }
 
 

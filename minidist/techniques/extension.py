@@ -22,7 +22,7 @@ the job at the same places. In the order of a job:
     reading(...)                 what makes the batches of a rank
     attached(strategy)           a context that lasts until the job ends, or has another layout
     for each step
-        before_step(samples)     all ranks together will read so many samples
+        before_step(samples)     all ranks together will read `samples` samples
         read(numbers, sides)     this rank has read the samples with these numbers
         targets(...)             what the loss of a micro-batch compares the model's outputs with
         scaled(loss)             the loss from which backward starts
@@ -118,13 +118,13 @@ class AxisRun:
 class Settings(BaseModel):
     """The flags of a technique. A field is a flag of `minidist train`, with its default, bounds and description."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Extension:
     """The base class: a technique that does nothing. A rank has one object of each technique that its job uses.
 
-    Settings: the flags, of which one differs from its default in a job that uses the technique. panel: their heading in
+    Settings: the flags; in a job that uses the technique one differs from its default. panel: their heading in
     `--help`. rules: what is refused. alone: flags that one data-parallel rank ignores, with a function that says when
     they have an effect all the same. matters_alone: settings of the trunk that have an effect on such a rank with the
     technique, with a function that says when. observes: whether the numbers of the training do not depend on the
@@ -132,10 +132,10 @@ class Extension:
     `--fold` is refused. key: the name of `state` in a checkpoint (default: the name of the class). fixed: the settings
     that a resumed job must have in common with the job that saved its checkpoint. by_content: those of them that
     `differs` compares where the checkpoint has a `state`, because they name a place. evaluations: how many losses
-    `evaluate` computes. periods: flags of what happens every so many steps, and how many steps must follow for it to
+    `evaluate` computes. periods: flags of what happens every N steps, and how many steps must follow for it to
     have an effect. jumps: the flag, where a number that differs in its last bit may change a choice. trains_alone:
     whether each data-parallel rank steps its replica with the gradient of its own rows (`meeting.py`). sums_buckets:
-    whether the technique sums whole buckets of gradients in an order of its own, in place of --reduction (`bucket.py`);
+    whether the technique sums whole buckets of gradients in its own order, in place of --reduction (`bucket.py`);
     both stages with a tied weight then have a bucket for it. own_state: of each kind of state that `of_rank` returns,
     what a checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what
     traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
@@ -166,7 +166,7 @@ class Extension:
     scale: float = 1.0
 
     def __init_subclass__(cls) -> None:
-        # A class of its own has a state of its own, also where it is derived from another extension.
+        # Every class has its own state, also where it is derived from another extension.
         cls.key = vars(cls).get("key") or cls.__name__
 
     def __init__(self, settings: Any) -> None:
@@ -252,7 +252,7 @@ class Extension:
     def loss(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
         """Return a loss function (logits, targets, divisor) in place of the job's, for steps and for evaluations.
 
-        comm: the ranks among which the vocabulary is split, each of which has the logits of its words.
+        comm: the ranks among which the vocabulary is split; each has the logits of its words.
         """
         return loss
 
@@ -405,7 +405,7 @@ class Extension:
         """
 
     def shards(self, axis: Any) -> dict[str, list[Any]]:
-        """Return what a checkpoint keeps beside the weights of a data axis, by kind: the tensor KIND/WEIGHT of each.
+        """Return what a checkpoint keeps with the weights of a data axis, by kind: the tensor KIND/WEIGHT of each.
 
         They are shards of `axis.weights()` with other values, and have the same places.
         """

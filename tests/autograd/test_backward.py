@@ -20,6 +20,7 @@ from minidist.autograd import (
 )
 from minidist.base.memory import account_memory
 from minidist.nn import MLP, FlatParameters, Linear
+from tests.cases import each
 
 
 def draws(*shape, seed=0):
@@ -32,8 +33,8 @@ def site_gradients(x, w):
     return x.T @ (ones @ w.T) + (x @ w).T @ ones
 
 
-@pytest.mark.parametrize("product", [ag.matmul, lambda a, w: ag.linear(a, w, weight_is_in_out=True)])
-@pytest.mark.parametrize("mode", ["now", "deferred", "recorded"])
+@each("product", [ag.matmul, lambda a, w: ag.linear(a, w, weight_is_in_out=True)])
+@each("mode", ["now", "deferred", "recorded"])
 def test_a_weight_used_at_two_sites_counts_twice_once_each(product, mode):
     """Museum 22: the weight-gradient pass double counts `x @ w @ w`."""
     x, w = draws(3, 4), Parameter(draws(4, 4, seed=1), name="w")

@@ -18,6 +18,7 @@ from minidist.autograd import (
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
 from minidist.nn import MLP, Dropout, FlatParameters, Linear, Sequential
+from tests.cases import each
 
 
 def draws(*shape, seed=0):
@@ -183,8 +184,8 @@ def test_recomputation_nests_and_passes_other_arguments():
         checkpoint(lambda t: [t], x)
 
 
-@pytest.mark.parametrize("used", [(0, 1), (1,), (0,)])
-@pytest.mark.parametrize("mode", ["now", "deferred"])
+@each("used", [(0, 1), (1,), (0,)])
+@each("mode", ["now", "deferred"])
 def test_a_recomputed_segment_may_return_several_tensors(used, mode):
     """Each output's gradient reaches the replay, whichever of them the loss uses; what they share is summed to the same
     bits.

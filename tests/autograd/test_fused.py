@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from minidist import autograd as ag
 from minidist.autograd import AutogradError, Parameter, Tensor, gradcheck
+from tests.cases import each
 
 modest = settings(max_examples=15, deadline=None)
 
@@ -83,7 +84,7 @@ def test_attention_of_small_shapes(batch, length, heads, size, p):
     gradcheck(ag.causal_attention_heads, *(draws(*shape, seed=i) for i in range(3)), parameters=p, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("length", [1, 63, 64, 65, 130, 200])
+@each("length", [1, 63, 64, 65, 130, 200])
 def test_attention_in_blocks_equals_the_composite(length):
     results = []
     for attention in (ag.causal_attention, ag.causal_attention_composite):
@@ -149,8 +150,8 @@ def test_cross_entropy(lead, classes, divisor, data):
     )
 
 
-@pytest.mark.parametrize("targets", [[0, 2, 1, 2], [2, 0, -1, 2], [2, 2, 2, 0]])
-@pytest.mark.parametrize("ignore", [2, 0, -1])
+@each("targets", [[0, 2, 1, 2], [2, 0, -1, 2], [2, 2, 2, 0]])
+@each("ignore", [2, 0, -1])
 def test_the_ignored_target_may_be_a_class(targets, ignore):
     """The id of a padding token is one: its rows count neither in the sum, nor in the mean, nor in the gradient."""
     logits, targets = draws(4, 3), np.array(targets)

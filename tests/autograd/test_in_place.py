@@ -21,6 +21,7 @@ from minidist.autograd import (
 )
 from minidist.base.errors import UsageError
 from minidist.nn import MLP, FlatParameters, Linear
+from tests.cases import each
 
 
 def draws(*shape):
@@ -33,8 +34,8 @@ def model_and_loss(model=None, x=None):
     return model, cross_entropy(model(x), np.arange(4) % 3)
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize(
+@each("flat", [False, True])
+@each(
     "change",
     [
         lambda p: p.data.__setitem__(..., p.data * 3),
@@ -177,8 +178,8 @@ def test_a_tensor_of_a_graph_cannot_be_copied_and_a_leaf_can():
 # --- divisors ---
 
 
-@pytest.mark.parametrize("divisor", [0, -1.0, float("nan"), np.float64(0)])
-@pytest.mark.parametrize("name", ["cross_entropy", "mse_loss"])
+@each("divisor", [0, -1.0, float("nan"), np.float64(0)])
+@each("name", ["cross_entropy", "mse_loss"])
 def test_a_divisor_that_is_not_above_zero_is_refused(name, divisor):
     x = Tensor(draws(2, 3), requires_grad=True)
     loss = {"cross_entropy": lambda: cross_entropy(x, np.zeros(2, int), divisor)}.get(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from minidist import autograd as ag
 from minidist.autograd import DtypeError, Parameter, ShapeError, Tensor, gradcheck
+from tests.cases import each
 
 modest = settings(max_examples=25, deadline=None)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
@@ -186,7 +187,7 @@ def test_embedding(indices, width, parameters):
 # --- errors, dtypes ---
 
 
-@pytest.mark.parametrize("name", BINARY)
+@each("name", BINARY)
 def test_errors_name_the_operation_and_both_shapes(name):
     if name == "minimum":
         name = "maximum"
@@ -194,7 +195,7 @@ def test_errors_name_the_operation_and_both_shapes(name):
         BINARY[name](Tensor(np.ones((2, 3))), Tensor(np.ones(4)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "message"),
     [
         (lambda: ag.matmul(Tensor(np.ones((2, 3))), Tensor(np.ones((4, 5)))), r"matmul.*\(2, 3\).*\(4, 5\)"),
@@ -228,8 +229,8 @@ def test_other_errors_name_operation_and_shapes(call, message):
 SCALARS = [2, 2.0, True, np.float64(2.0), np.float32(2.0), np.int64(2), np.array(2.0)]
 
 
-@pytest.mark.parametrize("scalar", SCALARS, ids=lambda s: f"{type(s).__name__}")
-@pytest.mark.parametrize("name", BINARY)
+@each("scalar", SCALARS, ids=lambda s: f"{type(s).__name__}")
+@each("name", BINARY)
 def test_float32_stays_float32_through_any_scalar(name, scalar):
     """Museum 26: a NumPy scalar promotes float32 weights to float64, and a peer receives them into a float32 buffer."""
     x = Tensor(np.ones(3, np.float32), requires_grad=True)

@@ -18,6 +18,7 @@ from minidist.base.array_interface import ArrayInterface, ArrayModule
 from minidist.base.device import creating_on, device_of
 from minidist.base.errors import UsageError
 from minidist.base.meta import MetaArray
+from tests.cases import each
 from tests.cupy.stand_in import Device, DeviceArray
 
 PACKAGE = Path(minidist.__file__).parent
@@ -164,7 +165,7 @@ def without_values(name, values):
     return None if name.startswith("empty") else values
 
 
-@pytest.mark.parametrize("name", sorted(FUNCTIONS))
+@each("name", sorted(FUNCTIONS))
 def test_every_function_takes_every_listed_parameter(name, backend):
     make, values = backend
     arguments, keywords = FUNCTION_CALLS[name]
@@ -175,7 +176,7 @@ def test_every_function_takes_every_listed_parameter(name, backend):
     same_kind(call(make, function, arguments, keywords, expected), expected, without_values(name, values))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS - ATTRIBUTES))
+@each("name", sorted(METHODS - ATTRIBUTES))
 def test_every_method_takes_every_listed_parameter(name, backend):
     make, values = backend
     arguments, keywords = METHOD_CALLS[name]
@@ -306,7 +307,7 @@ def test_no_source_above_base_reaches_around_the_interface():
     assert found == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "sentence"),
     [
         ("total = np.concatenate(arrays)", "uses np.concatenate"),

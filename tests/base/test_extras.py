@@ -11,6 +11,7 @@ import pytest
 from minidist import cli
 from minidist.base.errors import UsageError
 from minidist.base.extras import EXTRAS, extra
+from tests.cases import each
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -63,7 +64,7 @@ def test_each_package_is_in_the_extra_that_the_sentence_names():
         assert distribution in required(PROJECT["optional-dependencies"][name]), (package, name)
 
 
-@pytest.mark.parametrize("package", EXTRAS)
+@each("package", EXTRAS)
 def test_the_sentence_names_what_needs_it_the_package_and_the_extra(package, monkeypatch):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError) as error:

@@ -5,6 +5,7 @@ import pytest
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_RANKS, check_count, check_ranks, is_size, whole_number
 from minidist.cli import main
+from tests.cases import each
 
 
 @pytest.mark.parametrize("ranks", [0, -1, MAX_RANKS + 1, 10**400, 10**5000], ids=lambda ranks: len(f"{ranks:x}"))
@@ -31,9 +32,7 @@ def test_counts_sizes_and_whole_numbers():
     ]
 
 
-@pytest.mark.parametrize(
-    "value", ["a" * 10**6, "\0" * 79, ["b" * 50] * 9, 10**300, 10**5000, "c" * 79 + "'"], ids=range(6)
-)
+@each("value", ["a" * 10**6, "\0" * 79, ["b" * 50] * 9, 10**300, 10**5000, "c" * 79 + "'"], ids=range(6))
 def test_at_most_80_characters_of_a_value_are_quoted(value):
     assert len(quoted(value)) <= 80 + len(" (1,000,000 characters)")
     assert quoted("runs/" + "x" * 900 + "/job.toml").count("job.toml") == 1
@@ -49,7 +48,7 @@ def test_a_short_value_is_its_repr():
 DIGITS = "9" * 5_000
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments",
     [
         ["tiles", "--tp", str(10**18)],
@@ -85,8 +84,8 @@ def test_numbers_that_no_machine_can_take_are_one_sentence(arguments, capsys):
     assert len(said) < 600
 
 
-@pytest.mark.parametrize("flag", ["--lowered", "--recompute"])
-@pytest.mark.parametrize("plan", ["0F0,0B1,0F1\n1F0,1B0,1B0,1F1,1B1\n", "0F0,0F99999999,0B0\n", "99999999F0,0B0\n"])
+@each("flag", ["--lowered", "--recompute"])
+@each("plan", ["0F0,0B1,0F1\n1F0,1B0,1B0,1F1,1B1\n", "0F0,0F99999999,0B0\n", "99999999F0,0B0\n"])
 def test_a_plan_is_valid_before_it_is_lowered(flag, plan, tmp_path, capsys):
     (tmp_path / "plan.csv").write_text(plan)
     with pytest.raises(SystemExit) as done:

@@ -12,6 +12,7 @@ from minidist.base.errors import UsageError
 from minidist.base.meta import MAX_VALUES, MetaArray, creating_meta
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
+from tests.cases import each
 
 SHAPES = [(1,), (4,), (1, 3), (3, 1), (3, 2), (2, 3, 4), (1, 3, 2), (2, 1, 1)]
 FLOATS = [np.float16, np.float32, np.float64]
@@ -77,14 +78,14 @@ UNARY = (
 )
 
 
-@pytest.mark.parametrize("number", range(len(UNARY)))
+@each("number", range(len(UNARY)))
 def test_functions_of_one_array_give_what_numpy_gives(number):
     for shape, dtype in product(SHAPES, FLOATS):
         meta, real = both(shape, dtype)
         same(UNARY[number](meta), UNARY[number](real))
 
 
-@pytest.mark.parametrize(("shape", "first", "second"), [*product(SHAPES, FLOATS, FLOATS)])
+@each(("shape", "first", "second"), [*product(SHAPES, FLOATS, FLOATS)])
 def test_functions_of_two_arrays_give_what_numpy_gives(shape, first, second):
     (a, real_a), (b, real_b) = both(shape, first), both(shape[-1:], second)
     same(a + b, real_a + real_b)

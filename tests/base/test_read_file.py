@@ -12,9 +12,10 @@ from minidist.base.read_file import MAX_DEPTH, check_path, parse_json, parse_tom
 from minidist.base.trace_file import read_traces
 from minidist.job.checkpoint.directory import Checkpoint
 from minidist.pipeline.plan import read_csv
+from tests.cases import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         ('{"a": 1, "b": {"c": 2, "c": 3}}', "the key 'c' appears twice"),
@@ -42,7 +43,7 @@ def test_json_that_is_refused(text, reason, tmp_path):
     assert len(str(error.value)) < 400
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "reason"),
     [
         ("a = " + "[" * 20_000, "characters"),

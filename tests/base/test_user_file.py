@@ -7,6 +7,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.base.user_file import is_user_function, load_function
+from tests.cases import each
 
 
 def test_a_function_is_found_and_its_file_may_use_dataclasses(tmp_path):
@@ -25,7 +26,7 @@ def test_a_file_called_like_a_module_does_not_take_its_place(tmp_path):
     assert sys.modules["json"] is json
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "name", "words"),
     [
         ("def f(): return 1", "g", "has no function 'g'"),

@@ -14,6 +14,7 @@ from minidist.bench import virtual_collectives as virtual
 from minidist.collectives import ALGORITHMS, bus_factor, seconds, tuning
 from minidist.comm import LinkModel
 from minidist.report.crossover import crossover
+from tests.cases import each
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
@@ -140,7 +141,7 @@ def test_an_algorithm_of_a_file_is_timed_beside_the_others(tmp_path, capsys, mon
         ALGORITHMS["all_reduce"].update(before)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "words"),
     [
         (lambda: virtual.bench_virtual_collectives("allreduce"), "did you mean 'all_reduce'"),

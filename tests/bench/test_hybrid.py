@@ -24,6 +24,7 @@ def test_time_inside_messages_is_counted_once():
     assert not timer.inside
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(mpiexec() is None, reason="no mpiexec here")
 def test_a_small_layout():
     step, arithmetic = bench_hybrid(rounds=1, dp=1, tp=2, pp=1)["rows"]

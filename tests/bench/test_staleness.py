@@ -9,6 +9,7 @@ from minidist.base.errors import UsageError
 from minidist.bench.staleness import GRADIENT_SECONDS, staleness_runs
 from minidist.cli import main
 from minidist.report.staleness import staleness
+from tests.cases import each
 
 
 def test_a_slow_worker_sets_the_pace_of_bsp_and_in_the_long_run_of_ssp():
@@ -62,7 +63,7 @@ def main_without_exit(arguments):
     assert left.value.code in (0, None)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"workers": 0}, "--workers is 0; it must be from 1"),

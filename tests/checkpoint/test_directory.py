@@ -14,6 +14,7 @@ from minidist.base.layout import chunk_sizes, offsets
 from minidist.comm import SimWorld
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, ReplicaId, Storage, save
 from minidist.job.checkpoint.directory import _digest, save_bytes
+from tests.cases import each
 
 SHAPES = {"a": (7, 3), "b": (5,), "c": (2, 2, 2)}
 
@@ -69,8 +70,8 @@ def test_boxes_of_a_two_dimensional_split(tmp_path):
     assert np.array_equal(Checkpoint(tmp_path).read("w", 2, 9), np.arange(2.0, 9.0))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "bool"])
-@pytest.mark.parametrize("kept", [0.0, 0.2, 1.0])
+@each("dtype", ["float32", "float64", "float16", "bfloat16", "bool"])
+@each("kept", [0.0, 0.2, 1.0])
 def test_sparse_shards_store_what_is_not_zero_and_a_bit_for_each_element(dtype, kept, tmp_path):
     draws = np.random.default_rng(0)
     whole = (draws.random(1001) < kept) * draws.uniform(1, 2, 1001)
@@ -187,7 +188,7 @@ def test_killed_at_any_write_the_checkpoint_before_it_still_loads(victim, tmp_pa
     assert_holds(tmp_path, 2)
 
 
-@pytest.mark.parametrize("at", range(9))
+@each("at", range(9))
 def test_saving_a_step_again_does_not_touch_the_first_one(at, tmp_path):
     first = SimWorld(2).run(write, tmp_path, 1)[0]
     with pytest.raises(Killed):

@@ -24,6 +24,7 @@ from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig, resolve_dims
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 JOB = {"layers": 2, "width": 24, "heads": 3, "context": 8, "data": "markov", "steps": 2, "global_batch": 8}
 MODELS = {"gpt": {"model": "gpt"}, "llama": {"model": "llama", "kv_heads": 1}}
@@ -78,7 +79,7 @@ def test_several_files_with_an_index(written, tmp_path):
         assert np.array_equal(value, weights[name]), name
 
 
-@pytest.mark.parametrize("shards", [1, 3, 40])
+@each("shards", [1, 3, 40])
 def test_parts_of_every_tensor(written, shards, tmp_path):
     """Uneven rows, and with 40 shards files that have no row of the norms."""
     model, folder, weights = written
@@ -114,7 +115,7 @@ def test_damaged_parts_are_refused(written, tmp_path):
             loaded(config)
 
 
-@pytest.mark.parametrize("layout", ["zero3", "pp", "tp"])
+@each("layout", ["zero3", "pp", "tp"])
 def test_every_layout_begins_with_the_same_weights(written, layout):
     model, folder, _ = written
     if layout == "tp" and model["model"] == "llama":

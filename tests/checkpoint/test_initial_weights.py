@@ -14,6 +14,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"layers": 2, "width": 16, "heads": 2, "context": 6, "global_batch": 4, "steps": 2}
@@ -40,7 +41,7 @@ def trained(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each("layout", LAYOUTS)
 def test_every_layout_begins_with_the_weights_and_with_nothing_else(layout, trained):
     new = {"data": f"text:{ROOT / 'CHANGELOG.md'}", "seed": 7, "optimizer": "sgd", "lr": 0.5, "precision": "fp64"}
     losses = run(layout, init_from=trained, **new).losses

@@ -10,6 +10,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.job.checkpoint import Checkpoint, RankState, Storage, rank_state_shards, read_rank_state, save
+from tests.cases import each
 from tests.checkpoint.test_directory import assert_holds, write
 
 
@@ -125,8 +126,8 @@ def saved(directory, ranks):
     return Checkpoint(directory)
 
 
-@pytest.mark.parametrize("before", [1, 2, 3, 5])
-@pytest.mark.parametrize("after", [1, 2, 3, 4, 8])
+@each("before", [1, 2, 3, 5])
+@each("after", [1, 2, 3, 4, 8])
 def test_residuals_keep_their_sum_on_any_number_of_ranks(before, after, tmp_path):
     checkpoint = saved(tmp_path, before)
     shares = [read_rank_state(checkpoint, "residual/w", rank, after) for rank in range(after)]

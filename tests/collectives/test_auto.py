@@ -10,6 +10,7 @@ from minidist.base.errors import MismatchError
 from minidist.collectives import ALGORITHMS, TwoLevel
 from minidist.collectives.auto import cheapest, choose, fastest, virtual_seconds
 from minidist.comm import LinkModel, SimWorld
+from tests.cases import each
 from tests.collectives.cases import ALL, Case
 from tests.collectives.virtual_time import seconds
 
@@ -57,7 +58,7 @@ def test_it_matters_and_no_algorithm_is_always_best():
     assert long[0] > 2 * long[1]
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), ALL)
+@each(("operation", "algorithm"), ALL)
 def test_meta_arrays_take_the_time_of_real_arrays(operation, algorithm):
     """The same code on data: the same seconds."""
     ranks = 5
@@ -68,8 +69,8 @@ def test_meta_arrays_take_the_time_of_real_arrays(operation, algorithm):
     assert seconds(operation, algorithm, ranks, nbytes) == pytest.approx(world.end_time, rel=1e-12)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("ranks", [1, 4, 7])
+@each("operation", OPERATIONS)
+@each("ranks", [1, 4, 7])
 def test_auto_is_the_algorithm_that_it_chose(operation, ranks):
     case = Case(operation, "auto", ranks, 24)
     world = SimWorld(ranks)
@@ -124,8 +125,8 @@ def test_each_communicator_chooses_by_its_own_links():
     assert both == fastest("all_reduce", 2**16, TWO_NODES, tuple(range(16)))
 
 
-@pytest.mark.parametrize(("ranks", "links"), [(8, TWO_NODES), (7, RAGGED)], ids=["equal nodes", "ragged nodes"])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@each(("ranks", "links"), [(8, TWO_NODES), (7, RAGGED)], ids=["equal nodes", "ragged nodes"])
+@each("operation", OPERATIONS)
 def test_within_5_percent_where_links_differ_by_node(operation, ranks, links):
     for nbytes in (1, 2**12, 2**16, 2**20, 2**24):
         fixed = {name: seconds(operation, name, ranks, nbytes, links) for name in ALGORITHMS[operation]}

@@ -1,5 +1,6 @@
 """The recorded messages, bytes and virtual times are those of the closed forms, for every algorithm there is."""
 
+from itertools import product
 from math import ceil, log2
 
 import numpy as np
@@ -10,6 +11,7 @@ from minidist.base.layout import chunk_sizes
 from minidist.collectives import recursive_doubling, recursive_halving, seconds, volume
 from minidist.collectives.folding import Fold
 from minidist.comm import LinkModel, SimWorld
+from tests.cases import each
 from tests.collectives.cases import ALL, Case
 from tests.collectives.ragged_times import pairwise, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
@@ -25,10 +27,9 @@ def volume_of(case, rank):
     return volume(case.operation, case.algorithm, elements, case.ranks, rank, case.root, **options)
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), ALL)
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("async_op", [False, True])
-def test_messages_and_bytes_of_each_rank(operation, algorithm, ranks, async_op):
+@each(("kind", "ranks", "async_op"), list(product(ALL, RANKS, (False, True))), sampled=4)
+def test_messages_and_bytes_of_each_rank(kind, ranks, async_op):
+    operation, algorithm = kind
     for size in (0, 1, ranks, 5 * ranks + 2):
         ragged = tuple(chunk_sizes(size, ranks)[::-1])
         for counts in {None, ragged}:
@@ -41,7 +42,7 @@ def test_messages_and_bytes_of_each_rank(operation, algorithm, ranks, async_op):
                 assert all(m.operation == f"{operation}/{algorithm}" for m in trace.messages)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@each("ranks", RANKS)
 def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
     size = 6 * ranks
     for rank in range(ranks):
@@ -51,10 +52,10 @@ def test_where_the_ranks_divide_the_size_volumes_are_the_papers(ranks):
             assert volume(half, "ring", size, ranks, rank) == (ranks - 1, (ranks - 1) * size // ranks)
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), ALL)
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
-@pytest.mark.parametrize("async_op", [False, True])
+@each(("operation", "algorithm"), ALL)
+@each("ranks", RANKS)
+@each("eager_bytes", [0, 1 << 20])
+@each("async_op", [False, True])
 def test_virtual_time(operation, algorithm, ranks, eager_bytes, async_op):
     size = 16 * ranks
     counts = None if operation == "all_to_all" else (16,) * ranks
@@ -77,9 +78,9 @@ RAGGED = {
 }
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), RAGGED)
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+@each(("operation", "algorithm"), RAGGED)
+@each("ranks", RANKS)
+@each("eager_bytes", [0, 1 << 20])
 def test_virtual_time_from_the_actual_chunk_sizes(operation, algorithm, ranks, eager_bytes):
     for size, seed in ((5 * ranks + 2, 0), (40, 1), (ranks - 1, 2), (0, 3)):
         cuts = np.sort(np.random.default_rng(seed).integers(0, size + 1, ranks - 1))
@@ -118,7 +119,7 @@ def test_an_uneven_all_to_all_takes_longer_when_sends_wait_for_their_receivers()
     assert any(waiting > free for waiting, free in zip(times[::2], times[1::2], strict=True))
 
 
-@pytest.mark.parametrize("ranks", [*RANKS, 1000])
+@each("ranks", [*RANKS, 1000])
 def test_barrier(ranks):
     world = SimWorld(ranks, links=LinkModel(alpha=ALPHA, beta=BETA))
     world.run(lambda comm: comm.barrier())

@@ -14,6 +14,7 @@ from minidist import collectives
 from minidist.base.errors import CommunicationError, MismatchError, UsageError
 from minidist.collectives.operations import divide
 from minidist.comm import SimWorld
+from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, OPS, Case, contribution, primes
 
 SENDS = [0, 24, 1 << 20]  # synchronous; short ones buffered; all buffered
@@ -46,8 +47,8 @@ def test_every_rank_gets_its_result_to_the_bit(operation, algorithm, data):
         case.check(rank, result)
 
 
-@pytest.mark.parametrize("algorithm", ["naive", "ring", "ordered"])
-@pytest.mark.parametrize("ranks", range(1, 10))
+@each("algorithm", ["naive", "ring", "ordered"])
+@each("ranks", range(1, 10))
 def test_a_sum_of_primes_is_the_sum_of_all_primes(ranks, algorithm):
     """The same, against arithmetic that knows nothing of chunks and orders."""
 
@@ -60,7 +61,7 @@ def test_a_sum_of_primes_is_the_sum_of_all_primes(ranks, algorithm):
         assert np.array_equal(result, total)
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "broadcast", "reduce")])
+@each(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "broadcast", "reduce")])
 def test_shapes_of_several_dims_and_of_none(operation, algorithm):
     def program(comm, shape):
         array = np.full(shape, float(comm.rank + 1))
@@ -91,7 +92,7 @@ def test_many_collectives_in_flight_at_once_do_not_meet():
         assert np.array_equal(results[6], np.full(3, 4.0))
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in ("reduce", "gather", "all_to_all")])
+@each(("operation", "algorithm"), [a for a in ALL if a[0] in ("reduce", "gather", "all_to_all")])
 def test_a_result_on_one_rank_is_an_array_of_its_own(operation, algorithm):
     """Also where nothing is sent: who changes the result must not change what was reduced."""
 
@@ -104,8 +105,8 @@ def test_a_result_on_one_rank_is_an_array_of_its_own(operation, algorithm):
     assert SimWorld(1).run(program) == [[0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("algorithm", ["ring", "naive", "ordered", "recursive_doubling", "rabenseifner"])
+@each("dtype", ["float16", "bfloat16"])
+@each("algorithm", ["ring", "naive", "ordered", "recursive_doubling", "rabenseifner"])
 def test_an_average_in_half_precision_overflows_in_silence_as_a_sum_does(algorithm, dtype):
     """Each addition is one of float32, rounded; a loss scaler looks for the infinity, and no warning is printed."""
 
@@ -217,10 +218,8 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize(
-    ("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "reduce_scatter", "reduce")]
-)
-@pytest.mark.parametrize("dtype", ["int8", "uint16", "int32"])
+@each(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "reduce_scatter", "reduce")])
+@each("dtype", ["int8", "uint16", "int32"])
 def test_a_sum_of_integers_that_is_too_large_is_refused(operation, algorithm, dtype):
     """NumPy keeps the lower bits."""
     largest = np.iinfo(dtype).max
@@ -247,18 +246,18 @@ def test_ranks_that_pass_other_shapes_are_told(operation, shapes):
     def program(comm):
         getattr(collectives, operation)(comm, np.ones(shapes[comm.rank]))
 
-    with pytest.raises(MismatchError, match=r"^shape mismatch: rank . sent .*\[2, 3\].*an array of the same shape"):
+    with pytest.raises(MismatchError, match=r"^shape mismatch: .*\[2, 3\].*an array of the same shape"):
         SimWorld(2).run(program)
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "broadcast", "reduce")])
+@each(("operation", "algorithm"), [a for a in ALL if a[0] in ("all_reduce", "broadcast", "reduce")])
 def test_an_array_of_2_by_3_does_not_meet_one_of_3_by_2(operation, algorithm):
     """Also where the algorithm sends it flattened, in segments."""
 
     def program(comm):
         getattr(collectives, operation)(comm, np.ones([(2, 3), (3, 2)][comm.rank]), algorithm=algorithm)
 
-    with pytest.raises(MismatchError, match=r"^shape mismatch: rank . sent .*\[[23], [32]\]"):
+    with pytest.raises(MismatchError, match=r"^shape mismatch: .*\[2, 3\] on rank 0.*\[3, 2\] on rank 1"):
         SimWorld(2).run(program)
 
 
@@ -270,10 +269,10 @@ UNLIKE_ROOTS = {
 }
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), [a for a in ALL if a[0] in UNLIKE_ROOTS])
-@pytest.mark.parametrize("roots", [(0, 1), (1, 0), (0, 0, 1), (0, 1, 2), (2, 2, 1, 2)], ids=str)
-@pytest.mark.parametrize("eager_bytes", SENDS)
-@pytest.mark.parametrize("async_op", [False, True])
+@each(("operation", "algorithm"), [a for a in ALL if a[0] in UNLIKE_ROOTS])
+@each("roots", [(0, 1), (1, 0), (0, 0, 1), (0, 1, 2), (2, 2, 1, 2)], ids=str)
+@each("eager_bytes", SENDS)
+@each("async_op", [False, True])
 def test_unlike_roots_are_named_with_the_ranks_that_passed_them(operation, algorithm, roots, eager_bytes, async_op):
     """Whether two messages meet, every rank waits, or one is left over; each sentence has the roots of two ranks."""
 
@@ -313,7 +312,7 @@ def _reduce_scatter_in_place(comm):
     return collectives.reduce_scatter(comm, array, out=array[2 * comm.rank : 2 * comm.rank + 2])
 
 
-@pytest.mark.parametrize("what", BAD)
+@each("what", BAD)
 def test_wrong_arguments_are_refused_with_the_remedy(what):
     call, words = BAD[what]
     with pytest.raises(UsageError, match=words):
@@ -351,12 +350,15 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("what", UNLIKE)
-@pytest.mark.parametrize("eager_bytes", SENDS)
+@each("what", UNLIKE)
+@each("eager_bytes", SENDS)
 def test_ranks_that_pass_unlike_arguments_are_told_at_once(what, eager_bytes):
     """One sentence that names both ranks and what each of them has."""
     call, words = UNLIKE[what]
     with pytest.raises(MismatchError, match=words) as error:
         SimWorld(2, eager_bytes=eager_bytes).run(call)
-    assert re.search(r"rank [01] sent .*, rank [01] expected ", str(error.value))
+    assert re.search(
+        r"call 0 of world is .* on rank 0.* and .* on rank 1|rank [01] sent all_to_all.*, rank [01] expected",
+        str(error.value),
+    )
     assert "\n" not in str(error.value)

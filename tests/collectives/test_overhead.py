@@ -7,14 +7,15 @@ from minidist.base.errors import UsageError
 from minidist.collectives import seconds
 from minidist.collectives.auto import cheapest, choose, virtual_seconds
 from minidist.comm import LinkModel, SimWorld
+from tests.cases import each
 from tests.collectives.cases import ALL, Case
 
 ALPHA, BETA, OVERHEAD = 2.0**-10, 2.0**-20, 2.0**-12  # binary fractions: sums of them are exact
 LINKS = LinkModel(ALPHA, BETA, overhead=OVERHEAD)
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), ALL)
-@pytest.mark.parametrize("ranks", [2, 3, 5, 8])
+@each(("operation", "algorithm"), ALL)
+@each("ranks", [2, 3, 5, 8])
 def test_virtual_time_is_the_formula_with_the_overhead(operation, algorithm, ranks):
     counts = None if operation == "all_to_all" else (16,) * ranks
     case = Case(operation, algorithm, ranks, 16 * ranks, counts=counts, root=ranks // 2)

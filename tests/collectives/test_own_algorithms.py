@@ -13,6 +13,7 @@ from minidist.collectives.auto import cheapest
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.parallel import DistributedDataParallel
+from tests.cases import each
 
 STAR = textwrap.dedent(
     '''
@@ -176,7 +177,7 @@ def use(operation, function):
     return SimWorld(1).run(program)
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@each("what", REFUSED)
 @pytest.mark.usefixtures("file")
 def test_what_cannot_work_is_refused_with_the_remedy(what):
     call, words = REFUSED[what]

@@ -13,6 +13,7 @@ from minidist.base.layout import chunk_sizes
 from minidist.collectives import seconds, volume
 from minidist.collectives.segmented_ring import SEGMENT_BYTES
 from minidist.comm import LinkModel, SimWorld
+from tests.cases import each
 from tests.collectives.cases import ALL, DTYPES, Case
 
 A, B, N = 2.0**-10, 2.0**-20, 3 * 2.0**12
@@ -30,13 +31,13 @@ PAPERS = {
 }
 
 
-@pytest.mark.parametrize(("operation", "algorithm"), PAPERS)
-@pytest.mark.parametrize("ranks", POWERS)
+@each(("operation", "algorithm"), PAPERS)
+@each("ranks", POWERS)
 def test_times_of_the_papers(operation, algorithm, ranks):
     assert seconds(operation, algorithm, N, ranks, A, B) == PAPERS[operation, algorithm](ranks)
 
 
-@pytest.mark.parametrize("ranks", range(1, 65))
+@each("ranks", range(1, 65))
 def test_other_numbers_of_ranks_stay_within_the_papers_bounds(ranks):
     """Rabenseifner for any n, as MPICH states it with q, the largest power of two in n; trees take ceil(log2 n)."""
     q = 2 ** floor(log2(ranks))
@@ -60,7 +61,7 @@ def test_volumes_of_the_papers(ranks):
         assert volume("all_to_all", "bruck", size, ranks, rank) == (rounds, size // 2 * rounds)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 64])
+@each("ranks", [1, 2, 3, 4, 7, 64])
 def test_a_segmented_chain_takes_the_time_of_a_pipeline(ranks):
     k = 12
     time = seconds("broadcast", "segmented_ring", k * SEGMENT_BYTES, ranks, A, B)
@@ -68,10 +69,10 @@ def test_a_segmented_chain_takes_the_time_of_a_pipeline(ranks):
     assert time == (hops + (k - 1) * SEGMENT_BYTES * B if ranks > 1 else 0)
 
 
-@pytest.mark.parametrize("operation", ["broadcast", "reduce", "all_reduce"])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
-@pytest.mark.parametrize("alpha", [2.0**-10, 1.0])  # the port is the bottleneck; the latency is
-@pytest.mark.parametrize("eager_bytes", [0, 1 << 30])
+@each("operation", ["broadcast", "reduce", "all_reduce"])
+@each("ranks", [2, 3, 5])
+@each("alpha", [2.0**-10, 1.0])  # the port is the bottleneck; the latency is
+@each("eager_bytes", [0, 1 << 30])
 def test_several_segments(operation, ranks, alpha, eager_bytes):
     """Values, messages, bytes and time where messages are really cut; sums in the ring's order."""
     size = 3 * SEGMENT_BYTES // 8 * (ranks if operation == "all_reduce" else 1)
@@ -109,8 +110,8 @@ def test_segments_of_unequal_size_and_another_dtype():
     assert {m.nbytes for m in world.traces[0].sent()} != {SEGMENT_BYTES}
 
 
-@pytest.mark.parametrize("algorithm", sorted(name for operation, name in ALL if operation == "all_reduce"))
-@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 8])
+@each("algorithm", sorted(name for operation, name in ALL if operation == "all_reduce"))
+@each("ranks", [2, 3, 4, 7, 8])
 def test_all_ranks_have_the_same_bits_even_of_zeros_and_nans(algorithm, ranks):
     """max(0, -0) and the sum of two NaNs depend on which comes first: everybody must take the same first."""
 

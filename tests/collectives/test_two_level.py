@@ -13,6 +13,7 @@ from minidist.collectives.auto import virtual_seconds
 from minidist.collectives.two_level import sends_inside_and_across, two_level_seconds
 from minidist.comm import LinkModel, SimWorld
 from minidist.comm.mesh import init_device_mesh
+from tests.cases import each
 from tests.collectives.cases import OPS, UFUNCS, primes
 
 FAST, SLOW = (2.0**-20, 2.0**-30), (2.0**-10, 2.0**-20)
@@ -38,8 +39,8 @@ def test_values_for_any_colouring(colors, size, op, async_op, data):
     check_values(colors, size, op, async_op, root, eager, cuts)
 
 
-@pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("colors", [(0, 1, 1), (2, 0, 2, 0, 2), (0, 1, 1, 0)], ids=str)
+@each("op", OPS)
+@each("colors", [(0, 1, 1), (2, 0, 2, 0, 2), (0, 1, 1, 0)], ids=str)
 def test_values_of_every_operation_on_equal_and_unequal_nodes(colors, op):
     """What a draw may miss: each operation with data in every chunk."""
     n = len(colors)
@@ -95,8 +96,8 @@ def on_mesh(comm, size, shape):
     return array, before[0], comm.time() - before[1]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 4), (4, 1), (2, 3), (3, 2), (4, 4)])
-@pytest.mark.parametrize("size", [0, 1, 5, 11, 96])
+@each("shape", [(1, 1), (1, 4), (4, 1), (2, 3), (3, 2), (4, 4)])
+@each("size", [0, 1, 5, 11, 96])
 def test_traffic_inside_and_across(shape, size):
     nodes, local = shape
     world = SimWorld(nodes * local)
@@ -133,8 +134,8 @@ def call(comm, colors, operation, *arguments, **options):
     return before
 
 
-@pytest.mark.parametrize("colors", [[0, 0, 1, 1], [0, 1, 0, 1, 0, 1], [2, 2, 2], [0, 1, 2]])
-@pytest.mark.parametrize("operation", ["reduce_scatter", "all_gather"])
+@each("colors", [[0, 0, 1, 1], [0, 1, 0, 1, 0, 1], [2, 2, 2], [0, 1, 2]])
+@each("operation", ["reduce_scatter", "all_gather"])
 def test_traffic_of_reduce_scatter_and_all_gather(operation, colors):
     n, places = len(colors), {c: [r for r, color in enumerate(colors) if color == c] for c in dict.fromkeys(colors)}
     counts = [3 + (5 * rank) % 4 for rank in range(n)]
@@ -151,8 +152,8 @@ def test_traffic_of_reduce_scatter_and_all_gather(operation, colors):
         assert traffic == ((inside[0], 8 * inside[1]), (across[0], 8 * across[1]))
 
 
-@pytest.mark.parametrize("colors", [[0, 0, 1, 1], [0, 1, 1, 1, 2], [0, 1, 2]])
-@pytest.mark.parametrize("operation", ["broadcast", "reduce"])
+@each("colors", [[0, 0, 1, 1], [0, 1, 1, 1, 2], [0, 1, 2]])
+@each("operation", ["broadcast", "reduce"])
 def test_a_slow_link_carries_the_array_once_for_each_node(operation, colors):
     for root in range(len(colors)):
         world = SimWorld(len(colors))

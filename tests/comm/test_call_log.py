@@ -1,17 +1,16 @@
 """The log of a rank's collective calls: what its messages say of them, and the sentence of two that differ."""
 
-import pytest
-
 from minidist.comm import SimWorld
 from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import CallSite
+from tests.cases import each
 
 HERE, THERE = CallSite("/here.py", 3), CallSite("/there.py", 5)
 
 
 def log_of(*keys, site=HERE, kept=8):
     """The calls of a rank that are remembered."""
-    return [(number, key, site) for number, key in enumerate(keys)][-kept:]
+    return [(number, key, site, None) for number, key in enumerate(keys)][-kept:]
 
 
 def said_by(*keys):
@@ -66,7 +65,7 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("what", UNLIKE)
+@each("what", UNLIKE)
 def test_the_first_call_that_differs_is_named(what):
     keys, words = UNLIKE[what]
     logs = {rank: log_of(*of_rank) for rank, of_rank in enumerate(keys)}
@@ -79,6 +78,33 @@ def test_the_first_call_that_differs_is_named(what):
 def test_lines_that_differ_are_named_both():
     logs = {0: log_of("barrier"), 1: log_of("split", site=THERE)}
     assert "is barrier on rank 0 at /here.py:3 and split on rank 1 at /there.py:5; every" in unlike_calls("world", logs)
+
+
+ARRAYS = {
+    "sizes": (
+        "all_reduce/ring",
+        [("float32", (2,)), ("float32", (3,))],
+        "shape mismatch: call 0 of world is all_reduce of float32[2] on rank 0 and of"
+        " float32[3] on rank 1, at /here.py:3; every rank must pass an array of the same shape",
+    ),
+    "dtypes": (
+        "reduce/naive root 1",
+        [("float32", (2,)), ("float64", (2,))],
+        "dtype mismatch: call 0 of world is reduce of float32[2] on rank 0 and of float64[2] on rank 1",
+    ),
+    "shapes of one size": ("all_reduce/ring", [("float32", (2, 3)), ("float32", (3, 2))], ""),
+    "parts of a gather": ("all_gather/ring", [("float32", (2,)), ("float32", (3,))], ""),
+}
+
+
+@each("what", ARRAYS)
+def test_arrays_are_compared_where_every_rank_must_pass_the_same(what):
+    key, passed, words = ARRAYS[what]
+    calls = {rank: [(0, key, HERE, array)] for rank, array in enumerate(passed)}
+    assert unlike_calls("world", calls).startswith(words)
+    assert bool(unlike_calls("world", calls)) == bool(words)
+    met = unlike_calls("world", calls, met=0)
+    assert bool(met) == (what != "shapes of one size"), "of a call whose messages have not fitted"
 
 
 def test_calls_that_are_not_known_any_more_are_no_difference():

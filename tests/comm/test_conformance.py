@@ -8,15 +8,16 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.comm import ANY, SimWorld, replay
+from tests.cases import each
 from tests.comm import programs
 
 PROGRAMS = ["every_collective", "two_levels", "groups_and_streams", "parts_of_calls", "messages_of_all_sizes"]
 SENDS = {"synchronous": 0, "buffered": 1 << 30}
 
 
-@pytest.mark.parametrize("sends", SENDS)
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("sends", SENDS)
+@each("ranks", [2, 3, 4, 8])
+@each("name", PROGRAMS)
 def test_the_programs_run_in_the_simulated_world(name, ranks, sends):
     SimWorld(ranks, eager_bytes=SENDS[sends]).run(getattr(programs, name))
 
@@ -63,6 +64,7 @@ def test_4_ranks(comm, name):
     check(comm, name)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.mpi(8)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_8_ranks(comm, name):

@@ -11,6 +11,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld, launch
+from tests.cases import each
 
 
 def loop(comm):
@@ -42,7 +43,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("main", "words"), CASES)
+@each(("main", "words"), CASES)
 def test_what_has_not_run_is_refused(main, words):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no coroutine "was never awaited"

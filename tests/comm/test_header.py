@@ -22,9 +22,10 @@ from minidist.comm.header import (
     pack,
     unpack,
 )
+from tests.cases import each
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3), (1, 2, 3, 4, 5), (2**31,)])
+@each("shape", [(), (0,), (3,), (2, 3), (1, 2, 3, 4, 5), (2**31,)])
 def test_what_is_packed_comes_back(shape):
     header = Header("all_reduce/ordered", "bfloat16", 2 * int(np.prod(shape)), shape)
     assert len(pack(header) + NO_CALLS + NO_CHECKSUM) == HEADER_BYTES
@@ -54,8 +55,8 @@ def test_headers_that_differ_stay_different():
     assert len({pack(header) for header in headers}) == len(headers)
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_halving", "a_very_long_name_of_an_algorithm"])
-@pytest.mark.parametrize(
+@each("algorithm", ["ring", "recursive_halving", "a_very_long_name_of_an_algorithm"])
+@each(
     ("sent", "expected", "words"),
     [
         (" [2, 3]", " [3, 2]", "^shape mismatch: .*an array of the same shape"),
@@ -68,7 +69,7 @@ def test_headers_that_differ_stay_different():
         (" sync", " ssp:3 of 7 keys", "^argument mismatch: .*with the same arguments"),
     ],
 )
-@pytest.mark.parametrize("packed", [False, True])
+@each("packed", [False, True])
 def test_arguments_that_differ_are_not_called_another_operation(algorithm, sent, expected, words, packed):
     """Also when 24 bytes are too few for the operation and its arguments; in the simulated world nothing is cut."""
     names = [f"reduce_scatter/{algorithm}{arguments}" for arguments in (sent, expected)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.collectives import all_gather
 from minidist.comm import SimWorld, init_device_mesh
+from tests.cases import each
 
 NAMES = ("pp", "dp", "tp", "cp")
 
@@ -39,7 +40,7 @@ def check_axis_groups(shape):
             assert coordinates[name] == mine[axis]
 
 
-@pytest.mark.parametrize("shape", [(1,), (4,), (2, 3), (3, 2), (2, 2, 2), (2, 3, 2), (1, 3, 2, 2)])
+@each("shape", [(1,), (4,), (2, 3), (3, 2), (2, 2, 2), (2, 3, 2), (1, 3, 2, 2)])
 def test_a_group_along_an_axis_differs_in_that_axis_only(shape):
     check_axis_groups(shape)
 

@@ -8,10 +8,11 @@ import pytest
 from minidist.base.errors import CommunicationError, MismatchError
 from minidist.collectives import all_gather, all_reduce, gather, reduce_scatter, scatter
 from minidist.comm import SimWorld
+from tests.cases import each
 from tests.comm.mismatches import TABLE
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+@each("row", TABLE, ids=lambda row: row.name)
 def test_simulated_ranks_that_disagree(row):
     with pytest.raises(CommunicationError) as caught:
         SimWorld(2).run(row.function)
@@ -20,7 +21,7 @@ def test_simulated_ranks_that_disagree(row):
     assert ("\n" in str(caught.value)) == ("hint" in row.words)
 
 
-@pytest.mark.parametrize("row", [row for row in TABLE if "hint" not in row.words], ids=lambda row: row.name)
+@each("row", [row for row in TABLE if "hint" not in row.words], ids=lambda row: row.name)
 def test_simulated_ranks_that_disagree_and_whose_sends_are_buffered(row):
     with pytest.raises(CommunicationError) as caught:
         SimWorld(2, eager_bytes=1000).run(row.function)

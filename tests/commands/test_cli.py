@@ -336,6 +336,26 @@ def test_compare_says_how_far_it_is_when_it_takes_long(here, monkeypatch, flags,
     assert lines == both
 
 
+def test_a_flag_has_the_names_that_the_other_commands_give_it(here):
+    """A setting that is given by another name is given: it is written without a comment, and contradicts a file."""
+    canonical = ["--width", "32", "--context=16", "--chunks", "2", "--micro-batch", "4", "--lr", "0.1", "--pp", "2"]
+    other = ["--hidden", "32", "--seq=16", "--vp", "2", "--batch", "4", "--learning-rate", "0.1", "--stages", "2"]
+    expected = here("train", *canonical, "--print-config")
+    assert expected.returncode == 0
+    assert here("train", *other, "--print-config").stdout == expected.stdout
+    layout = ["--heads", "4", "--layers", "2", "--gpus", "2", "--global-batch", "4", "--json"]
+    planned = here("plan", "--hidden", "64", "--seq", "32", "--vp", "1", "--micro-batch", "1", *layout)
+    assert planned.returncode == 0
+    renamed = here("plan", "--width", "64", "--context", "32", "--chunks", "1", "--batch", "1", *layout)
+    assert renamed.stdout == planned.stdout
+    memory = here("memory", "--model", "gpt2", "--seq", "64", "--batch", "2", "--json")
+    assert here("memory", "--model", "gpt2", "--context", "64", "--micro-batch", "2", "--json").stdout == memory.stdout
+    # Each name belongs to one thing, and the flags of a script stay as they are.
+    names = [name for names in app.SYNONYMS for name in names]
+    assert len(names) == len(set(names))
+    assert app.in_own_words(["run", "x.py", "--gpus", "2"], app.command_line("run"), "run")[2] == "--gpus"
+
+
 def test_the_list_of_commands_says_what_each_of_them_says():
     assert {name: app.loaded(name).__doc__.splitlines()[0] for name in app.COMMANDS} == app.COMMANDS
     assert {name: app.loaded(name).info.help for name in app.GROUPS} == app.GROUPS

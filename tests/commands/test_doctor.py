@@ -12,6 +12,7 @@ from minidist.collectives import tuning
 from minidist.comm.launcher import run_under_mpiexec
 from minidist.commands import doctor
 from minidist.commands.doctor import RankFacts, judge_ranks, launcher_finding, launcher_of, spans
+from tests.cases import each
 from tests.mpi_runner import mpiexec
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}
@@ -26,7 +27,7 @@ def test_a_launcher_is_recognised_by_its_variables():
     assert launcher_of(PMIX)[1:] == (3, 8)
 
 
-@pytest.mark.parametrize(
+@each(
     ("environment", "size", "ok", "words"),
     [
         ({}, 1, True, "none, this is one process"),

@@ -23,12 +23,15 @@ BEGINS = {
     ".json": b"",
     ".txt": b"",
     ".xml": b"<?xml",
+    ".gift": b"::1 ",
+    ".zip": b"PK",
+    ".gif": b"GIF89a",
 }
 PICTURES = (".svg", ".pdf", ".png")
 # Every command that writes a file with a format: the rest of its command line, its flag, and the endings.
 CASES = {
-    "schedule": (["1f1b", *PLAN], "-o", (".txt", ".csv", ".json", *PICTURES)),
-    "report": (["t.jsonl"], "-o", (*PICTURES, ".json", ".html", ".htm")),
+    "schedule": (["1f1b", *PLAN], "-o", (".txt", ".csv", ".json", *PICTURES, ".html", ".htm")),
+    "report": (["t.jsonl"], "-o", (*PICTURES, ".json", ".html", ".htm", ".gif")),
     "plan": (CLUSTER, "-o", PICTURES),
     "memory": (["--params", "1e6"], "-o", PICTURES),
     "tiles": ([], "-o", PICTURES),
@@ -36,7 +39,8 @@ CASES = {
     "museum": (["5", "--no-tests"], "-o", PICTURES),
     "profile": ([*TINY, "--rounds", "1"], "-o", (".json",)),
     "bench collectives": (["--simulated", "--ranks", "2", "--sizes", "4,64"], "--picture", PICTURES),
-    "lesson quiz": (["--questions", "1"], "-o", (".csv", ".xml")),
+    "lesson quiz": (["--questions", "1"], "-o", (".csv", ".gift", ".zip", ".xml")),
+    "lesson autograder": (["17"], "-o", (".zip", ".json")),
     "lesson slides": (["90", "--folder", "lessons"], "-o", (".html",)),
 }
 EVERY = [(command, ending) for command, (_, _, endings) in CASES.items() for ending in endings]
@@ -78,6 +82,7 @@ def test_every_command_that_writes_to_a_name_has_a_case():
     assert found - folders == set(CASES)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("command", "ending"), EVERY, ids=str)
 def test_the_ending_decides_what_is_written(command, ending, run):
     words, flag, _ = CASES[command]
@@ -134,6 +139,8 @@ def test_a_format_that_contradicts_the_ending_is_one_sentence(words, name, run):
         (["schedule", "1f1b", *PLAN, "--json"], "j.json"),
         (["memory", "--params", "1e6", "--format", "svg"], "m.png"),
         (["report", "t.jsonl", "--picture", "lanes"], "l.png"),
+        (["report", "t.jsonl", "--picture", "steps"], "s.html"),
+        (["schedule", "1f1b", *PLAN], "s.html"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else value,
 )

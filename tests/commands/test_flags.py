@@ -14,6 +14,7 @@ from minidist.base.limits import MAX_VALUE, MIN_VALUE
 from minidist.comm import LinkModel
 from minidist.commands.flags import above_zero, within_limits
 from minidist.job.config.train_config import TrainConfig
+from tests.cases import each
 
 OUT_OF_RANGE = ("nan", "inf", "-inf", "-1", "-1e-308", "1e-308", "1e308", "1e400")
 
@@ -38,10 +39,8 @@ def options(function):
 # --- help -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join
-)
-@pytest.mark.parametrize("flag", ["--help", "-h"])
+@each("words", [[], *([name] for name in program.GROUPS), *(words for words, _ in commands())], ids=" ".join)
+@each("flag", ["--help", "-h"])
 def test_the_help_shows_no_type_beside_a_flag_that_takes_no_value(words, flag, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as end:
@@ -71,7 +70,7 @@ def test_every_flag_that_takes_a_float_has_the_check():
     assert [(words, name) for words, name, callback in own if callback not in (within_limits, above_zero)] == []
 
 
-@pytest.mark.parametrize("text", OUT_OF_RANGE)
+@each("text", OUT_OF_RANGE)
 def test_a_float_out_of_range_is_one_sentence(text, capsys):
     with pytest.raises(SystemExit) as end:
         program.main(["bench", "collectives", "--simulated", "--ranks", "2", f"--beta={text}"])
@@ -81,7 +80,7 @@ def test_a_float_out_of_range_is_one_sentence(text, capsys):
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("text", OUT_OF_RANGE)
+@each("text", OUT_OF_RANGE)
 def test_every_float_of_a_job_has_a_range(text):
     floats = [name for name, info in TrainConfig.model_fields.items() if takes_float(info.annotation)]
     assert len(floats) >= 12
@@ -95,7 +94,7 @@ def test_every_float_of_a_job_has_a_range(text):
         TrainConfig.make(betas=f"0.9,{text}")
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "sentence"),
     [
         (
@@ -134,7 +133,7 @@ def test_a_link_model_has_the_same_range(name):
         LinkModel(**{name: number})
 
 
-@pytest.mark.parametrize(
+@each(
     "words",
     [
         ["staleness", "--seconds", "1e9"],
@@ -189,6 +188,7 @@ NEEDED = {
     "order": ["ring"],
     "hang": ["none"],
     "torch": ["none.py"],
+    "mpi": ["none.py"],
     "tiles": ["--tp", "2"],
     "generate": ["none"],
     "grade": ["none.py", "--assignment", "04"],

@@ -18,6 +18,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.nn.kv_cache import KeyValueCache, kv_cache_bytes
+from tests.cases import each
 
 GPT = {
     "model": "gpt",
@@ -57,7 +58,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@each("layout", LAYOUTS, ids=str)
 def test_the_model_is_the_one_that_was_trained_in_any_layout(tmp_path, layout):
     weights = trained(tmp_path, prod(layout.get(axis, 1) for axis in ("dp", "pp", "tp")), **layout)
     model, _ = load_model(tmp_path)
@@ -74,7 +75,7 @@ def test_a_seed_fixes_the_text_and_another_one_changes_it(alone):
     assert run_generation(alone, "The ", 12, 1.0, None, 0)["tokens"] == texts[0][:12]
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         {"model": "gpt", "context": 24},
@@ -84,7 +85,7 @@ def test_a_seed_fixes_the_text_and_another_one_changes_it(alone):
     ],
     ids=["gpt", "llama", "llama, one key-value head", "experts"],
 )
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@each("temperature", [0.0, 1.0])
 def test_the_text_is_the_same_with_and_without_a_cache_and_a_token_costs_one_tokens_work(settings, temperature):
     """Also where the window slides: then it is computed anew."""
     config = TrainConfig.make(**{**GPT, "dropout": 0.0, **settings})

@@ -29,7 +29,7 @@ def test_the_corpus_is_written_and_read(tmp_path, capsys):
     ("words", "part"),
     [
         (["none"], "cannot be read"),
-        (["none", "--ranks", "2"], "--ranks is of --write"),
+        (["none", "--ranks", "2,4"], "it must be one number"),
         (["none", "--form", "json"], "--form is of --write"),
     ],
 )

@@ -13,6 +13,7 @@ from minidist.commands.memory_budget import fit_micro_batch
 from minidist.job.checkpoint.saved_model import named_checkpoint, saved_config
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "data": "markov", "global_batch": 24, "steps": 2}
 DATA = {**SMALL, "dp": 2, "zero": 2}
@@ -79,7 +80,7 @@ def test_other_jobs(values, micro):
     assert (config.micro_batch, line.startswith(f"--micro-batch {micro} --accumulation 1:")) == (micro, True)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"memory_budget": None}, "--micro-batch auto needs a limit; add --memory-budget BYTES"),

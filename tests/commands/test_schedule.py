@@ -107,7 +107,7 @@ def test_a_users_function(call, tmp_path):
 
 @pytest.mark.parametrize("name", ["zb-v", "interleaved", "dualpipe"])
 def test_the_picture_has_a_shade_for_each_chunk_and_a_number_in_each_bar(name):
-    timing = time_plan(get_schedule(name).plan(8, 32), spans=True)
+    timing = time_plan(get_schedule(name).plan(4, 12), spans=True)
     figure = gantt([timing])
     axes = figure.axes[0]
     colours = {}
@@ -115,14 +115,14 @@ def test_the_picture_has_a_shade_for_each_chunk_and_a_number_in_each_bar(name):
         if (bar.get_gid() or "")[:1].isdigit() and "F" in bar.get_gid():  # two at once stand in brackets
             rank, stage = round(bar.get_y() + bar.get_height() / 2), int(bar.get_gid().partition("F")[0])
             colours.setdefault((rank, stage), set()).add(bar.get_facecolor())
-    for rank in range(8):
+    for rank in range(4):
         shades = [colours[key] for key in sorted(colours) if key[0] == rank]
         assert len(shades) == 2
         assert all(len(shade) == 1 for shade in shades)
         assert shades[0] != shades[1]
     numbers = sorted(int(text.get_text()) for text in axes.texts)
     assert len(numbers) == sum(bool(bar.get_gid()) for bar in axes.patches)
-    assert numbers[-1] == 31
+    assert numbers[-1] == 11
     assert any("lighter" in text.get_text() for text in figure.legends[0].get_texts())
 
 
@@ -275,7 +275,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
         (("1f1b", "--stages", 2, "--microbatches", 2, "--format", "pdf"), "--format 'pdf'"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F"), "is not a number"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--option", "x"), "write name=value"),
-        (("1f1b", "--stages", 2, "--microbatches", 2, "--receives", "eager"), "must be 'latency' or 'blocking'"),
+        (("1f1b", "--stages", 2, "--microbatches", 2, "--receives", "eager"), "it must be latency, blocking or both"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--times", "F=1,F=2"), "--times gives F twice"),
         (("1f1b", "--stages", 2, "--microbatches", 2, "--memory-limit", "nan"), "--memory-limit is nan"),
         (
@@ -342,3 +342,32 @@ def test_without_a_name_it_says_what_there_is(call):
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == list(schedules())
     assert all(len(line.split()) > 4 for line in out.splitlines())
+
+
+LOWERED = (
+    "0F0,0SEND_F0,{}0F1,0SEND_F1,{}2RECV_F1,2F0,2RECV_B0,2SEND_F0,2F1,2RECV_B1,2SEND_F1,2B0,0RECV_B0,2SEND_B0,2B1,"
+    "0RECV_B1,2SEND_B1,0B0,0B1\n"
+    "1RECV_F0,1F0,1RECV_F1,1SEND_F0,1F1,3RECV_F0,1SEND_F1,3F0,3B0,3RECV_F1,3SEND_B0,3F1,3B1,1RECV_B0,3SEND_B1,1B0,"
+    "1SEND_B0,1RECV_B1,1B1,1SEND_B1\n"
+)
+
+
+def test_a_lowering_is_timed_with_receives_that_block_and_that_do_not(call, tmp_path):
+    """A receive that stands before a forward pass which does not need it stops the stage until its data arrives."""
+    times = ["--receives", "both", "--times", "F=1,I=1,W=1,comm=1"]
+    makespans = {}
+    for name, before, after in (("early", "2RECV_F0,", ""), ("late", "", "2RECV_F0,")):
+        (tmp_path / f"{name}.csv").write_text(LOWERED.format(before, after))
+        both = json.loads(call("schedule", f"{name}.csv", *times, "--json")[1])["schedules"]
+        assert [one["name"] for one in both] == [f"{name}, posted ahead", f"{name}, blocking receives"]
+        makespans[name] = [one["makespan"] for one in both]
+        assert "longest_stop" not in both[0]
+    # Posted, the receive's place does not matter; blocking, the earlier one costs its latency and stage 1's work.
+    assert makespans["early"][0] == makespans["late"][0]
+    assert makespans["early"][1] > makespans["late"][1] > makespans["late"][0]
+    code, text, _ = call("schedule", "early.csv", *times)
+    assert code == 0
+    assert "the longest stop: 2RECV_B0 stops rank 0 for 5 before 2F1\n" in text
+    assert any(line.split()[:4] == ["early,", "blocking", "receives", "36"] for line in text.splitlines())
+    # A schedule by its name has two times, too.
+    assert "1f1b, blocking receives" in call("schedule", "1f1b", "--stages", 4, "--microbatches", 8, *times)[1]

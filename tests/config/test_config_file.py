@@ -9,6 +9,7 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.job.config.config_file import read_config, read_overrides
 from minidist.job.config.train_config import TrainConfig
+from tests.cases import each
 
 TOML = """
 steps = 2
@@ -52,7 +53,7 @@ def test_a_flag_overrides_the_file(tmp_path, capsys):
     assert "regather" in summary["bytes_by_purpose"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "sentence"),
     [
         ("job.toml", "[axes]\ntpp = 2", r"unknown setting 'axes\.tpp' \(did you mean 'tp'\?\)"),

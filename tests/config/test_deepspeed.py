@@ -1,5 +1,6 @@
 """DeepSpeed's file: each key applies or is named, the batch follows DeepSpeed's rules, and figures are counted."""
 
+import itertools
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build, make_optimizer
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 EXAMPLE = Path(__file__).parents[2] / "mpi_examples" / "ds_config.json"
 SMALL = {"train_batch_size": 8}
@@ -179,7 +181,7 @@ def test_the_batch_triple_has_deepspeeds_rules(total, micro, steps, world, pp):
     assert (got.global_batch, got.micro_batch, got.accumulation) == expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "words"),
     [
         ({}, "DeepSpeed needs one of them"),
@@ -346,8 +348,8 @@ def rates_of_deepspeed(kind, steps, lr, warmup, curve, total=None, least=1e-4):
     return found
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 4, 15])
-@pytest.mark.parametrize("curve", ["linear", "log", None])
+@each("warmup", [0, 1, 4, 15])
+@each("curve", ["linear", "log", None])
 def test_the_warmup_has_the_steps_of_deepspeed(warmup, curve):
     """The first two steps have rate 0: the schedule is stepped after the optimizer."""
     common = {"warmup_num_steps": warmup, **({"warmup_type": curve} if curve else {})}
@@ -463,7 +465,7 @@ def file_with(key, value):
     return content
 
 
-@pytest.mark.parametrize("key", APPLIED)
+@each("key", APPLIED)
 def test_every_key_of_the_page_that_is_honoured_is(key):
     said = translate(file_with(key, APPLIED[key].example))
     becomes = {name: how for name, _, how in said.applied}[key]
@@ -473,7 +475,7 @@ def test_every_key_of_the_page_that_is_honoured_is(key):
     assert not flags or any(flag in shown for flag in flags), (flags, shown)
 
 
-@pytest.mark.parametrize("key", NOTED)
+@each("key", NOTED)
 def test_every_key_of_the_page_that_is_noted_is(key):
     # A value that is none of those that minidist has anyway.
     inner = f"{key}.other" if key in SECTIONS_OF_OTHERS else key
@@ -485,7 +487,7 @@ def test_every_key_of_the_page_that_is_noted_is(key):
         assert key not in dict(said.ignored)
 
 
-@pytest.mark.parametrize(("key", "content", "why"), REFUSED)
+@each(("key", "content", "why"), REFUSED)
 def test_every_key_of_the_page_that_is_refused_is(key, content, why):
     content = content if key == "train_batch_size" else {**SMALL, **content}
     with pytest.raises(UsageError):
@@ -554,7 +556,7 @@ PEOPLES = {
 }
 
 
-@pytest.mark.parametrize("name", PEOPLES)
+@each("name", PEOPLES)
 def test_files_as_people_have_them_describe_a_job_that_can_run(name):
     """No rule refuses the job, and every key of the file is in one of the two lists."""
     said = translate(PEOPLES[name])
@@ -658,7 +660,7 @@ def test_the_example_trains_as_one_device():
 def test_the_commands(tmp_path, capsys):
     flags = ["--width", "16", "--heads", "2", "--context", "8", "--json"]
     with pytest.raises(SystemExit) as end:
-        main(["explain", str(EXAMPLE), "--ranks", "4", "--params", "1000", *flags])
+        main(["explain", str(EXAMPLE), "--ranks", "4", "--params", "1000", "--run", *flags])
     assert not end.value.code
     answer = json.loads(capsys.readouterr().out)
     assert answer["batch"] == {"global_batch": 16, "micro_batch": 2, "accumulation": 2, "dp": 4}
@@ -695,19 +697,19 @@ def test_the_commands(tmp_path, capsys):
     assert end.value.code == 2
 
 
-@pytest.mark.parametrize(
-    "more", [{}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}}]
-)
-@pytest.mark.parametrize("stage", range(4))
+MORE = ({}, {"fp16": {"enabled": True}}, {"gradient_clipping": 1.0}, {"bf16": {"enabled": True}})
+
+
+@each(("stage", "more"), list(itertools.product(range(4), MORE)), sampled=3)
 def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeypatch):
     """Bytes, messages and memory are those of the real run of all."""
     content = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 7, **more}
     said = translate({**content, "zero_optimization": {"stage": stage}})
     job = {"width": 16, "heads": 2, "context": 8, "layers": 2, "data": "markov", "synchronize_each": stage == 0}
     config = apply_deepspeed(TrainConfig.make(**job), said, set())
-    figures = explanation.explain_job(config, said, 2)
+    figures = explanation.explain_job(config, said, 2, run=True)
     monkeypatch.setattr(explanation, "MAX_MICROBATCHES", 100)
-    assert figures == explanation.explain_job(config, said, 2)
+    assert figures == explanation.explain_job(config, said, 2, run=True)
 
     world = SimWorld(2)
     world.run(train, explanation.trial(config, 1))
@@ -717,6 +719,39 @@ def test_a_step_of_many_micro_batches_is_explained_from_few(stage, more, monkeyp
     warm = SimWorld(2).run(train, explanation.trial(config, 2))
     assert figures["peak_bytes"] == [result.peak_bytes for result in warm]
     assert figures["batch"]["accumulation"] == 7
+
+
+def test_without_run_the_bytes_are_those_of_the_run_and_no_step_is_executed(monkeypatch, capsys):
+    """Whatever the batch: a step of 60,000 samples of which each rank has one micro-batch would take minutes."""
+    said = translate({"train_batch_size": 16, "zero_optimization": {"stage": 2}, "gradient_clipping": 1.0})
+    config = apply_deepspeed(TrainConfig.make(width=16, heads=2, context=8, layers=2, data="markov"), said, set())
+    ran = explanation.explain_job(config, said, 4, run=True)["purposes"]
+    formula = explanation.explain_job(config, said, 4)
+    assert {name: row["closed_form"] for name, row in formula["purposes"].items()} == {
+        name: row["bytes"] for name, row in ran.items()
+    }
+    assert "bytes, by formula" in explanation.table(formula)
+    assert "peak_bytes" not in formula
+    steps = []
+    original = explanation.train
+    monkeypatch.setattr(explanation, "train", lambda comm, job: steps.append(job.steps) or original(comm, job))
+    large = translate({"train_batch_size": 60_000, "fp16": {"enabled": True}})
+    figures = explanation.explain_job(apply_deepspeed(config, large, set()), large, 4)
+    assert figures["batch"]["micro_batch"] == 15_000
+    assert set(steps) == {0}
+
+
+def test_a_template_is_said_to_be_one(tmp_path):
+    path = tmp_path / "ds.json"
+    for value, name in (("${zero_stage}", r"\$\{zero_stage\}"), ("{{ stage }}", "{{ stage }}"), ("<STAGE>", "<STAGE>")):
+        path.write_text('{"train_batch_size": 8,\n "zero_optimization": {"stage": ' + value + "}}")
+        with pytest.raises(
+            UsageError, match=f"is a template: {name} in line 2 stands for a value; put one in its place"
+        ):
+            read_deepspeed(path)
+    path.write_text('{"train_batch_size": 8,}')
+    with pytest.raises(UsageError, match="is not JSON"):
+        read_deepspeed(path)
 
 
 def test_a_value_of_any_kind_in_any_place_is_taken_or_one_sentence():

@@ -16,6 +16,7 @@ from minidist.job.equality.compare import tier_of
 from minidist.report.frame import new_figure, save
 from minidist.report.page import write_page
 from minidist.report.perfetto import write_perfetto
+from tests.cases import each
 
 PIPEDREAM = {"pp": 2, "schedule": "pipedream", "model": "llama", "microbatches": 1}
 SERVER = {"strategy": "ps", "dp": 2}
@@ -550,7 +551,7 @@ def ranks_of(config):
     return resolve_dims(config).ranks + config.teacher_ranks + (config.servers if config.strategy == "ps" else 0)
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each("rule", RULES, ids=lambda rule: rule.name)
 def test_every_rule_refuses_its_case_with_one_sentence(rule, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("plan.py").write_text(FILE)
@@ -580,7 +581,7 @@ def test_the_page_of_rules_is_current():
     assert page.read_text(encoding="utf-8") == as_markdown()
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"tp": 2, "heads": 3, "width": 48}, "--heads 3 cannot be divided among --tp 2; use --heads 2 or 4"),
@@ -601,7 +602,7 @@ def test_what_does_not_fit_is_one_sentence(values, sentence):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "lines"),
     [
         ({"zero": 2}, ["--zero 2 has no effect on one rank"]),
@@ -690,8 +691,8 @@ def test_the_tier_follows_from_what_is_cut():
         assert tier(dp=2, **wild) == "ordered"
 
 
-@pytest.mark.parametrize("name", ["capacity_factor", "lr", "aux_loss_weight", "weight_decay", "loss_scale"])
-@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@each("name", ["capacity_factor", "lr", "aux_loss_weight", "weight_decay", "loss_scale"])
+@each("value", [float("inf"), float("nan")])
 def test_a_setting_is_a_finite_number(name, value):
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} (inf|nan): input should be"):
         TrainConfig.make(**{name: value})
@@ -728,8 +729,8 @@ def test_the_two_ways_to_send_are_of_one_world_each(monkeypatch):
         execute(len, eager_bytes=8)
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
-@pytest.mark.parametrize(("tp", "heads", "width"), [(3, 4, 64), (3, 4, 48), (5, 4, 64), (6, 4, 64), (4, 6, 48)])
+@each("model", ["gpt", "llama"])
+@each(("tp", "heads", "width"), [(3, 4, 64), (3, 4, 48), (5, 4, 64), (6, 4, 64), (4, 6, 48)])
 def test_what_is_proposed_for_heads_among_tensor_parallel_ranks_works(model, tp, heads, width):
     values = {"model": model, "tp": tp, "width": width, "heads": heads}
     with pytest.raises(UsageError, match="cannot be divided among --tp") as caught:

@@ -107,7 +107,7 @@ def happens(settings):
     return NUMBER.split(text), [float(number) for number in NUMBER.findall(text)]
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_and_one_that_is_drawn_do_on_a_device_what_they_do_on_the_host(name):
     """Losses, messages, memory, virtual times and files, and the comparison with one device where there is one."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.data import bigram_entropy, glyphs, load_dataset, markov, unigram_entropy
 from minidist.data.generated import random_tokens
+from tests.cases import each
 
 
 def test_the_python_help_is_english_bytes():
@@ -154,7 +155,7 @@ def write(folder):
             (folder / name / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"abc" * 99, mtime=0)[:-4])
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "message"),
     [
         ("pydok", r"--data pydok: no such data \(did you mean 'pydoc'\?\); one of pydoc, .*, text:FILE, .*idx:DIR"),
@@ -221,7 +222,7 @@ def test_damaged_archives_are_one_sentence_and_never_another_error(tmp_path):
     assert refused > 250
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "sentence"),
     [
         ("a.npz", archive(x=np.array([[1], [2]], object), y=np.arange(2)), "damaged, or its arrays are not of numbers"),
@@ -266,7 +267,7 @@ def test_random_tokens_are_of_the_whole_vocabulary_and_the_same_everywhere():
     np.testing.assert_array_equal(random_tokens(50, 100).tokens, data.tokens[:100])
 
 
-@pytest.mark.parametrize("wrong", ["1", "0", "-3", "many", "1e3", "1000000000"])
+@each("wrong", ["1", "0", "-3", "many", "1e3", "1000000000"])
 def test_a_vocabulary_that_is_no_number_is_one_sentence(wrong):
     with pytest.raises(UsageError, match=f"--data random:{wrong}: the vocabulary must be a number from 2 to"):
         load_dataset(f"random:{wrong}")

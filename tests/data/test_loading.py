@@ -31,6 +31,7 @@ from minidist.data import (
     text_file,
     weighted_shards,
 )
+from tests.cases import each
 from tests.examples import path_of
 
 uneven_ranks = ModuleType("uneven_ranks")
@@ -233,7 +234,7 @@ def test_weights_that_mean_nothing(weights, sentence):
         weighted_shards(4, weights)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@each("ranks", [1, 2, 3, 4, 5, 8])
 def test_a_step_on_uneven_ranks_is_that_of_one_device_and_takes_as_long_as_all_together(ranks, monkeypatch):
     monkeypatch.setattr(uneven_ranks, "ROWS", 60)
     links = LinkModel(flops=1e8, memory_bandwidth=1e8)  # so that a step is mostly computing

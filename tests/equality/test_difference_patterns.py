@@ -1,9 +1,9 @@
 """Each pattern is found in what it describes, with rounding, and no pattern in anything else."""
 
 import numpy as np
-import pytest
 
 from minidist.job.equality.difference_patterns import Context, explain
+from tests.cases import each
 
 DRAW = np.random.default_rng(5)
 ROWS = [DRAW.standard_normal((12, 8)) for _ in range(4)]
@@ -35,7 +35,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("theirs", "sentence"), CASES)
+@each(("theirs", "sentence"), CASES)
 def test_a_pattern_is_found_in_spite_of_rounding(theirs, sentence):
     rounded = theirs.astype(np.float32).astype(np.float64)
     assert explain(rounded, OURS, CONTEXT) == [sentence]

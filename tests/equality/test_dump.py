@@ -8,6 +8,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.debug.dumps.dump import LAYOUT, read_dump, write_dump
+from tests.cases import each
 
 WHOLE = np.arange(48.0, dtype=np.float32).reshape(4, 12)
 
@@ -46,7 +47,7 @@ def test_npz_files(tmp_path):
     assert np.array_equal(read_dump(tmp_path).tensors["gradients/a"], WHOLE)
 
 
-@pytest.mark.parametrize(
+@each(
     ("layout", "sentence"),
     [
         ([], "is not a JSON object"),

@@ -12,6 +12,7 @@ from minidist.base.errors import UsageError
 from minidist.debug.dumps.dump import read_dump, write_dump
 from minidist.debug.dumps.dump_comparison import compare_dumps, compare_with_ours
 from minidist.debug.dumps.dump_names import Heads
+from tests.cases import each
 from tests.equality import planted
 
 
@@ -19,8 +20,8 @@ def report(folder, kind="gpt"):
     return compare_with_ours(read_dump(folder), kind, planted.HEADS, 2 if kind == "llama" else None)
 
 
-@pytest.mark.parametrize("kind", ["gpt", "llama"])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@each("kind", ["gpt", "llama"])
+@each("ranks", [1, 2, 4])
 def test_a_right_run_is_equal(kind, ranks, tmp_path):
     found = report(planted.data_parallel(tmp_path, kind, ranks=ranks), kind)
     assert found.equal, found.text()
@@ -41,7 +42,7 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
+@each("bug", BUGS)
 def test_a_planted_bug_has_its_pattern(bug, tmp_path):
     pattern, first = BUGS[bug]
     found = report(planted.data_parallel(tmp_path, bug=bug))
@@ -235,7 +236,7 @@ def test_the_command(tmp_path, capsys):
     assert command(capsys, "--theirs", right, "--against", right, "--tolerance", "1e-6")[0] == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("words", "part"),
     [
         (["--theirs", "nowhere", "--model", "gpt"], "is not a folder"),
@@ -276,3 +277,9 @@ def test_what_our_run_cannot_use_is_refused(tmp_path):
         folder = write_dump(tmp_path / f"case-{number}", [tensors], {})
         with pytest.raises(UsageError, match=sentence):
             report(folder)
+
+
+def test_another_number_of_key_value_heads_is_named(tmp_path):
+    folder = planted.data_parallel(tmp_path, "llama")
+    with pytest.raises(UsageError, match=r"k_proj\.weight has the shape .*; give --kv-heads 2$"):
+        compare_with_ours(read_dump(folder), "llama", planted.HEADS, None)

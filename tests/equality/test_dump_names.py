@@ -5,6 +5,7 @@ import pytest
 
 from minidist.base.errors import UsageError
 from minidist.debug.dumps.dump_names import Heads, to_ours
+from tests.cases import each
 
 HEADS, KEYS, SIZE, WIDTH, INNER = 4, 2, 6, 24, 40
 DRAW = np.random.default_rng(0)
@@ -73,8 +74,8 @@ def fused(query, key, value):
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("prefix", ["", "module.", "module.module."])
-@pytest.mark.parametrize("fused_norms", [False, True])
+@each("prefix", ["", "module.", "module.module."])
+@each("fused_norms", [False, True])
 def test_megatron_llama(prefix, fused_norms):
     ours = llama()
     get = {name.removeprefix("model.layers.7."): value for name, value in ours.items()}

@@ -11,6 +11,7 @@ from minidist.job.equality.reference import reference
 from minidist.job.equality.served import compare_served, serve_and_keep
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
+from tests.cases import each
 
 SMALL_GPT = {
     "model": "gpt",
@@ -34,8 +35,8 @@ def verdict(ranks, eager_bytes=0, **values):
     return results[0]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@each("ranks", RANKS)
+@each("optimizer", ["sgd", "adam"])
 def test_gpt_with_tied_weights_is_bitwise_equal_in_the_ordered_tier(ranks, optimizer):
     result = verdict(
         ranks,
@@ -84,8 +85,8 @@ def test_momentum_in_nesterovs_form_is_bitwise_equal_and_not_the_plain_one(layou
     assert result.losses == losses(nesterov=True) != losses()
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@each("ranks", RANKS)
+@each("optimizer", ["sgd", "adam"])
 def test_the_ring_is_equal_in_the_float_tier(ranks, optimizer):
     result = verdict(ranks, **SMALL_GPT, optimizer=optimizer, micro_batch=2, accumulation=2, precision="fp64")
     assert result.equal, result.first_difference
@@ -101,8 +102,8 @@ def test_bits_do_not_depend_on_the_buckets_in_the_ordered_tier():
     assert len(weights(25.0)) == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("synchronize_each", [False, True])
+@each("ranks", [1, 2, 3, 5])
+@each("synchronize_each", [False, True])
 def test_every_byte_is_in_the_closed_form(ranks, synchronize_each):
     config = TrainConfig.make(
         **SMALL_GPT, micro_batch=1, accumulation=2, bucket_cap_mb=0.001, synchronize_each=synchronize_each

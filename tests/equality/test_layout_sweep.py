@@ -14,6 +14,7 @@ from minidist.comm import SimWorld
 from minidist.job.equality import layout_sweep
 from minidist.job.train.trainer import train
 from minidist.parallel import GradientReducer
+from tests.cases import each
 
 RANKS = 8
 
@@ -148,7 +149,7 @@ def test_a_layout_cannot_be_given_beside_the_matrix(flags, capsys):
     assert "is varied by --matrix" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "words"),
     [
         (["--matrix", "--sample", "0"], "--sample is 0"),
@@ -179,6 +180,7 @@ def test_several_processes_give_the_rows_of_one():
 
 
 @pytest.mark.mpi(4, timeout=60)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", range(4))
 def test_under_mpiexec_the_bits_and_the_messages_are_those_of_the_simulated_world(comm, number):
     config = layout_sweep.config_of(sample_under_mpi()[number])

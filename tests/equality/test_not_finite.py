@@ -15,6 +15,7 @@ from minidist.job.equality.difference_patterns import Context, distance, explain
 from minidist.job.equality.own_functions import compare_returned
 from minidist.job.train.metrics import MetricsFile, check_same_run, read_metrics
 from minidist.job.train.state import StepEnd
+from tests.cases import each
 
 NAN, INF = float("nan"), float("inf")
 
@@ -33,8 +34,8 @@ def judged(tier, actual, expected, tolerance=0.1):
     return judge.verdict
 
 
-@pytest.mark.parametrize("tier", ["ordered", "float", "rounding"])
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@each("tier", ["ordered", "float", "rounding"])
+@each("bad", [NAN, INF, -INF])
 def test_a_value_that_is_not_finite_on_one_side_is_a_difference_with_its_place(tier, bad):
     for actual, expected in (([1.0, bad], [1.0, 2.0]), ([1.0, 2.0], [1.0, bad])):
         verdict = judged(tier, actual, expected)

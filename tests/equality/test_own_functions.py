@@ -11,6 +11,7 @@ from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.job.equality.own_functions import alone_function, compare_returned, rank_function, returned_tensors
 from minidist.job.train.progress import Clock
+from tests.cases import each
 
 FILE = """
 import numpy as np
@@ -105,7 +106,7 @@ def test_a_tolerance_needs_functions(capsys):
     assert "--tolerance is of functions of your own" in err
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "alone", "sentence"),
     [
         ([{"a": np.ones(2)}], {"a": np.ones((1, 2))}, r"a of rank 0 has shape \[2\], and \[1, 2\] on one device"),
@@ -179,3 +180,38 @@ def test_a_long_run_shows_the_seconds_so_far(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 2
     assert set(lines) == {"compare: the ranks: 0 s"}
+
+
+def test_what_tensors_that_differ_have_in_common_is_said():
+    """Of gradients a and b of two stages or replicas: a factor, one of each rank, a missing reduction, a shard."""
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(4, 3)), rng.normal(size=(4, 3))
+    shard = a.copy()
+    shard[2:] = 0.0
+    both = {"a": a, "b": b}
+    cases = [
+        (
+            [{"a": 2 * a, "b": 2 * b}] * 2,
+            "each of the 4 tensors that differ is 2 times (the world has 2 ranks) that of",
+        ),
+        ([{"a": a / 4, "b": b / 4}] * 4, "each of the 8 tensors that differ is 1/4 of (the world has 4 ranks) that of"),
+        ([{"a": 1.5 * a}, {"b": 0.7 * b}], "is, of rank 0: 1.5 times that of one device; of rank 1: 0.7 times that of"),
+        (
+            [{"a": a + b}, {"a": a - b}, both],
+            "a of one device is 0.5 x rank 0's + 0.5 x rank 1's: the ranks return what",
+        ),
+        (
+            [{"a": (a + b) / 0.6}, {"a": -b / 0.4}, both],
+            "a of one device is 0.6 x rank 0's + 0.4 x rank 1's: the ranks",
+        ),
+        ([{"a": shard, "b": b}], "a of rank 0 is that of one device in 0:2 of dim 0 (of 4), zeros elsewhere"),
+        ([{"a": 3 * a, "b": b.reshape(3, 4)}], "a of rank 0 is 3 times that of one device"),
+    ]
+    for ranks, words in cases:
+        verdict = compare_returned(both, ranks, 1e-6)
+        assert not verdict.equal
+        assert words in verdict.sentence(), (words, verdict.sentence())
+        assert verdict.as_dict()["patterns"] == verdict.patterns
+    nothing = [{"a": a + rng.normal(size=a.shape), "b": b}, {"a": a, "b": b}]
+    assert compare_returned(both, nothing, 1e-6).patterns == []
+    assert "patterns" not in compare_returned(both, [both], 0.0).as_dict()

@@ -9,6 +9,7 @@ from minidist.base.errors import UsageError
 from minidist.collectives import ALGORITHMS
 from minidist.job.equality.reduction_order import find_reduction_orders, mpi_all_reduce, on_rank
 from minidist.job.equality.summation_order import arranged, chain
+from tests.cases import each
 from tests.collectives.associations import association
 
 
@@ -46,8 +47,8 @@ def mine(tmp_path):
     return f"{path}:"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
-@pytest.mark.parametrize("name", sorted(ALGORITHMS["all_reduce"]))
+@each("ranks", [1, 2, 3, 4, 6])
+@each("name", sorted(ALGORITHMS["all_reduce"]))
 def test_every_all_reduce_adds_as_is_written_down(name, ranks):
     (found,) = find_reduction_orders(name, ranks=[ranks]).found
     assert all(orders == found.of_ranks[0] for orders in found.of_ranks)
@@ -115,7 +116,7 @@ def test_a_wrong_function_is_one_sentence(function, part, mine):
         find_reduction_orders(mine + function)
 
 
-@pytest.mark.parametrize(
+@each(
     ("source", "flags", "part"),
     [
         ("rign", {}, "did you mean 'ring'"),

@@ -9,6 +9,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.parallel.tensor import regions
+from tests.cases import each
 
 JOB = {"model": "gpt", "layers": 2, "width": 32, "heads": 4, "context": 16, "data": "markov", "global_batch": 8}
 JOB |= {"steps": 3, "lr": 0.01, "reduction": "ordered"}
@@ -21,18 +22,21 @@ def verdict(ranks, **values):
     return SimWorld(ranks).run(compare_rank, config, expected)[0]
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-@pytest.mark.parametrize(
-    ("ranks", "layout"),
-    [
-        (2, {"tp": 2}),
-        (4, {"tp": 2, "zero": 1, "clip": 0.5, "sequence_parallel": True}),
-        (4, {"tp": 2, "pp": 2, "microbatches": 4}),
-        (2, {"cp": 2}),
-        (4, {"cp": 2, "zero": 3, "attention": "ulysses"}),
-        (4, {**LLAMA, "tp": 4}),
-        (4, {**LLAMA, "tp": 2, "cp": 2, "optimizer": "lamb"}),
-    ],
+LAYOUTS = [
+    (2, {"tp": 2}),
+    (4, {"tp": 2, "zero": 1, "clip": 0.5, "sequence_parallel": True}),
+    (4, {"tp": 2, "pp": 2, "microbatches": 4}),
+    (2, {"cp": 2}),
+    (4, {"cp": 2, "zero": 3, "attention": "ulysses"}),
+    (4, {**LLAMA, "tp": 4}),
+    (4, {**LLAMA, "tp": 2, "cp": 2, "optimizer": "lamb"}),
+]
+
+
+@each(
+    ("ranks", "layout", "precision"),
+    [(*case, precision) for case in LAYOUTS for precision in ("bf16", "fp16", "fp32")],
+    sampled=3,
 )
 def test_a_job_in_lower_precision_is_within_rounding(ranks, layout, precision):
     result = verdict(ranks, precision=precision, seed=ranks, **layout)
@@ -84,8 +88,8 @@ def not_summed_in_forward(patch):
 TP, CP = {"tp": 2}, {"cp": 2}
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize(
+@each("precision", ["bf16", "fp16"])
+@each(
     ("bug", "layout"),
     [
         (not_summed_in_backward, TP),

@@ -19,6 +19,7 @@ from minidist.job.equality.summation_order import (
     strided,
     written,
 )
+from tests.cases import each
 
 
 def adds(tree):
@@ -44,7 +45,7 @@ def test_any_tree_of_additions_is_found(tree, dtype):
     assert found.accumulator == dtype or found.terms < 3  # two numbers have the same sum in a wider dtype
 
 
-@pytest.mark.parametrize(
+@each(
     ("tree", "name", "text"),
     [
         (chain([0, 1, 2, 3]), "from left to right", "0 + 1 + 2 + 3"),
@@ -93,7 +94,7 @@ def flaky():
     return lambda values: np.array([evaluate(chain(random.permutation(len(values)).tolist()), values[:, 0])])
 
 
-@pytest.mark.parametrize(
+@each(
     ("add", "part"),
     [
         (lambda values: np.array([values.max()]), "no order of additions"),

@@ -8,7 +8,7 @@ from minidist.base.errors import UsageError
 from minidist.course.museum import find
 from minidist.debug.flight_recorder.corpus import CASES, write_corpus
 from minidist.debug.flight_recorder.diagnosis import diagnose
-from minidist.debug.flight_recorder.dump import read_dumps
+from minidist.debug.flight_recorder.files import read_files
 from minidist.debug.flight_recorder.write import write_dumps
 
 
@@ -23,7 +23,7 @@ def corpus(request, tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_a_diagnosis_finds_what_the_label_says(name, ranks, corpus):
     label = json.loads((corpus / "labels.json").read_text())[f"{name}-{ranks}"]
-    found = diagnose(read_dumps(corpus / f"{name}-{ranks}"))
+    found = diagnose(read_files(corpus / f"{name}-{ranks}")[0])
     assert sorted({wait.operation.rank for wait in found.waits}) == label["waits"]
     assert list(found.circle) == label["circle"]
     assert list(found.suspects) == label["suspects"]
@@ -46,7 +46,7 @@ def test_a_job_that_ends_does_not_hang(tmp_path):
     world = SimWorld(4)
     world.run(main)
     write_dumps(world, tmp_path)
-    found = diagnose(read_dumps(tmp_path))
+    found = diagnose(read_files(tmp_path)[0])
     assert not found.hangs
     assert {ranks for _, ranks in found.groups.values()} == {(0, 1, 2, 3), (0, 2), (1, 3)}
     assert found.lines()[-1].startswith("nothing hangs")

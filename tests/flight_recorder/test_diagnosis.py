@@ -3,7 +3,7 @@
 import pytest
 
 from minidist.debug.flight_recorder.diagnosis import diagnose
-from minidist.debug.flight_recorder.dump import dump_of
+from minidist.debug.flight_recorder.dump import BadDumpError, dump_of
 from tests.flight_recorder.test_dump import dump, entry, message
 
 DONE = {"state": "completed"}
@@ -55,6 +55,8 @@ def test_unlike_collectives():
         ("_reduce_scatter_base", {"output_sizes": [[9]]}, True),
         ("all_to_all", {"input_sizes": [[9]]}, False),
         ("gather", {"output_sizes": [[9]]}, False),
+        ("scatter", {"input_sizes": [], "input_dtypes": []}, False),
+        ("scatter", {"input_sizes": [], "input_dtypes": [], "output_dtypes": ["Double"]}, True),
     ],
 )
 def test_shapes_differ_only_where_they_must_be_equal(name, values, differs):
@@ -67,6 +69,74 @@ def test_all_sides_posted_is_said():
     assert waits(found) == {0: (), 1: ()}
     assert found.differences == ()
     assert "the network holds it up" in "\n".join(found.lines())
+
+
+def test_the_last_operation_of_a_running_job_may_look_open():
+    """gloo notes late that an operation has ended."""
+    said = "a dump of a running job may show its last operation as open"
+    for ranks, expected in (
+        ([[entry(0, **DONE), entry(1)], [entry(0, **DONE), entry(1)]], True),
+        ([[entry(0), entry(1, **DONE)], [entry(0, **DONE), entry(1)]], True),  # of gloo's threads one is late
+        ([[entry(0), entry(1)], [entry(0), entry(1)]], False),
+        ([[entry(0, **DONE), entry(1)], [entry(0, **DONE)]], False),
+        ([[entry(0, "nccl:broadcast")], [entry(0)]], False),
+    ):
+        assert (said in "\n".join(of(*ranks).lines())) == expected, ranks
+
+
+def test_dumps_that_list_no_group():
+    """Those of gloo: all ranks are in the default group, and of another one nobody knows."""
+    group = {"process_group": ("1", "dp")}
+    config = {"": {"name": "", "desc": "", "ranks": "[]"}}
+    found = of([entry(0, "gloo:barrier")], [], pg_config=config)
+    assert waits(found) == {0: (1,)}  # rank 1 has recorded nothing, and is in the default group
+    dumps = [dump_of(rank, dump(entry(0), pg_config=config)) for rank in (0, 2)]
+    assert waits(diagnose(dumps)) == {0: (), 2: ()}
+    assert waits(diagnose(dumps, world=3)) == {0: (1,), 2: (1,)}
+    found = of([entry(0, **group)], [entry(0, **DONE)], pg_config=config)
+    assert waits(found) == {0: ()}
+    text = "\n".join(found.lines())
+    assert (
+        "group 1 (dp), at train.py:31 in step; all sides that are known are posted, and the dumps do not list" in text
+    )
+
+
+def torchcomms(*calls):
+    """A dump of torchcomms: it counts the operations of all groups together, and names neither side of a message."""
+    groups = {name: {"name": name, "desc": "gloo", "ranks": "[0, 1]"} for name in ("main", "tp")}
+    entries = [
+        entry(number, f"gloo:{kind}", process_group=[group, "gloo"], collective_seq_id=number, is_p2p=False)
+        for number, (group, kind) in enumerate(calls)
+    ]
+    return {**dump(*entries), "pg_config": groups}
+
+
+def test_dumps_of_torchcomms():
+    one = [("main", "all_gather_single"), ("tp", "reduce_scatter_v"), ("main", "split"), ("main", "barrier")]
+    # The other order of two groups makes other numbers, which do not count.
+    other = [one[1], one[0], one[2], ("main", "send"), ("main", "all_to_all_v_single")]
+    found = diagnose([dump_of(0, torchcomms(*one)), dump_of(1, torchcomms(*other))])
+    assert [(d.group, d.sequence, {o.kind for o in d.calls}) for d in found.differences] == [
+        ("main", 3, {"barrier", "all_to_all_v_single"})
+    ]
+    assert "send number 1 of Float [4], group main (gloo)" in "\n".join(found.lines())
+    lost = torchcomms(*one)
+    del lost["entries"][0]
+    with pytest.raises(BadDumpError, match="larger max_entries"):
+        dump_of(0, lost)
+    # Of a group of PyTorch the numbers stay.
+    assert [o.sequence for o in dump_of(0, dump(entry(4))).operations] == [5]
+
+
+def test_names_of_operations_with_equal_shapes():
+    for name, values, differs in (
+        ("all_gather_single", {"input_sizes": [[5]]}, True),
+        ("reduce_scatter_single", {"output_sizes": [[5]]}, True),
+        ("all_gather_v", {"input_sizes": [[5]]}, False),
+        ("reduce_scatter_v", {"output_sizes": [[5]]}, False),
+    ):
+        found = of([entry(0, f"gloo:{name}")], [entry(0, f"gloo:{name}", **values)])
+        assert bool(found.differences) == differs, name
 
 
 def test_messages_meet_in_their_order():

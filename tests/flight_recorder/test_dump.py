@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from minidist.base.errors import UsageError
 from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
 from minidist.debug.flight_recorder.diagnosis import diagnose
-from minidist.debug.flight_recorder.dump import BadDumpError, dump_of, read_dumps
+from minidist.debug.flight_recorder.dump import BadDumpError, dump_of
+from minidist.debug.flight_recorder.files import read_files
 
 
 def entry(number=0, name="nccl:all_reduce", **values):
@@ -92,11 +93,16 @@ def test_a_coalesced_entry_says_that_the_others_have_ended():
     assert [o.is_done for o in dump_of(0, dump(*both)).operations] == [False, False]
 
 
+def test_a_dump_in_json_of_a_rank_that_has_recorded_nothing():
+    empty = {"version": "2.10", "pg_config": {}, "pg_status": {}, "comm_lib_version": "", "nccl_comm_state": {}}
+    assert dump_of(3, empty).operations == ()
+
+
 def test_the_number_at_the_end_of_a_file_s_name_is_the_rank(tmp_path):
     (tmp_path / "nccl_trace_rank_1").write_bytes(pickle.dumps(dump(entry())))
     (tmp_path / "rank0.json").write_text(json.dumps(dump(entry())))
     (tmp_path / "readme.txt").write_text("not a dump")
-    assert [each.rank for each in read_dumps(tmp_path)] == [0, 1]
+    assert [each.rank for each in read_files(tmp_path)[0]] == [0, 1]
 
 
 def put(folder, content):
@@ -141,20 +147,20 @@ class Runs:
 )
 def test_a_file_that_is_no_dump_is_one_sentence(content, part, tmp_path):
     with pytest.raises(UsageError, match=part) as raised:
-        read_dumps(put(tmp_path, content))
+        read_files(put(tmp_path, content))
     assert "rank_0" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_a_folder_without_dumps_and_one_with_two_of_a_rank(tmp_path):
     with pytest.raises(UsageError, match="no file whose name ends"):
-        read_dumps(tmp_path)
+        read_files(tmp_path)
     with pytest.raises(UsageError, match="cannot be read"):
-        read_dumps(tmp_path / "none")
+        read_files(tmp_path / "none")
     for name in ("rank_0", "rank_0.json"):
         (tmp_path / name).write_text(json.dumps(dump(entry())))
     with pytest.raises(UsageError, match="two dumps of rank 0"):
-        read_dumps(tmp_path)
+        read_files(tmp_path)
 
 
 @given(st.data())

@@ -10,6 +10,7 @@ from minidist.autograd import Parameter
 from minidist.comm import SimWorld
 from minidist.course.lesson.exercise import Case, Failure, Least, exercises
 from minidist.optim import SGD
+from tests.cases import each
 
 EVERY = exercises("assignments")
 cs336, cse234, llmsys = (
@@ -33,7 +34,7 @@ def descended(case):
     return w1, b1, w2, b2
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_weights_that_are_expected_are_those_of_gradient_descent_written_out(case):
     for got in (cs336.trained(case, SGD, lr=0.1), *EVERY["cs336.ddp"].expected(case)):
         for one, other in zip(got, descended(case), strict=True):
@@ -98,7 +99,7 @@ def test_the_elements_of_several_optimizers_of_a_rank_are_added():
     assert counter == [3 + 1 + 4 + 1]
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_the_least_that_is_sent_is_that_of_three_steps(case):
     """Between ranks go weights (6 h + 2 numbers for h hidden features), and of gradients what two rows have: 10."""
     n, (numbers, _) = case.ranks, share(case)
@@ -158,7 +159,7 @@ def test_the_groups_are_those_that_differ_in_one_coordinate():
     assert layers == {False, True}
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_parts_are_beside_each_other_on_the_last_axis(case):
     n, whole = case.ranks, cse234.whole(case)
     own = whole.shape[2] // n
@@ -180,7 +181,7 @@ def test_parts_are_beside_each_other_on_the_last_axis(case):
 # CMU 11-868 -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@each(
     ("parts", "shares", "sentence"),
     [
         ([[0, 3, 4], [1], [2, 5]], [4, 4, 4], "the parts have 3, 1, 2 samples; they may differ by one"),

@@ -8,6 +8,7 @@ import pytest
 from minidist.course.lesson.exercise import exercises
 from minidist.course.lesson.grade import grade
 from minidist.course.lesson.solutions import solution
+from tests.cases import each
 
 cs336, llmsys = (inspect.getmodule(solution(name)) for name in ("cs336.ddp", "llmsys.clock_cycles"))
 
@@ -149,7 +150,7 @@ def test_a_submission_by_hand_is_right(tmp_path, name, text):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     ("assignment", "text", "old", "new", "message"),
     [
         ("cs336.ddp", CS336, "broadcast(comm, value)", "pass", "replicas start as rank 0's"),

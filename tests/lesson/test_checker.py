@@ -15,6 +15,7 @@ from minidist.course.lesson import check, examine, expect, solution
 from minidist.course.lesson.exercise import Case, find
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.course.lesson.runner import Limits
+from tests.cases import each
 from tests.lesson.par_table import run
 
 our_ring_all_reduce, our_by_order, our_by_sendrecv = map(
@@ -82,8 +83,8 @@ async def asynchronous_generator(*arguments):
     yield arguments
 
 
-@pytest.mark.parametrize("name", ["04.ring_all_reduce", "16.gpipe", "11.zero_step"])
-@pytest.mark.parametrize(
+@each("name", ["04.ring_all_reduce", "16.gpipe", "11.zero_step"])
+@each(
     ("function", "what"),
     [
         (yields, "a generator, so none of its lines has run; remove `yield` from it"),

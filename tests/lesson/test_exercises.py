@@ -5,6 +5,7 @@ import pytest
 from minidist.course.lesson import examine, names, solution
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.exercises import e26_checkpoints
+from tests.cases import each
 from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 
@@ -61,7 +62,7 @@ def test_a_disk_renames_and_removes_as_posix_does():
         disk.remove("b")
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_an_unwritten_function_fails(name):
     def stub(*arguments):
         raise NotImplementedError("yours")
@@ -72,7 +73,7 @@ def test_an_unwritten_function_fails(name):
     assert not examine(name, lambda *arguments: None, mpi=False)
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_each_exercise_has_two_to_six_wrong_answers(name):
     wrong = sum(exercise == name for exercise, _, _ in WRONG)
     # The three ways of lesson 03 share their hints.

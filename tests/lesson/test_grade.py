@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -9,13 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from minidist import cli
 from minidist.base.errors import UsageError
+from minidist.commands.grade import grade as grade_command
 from minidist.course.lesson import solution
 from minidist.course.lesson.exercise import find
 from minidist.course.lesson.grade import exercises_of, grade
 from minidist.course.lesson.runner import Limits
 from minidist.course.lesson.submission import read, source_of
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 RING = """
@@ -118,7 +123,7 @@ def test_only_what_a_function_needs_of_a_notebook_is_run(tmp_path):
     assert "a_mistake" not in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "message"),
     [
         ("def gpipe(p, m):\n    while True: pass", "computed for more than"),
@@ -157,7 +162,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         grade(written(tmp_path, "", "a.txt"), "16.gpipe", 5)
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "text", "message"),
     [
         ("a.ipynb", "{}", "'a.ipynb' is not a notebook; save it again"),
@@ -169,10 +174,12 @@ def test_a_file_of_another_kind_is_refused(tmp_path):
         ("a.py", "\0", "a.py"),
     ],
 )
-def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, name, text, message):
-    done = program(tmp_path, written(tmp_path, text, name), "--assignment", "16", "--json", "r.json")
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
+def test_what_cannot_be_read_is_zero_points_with_a_sentence(tmp_path, monkeypatch, capsys, name, text, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["grade", str(written(tmp_path, text, name)), "--assignment", "16", "--json", "r.json"])
+    assert end.value.code == 1
+    assert "Traceback" not in "".join(capsys.readouterr())
     results = json.loads((tmp_path / "r.json").read_text())
     assert results["score"] == 0
     assert [test["max_score"] for test in results["tests"]] == [10]
@@ -209,7 +216,6 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({**results, "extra_data": {**results["extra_data"], "seed": 8}}))
     for arguments, message in (
         ((good,), "--assignment is missing"),
-        ((good, slow, "--assignment", "04"), "2 submissions"),
         (("missing.py", "--assignment", "04"), "missing.py"),
         (("--leaderboard", good), "is not a results.json"),
         (("--leaderboard", "slow.json", "other.json"), "with seed 8"),
@@ -218,6 +224,21 @@ def test_the_command_writes_gradescopes_file_and_ranks_several(tmp_path):
         assert failed.returncode == 2, arguments
         assert message in failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_a_class_is_graded_by_one_command(tmp_path, capsys):
+    (tmp_path / "a.py").write_text(inspect.getsource(solution("17.one_f_one_b")))
+    (tmp_path / "b.py").write_text("def one_f_one_b(p, m):\n    return []\n")
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    with pytest.raises(typer.Exit) as end:
+        grade_command(files, "17", 5, tmp_path / "results", 30.0, 1024, 100, False)
+    assert end.value.exit_code == 1
+    scores = {path.stem: json.loads(path.read_text())["score"] for path in (tmp_path / "results").iterdir()}
+    assert scores == {"a": 10.0, "b": 0.0}
+    assert re.search(r"  1  a\.py +10 .*\n  2  b\.py +0 ", capsys.readouterr().out)
+    (tmp_path / "c").mkdir()
+    with pytest.raises(UsageError, match="two submissions are called 'a'"):
+        grade_command([*files, tmp_path / "c" / "a.py"], "17", 5, tmp_path / "results", 30.0, 1024, 100, False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

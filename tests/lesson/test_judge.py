@@ -18,6 +18,7 @@ from minidist.collectives.auto import cheapest
 from minidist.course.lesson import checker, examine, names, solution
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.course.lesson.runner import Limits
+from tests.cases import each
 from tests.lesson.test_plain import ODD, USUAL
 from tests.lesson.wrong_answers import our_gpipe, our_ring_all_reduce
 
@@ -99,8 +100,8 @@ def test_what_is_expected_is_in_no_frame_of_a_caller():
     assert "no frame knows" in result.text
 
 
-@pytest.mark.parametrize("name", ["03.by_sendrecv", "16.gpipe", "28.first_difference"])
-@pytest.mark.parametrize(
+@each("name", ["03.by_sendrecv", "16.gpipe", "28.first_difference"])
+@each(
     "end",
     [sys.exit, lambda: sys.exit(1), lambda: os._exit(0), lambda: signal.raise_signal(signal.SIGINT), lambda: 1 / 0],
     ids=["exit", "exit 1", "_exit", "interrupt", "error"],
@@ -135,7 +136,7 @@ def test_an_answer_that_takes_too_much_memory_is_refused():
 SOME = (-1, [3, "x"], [[[0.5]]])
 
 
-@pytest.mark.parametrize(("number", "name"), enumerate(names()))
+@each(("number", "name"), enumerate(names()))
 def test_any_returned_value_gets_a_verdict(number, name):
     value = SOME[number % len(SOME)]
     assert examine(name, lambda *arguments: value, mpi=False).text
@@ -149,7 +150,7 @@ def test_every_kind_of_returned_value_gets_a_verdict(name):
         assert examine(name, lambda *arguments, make=make: make(), mpi=False).text
 
 
-@pytest.mark.parametrize("make", ODD)
+@each("make", ODD)
 def test_any_odd_object_gets_a_verdict(make):
     for name in ("16.gpipe", "08.ssp", "06.weighted_average", "37.two_versions"):
         assert not examine(name, lambda *arguments: make(), mpi=False)

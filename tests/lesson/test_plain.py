@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
-import pytest
 
 from minidist.autograd import Tensor
 from minidist.course.lesson.exercise import difference
 from minidist.course.lesson.plain import Unreadable, form, plain
+from tests.cases import each
 
 Pair = namedtuple("Pair", "a b")
 Color = IntEnum("Color", "RED")
@@ -90,7 +90,7 @@ USUAL = [
 ]
 
 
-@pytest.mark.parametrize("make", ODD)
+@each("make", ODD)
 def test_what_no_exercise_asks_for_says_what_it_was(make):
     result = plain(make())
     assert any(isinstance(entry, Unreadable) for entry in flat(result))
@@ -104,7 +104,7 @@ def flat(value):
     return [leaf for entry in value for leaf in flat(entry)] if isinstance(value, list) else [value]
 
 
-@pytest.mark.parametrize("value", USUAL, ids=repr)
+@each("value", USUAL, ids=repr)
 def test_usual_values_stay_what_they_are(value):
     result = pickle.loads(pickle.dumps(plain(value)))
     np.testing.assert_equal(result, value.data if isinstance(value, Tensor) else value)

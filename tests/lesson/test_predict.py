@@ -1,6 +1,8 @@
 """predict waits for a number, takes the example where nobody answers, and is judged by what was measured."""
 
 import io
+import sys
+import types
 
 import pytest
 
@@ -39,8 +41,23 @@ def test_the_example_goes_on_where_nobody_answers(monkeypatch, capsys, why):
         answers(monkeypatch)
         monkeypatch.setattr("builtins.input", lambda prompt: (_ for _ in ()).throw(NotImplementedError))
     guess = predict("messages", 64)
-    assert (guess.value, guess.by) == (64, "the example")
-    assert "Nobody answers here, so an example goes on: 64" in capsys.readouterr().out
+    assert (guess.value, guess.by) == (64, "")
+    guess.judge(63)
+    assert capsys.readouterr().out == "messages? Your guess: ____\nmessages: 63; your guess: ____\n"
+
+
+def test_a_built_notebook_folds_the_measured_number_away(monkeypatch):
+    shown = []
+    fakes = {"IPython": {"get_ipython": object}, "IPython.display": {"display": lambda data, raw: shown.append(data)}}
+    for name, content in fakes.items():
+        monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(**content))
+    Prediction("bytes <b>", 8, "B", by="").judge(63)
+    ((page, text),) = [(data["text/html"], data["text/plain"]) for data in shown]
+    summary, hidden = page.split("</summary>")
+    assert "63 B" in hidden
+    assert "63" not in summary
+    assert "bytes &lt;b&gt;; your guess: ____" in summary
+    assert text == "bytes <b>: 63 B; your guess: ____"
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,19 @@
 
 import csv
 import io
+import json
 import re
+import subprocess
+import zipfile
 from xml.etree import ElementTree
 
 import pytest
 
 from minidist.base.errors import UsageError
-from minidist.commands.lesson import lesson_quiz
-from minidist.course.lesson.quiz import CHOICES, as_csv, as_qti, bank
+from minidist.commands.lesson import lesson_autograder, lesson_quiz
+from minidist.course.lesson.quiz import CHOICES, bank
+from minidist.course.lesson.quiz_files import PACKAGE, as_csv, as_gift, as_qti
+from tests.cases import each
 
 BANK = bank(45, 3)
 
@@ -32,7 +37,7 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(FORMS))
+@each("name", sorted(FORMS))
 def test_what_is_measured_is_the_closed_form(name):
     asked = [item for item in BANK if item.name == name]
     assert len(asked) >= 3
@@ -68,9 +73,47 @@ def test_both_formats_have_the_right_choice():
         assert list(labels.values()) == question.choices()
 
 
+def test_gift_has_the_right_choice_and_no_open_character():
+    blocks = as_gift(BANK).split("\n\n")
+    assert len(blocks) == len(BANK)
+    for question, block in zip(BANK, blocks, strict=True):
+        lines = [line.strip() for line in block.splitlines()]
+        right = [line[1:] for line in lines if line.startswith("=")]
+        assert [text.replace("\\", "") for text in right] == [question.right]
+        assert sum(line.startswith("~") for line in lines) == CHOICES - 1
+        plain = re.sub(r"\\.", "", block)
+        assert (plain.count("{"), plain.count("}"), plain.count("::")) == (1, 1, 2)
+
+
 def test_the_command_writes_the_format_of_the_suffix(tmp_path):
-    for name, begin in (("quiz.csv", "name,question"), ("quiz.xml", "<?xml")):
+    for name, begin in (("quiz.csv", b"name,question"), ("quiz.xml", b"<?xml"), ("q.gift", b"::1 "), ("q.zip", b"PK")):
         lesson_quiz(tmp_path / name, questions=9, seed=1)
-        assert (tmp_path / name).read_text().startswith(begin)
-    with pytest.raises(UsageError, match=r"end it in \.csv or \.xml"):
+        assert (tmp_path / name).read_bytes().startswith(begin), name
+    with pytest.raises(UsageError, match=r"end it in \.csv, \.gift, \.zip or \.xml"):
         lesson_quiz(tmp_path / "quiz.txt")
+
+    # The manifest names the file that is in the package.
+    with zipfile.ZipFile(tmp_path / "q.zip") as archive:
+        manifest = ElementTree.fromstring(archive.read("imsmanifest.xml"))
+        (resource,) = manifest.iter(f"{{{PACKAGE}}}resource")
+        assert resource.get("type") == "imsqti_xmlv1p2"
+        assert archive.read(resource.find(f"{{{PACKAGE}}}file").get("href")) == (tmp_path / "quiz.xml").read_bytes()
+
+
+def test_a_grader_to_upload_runs_the_command(tmp_path):
+    lesson_autograder("04", tmp_path / "a.zip", seed=7, package="minidist")
+    with zipfile.ZipFile(tmp_path / "a.zip") as archive:
+        assert {info.filename: info.external_attr >> 16 for info in archive.infolist()} == {
+            "setup.sh": 0o755,
+            "run_autograder": 0o755,
+        }
+        command = "--assignment 04 --seed 7 --json /autograder/results/results.json"
+        assert command in archive.read("run_autograder").decode()
+        assert "pip3 install 'minidist'" in archive.read("setup.sh").decode()
+        for name in archive.namelist():
+            subprocess.run(["bash", "-n"], input=archive.read(name), check=True)
+    lesson_autograder("04", tmp_path / "autograding.json", seed=7, package="minidist")
+    (test,) = json.loads((tmp_path / "autograding.json").read_text())["tests"]
+    assert test["run"] == "minidist grade answer.py --assignment 04 --seed 7"
+    with pytest.raises(UsageError, match="no assignment 'x'"):
+        lesson_autograder("x", tmp_path / "a.zip")

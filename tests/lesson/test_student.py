@@ -3,17 +3,20 @@
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import nbformat
 import pytest
+import typer
 
 from minidist.base.errors import UsageError
-from minidist.commands.lesson import lesson_build
+from minidist.commands.lesson import lesson_build, lesson_open
 from minidist.course.lesson import solution
 from minidist.course.lesson.build import sources
 from minidist.course.lesson.handout import handout
 from minidist.course.lesson.student import solutions_of, student_notebook, without_solutions
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sources(ROOT / "lessons")
@@ -59,7 +62,7 @@ def test_a_handed_out_notebook_has_neither_our_solution_nor_what_it_printed(tmp_
     assert handout(path) == path.read_bytes()
 
 
-@pytest.mark.parametrize("source", LESSONS[::4], ids=lambda source: source.stem)
+@each("source", LESSONS[::4], ids=lambda source: source.stem)
 def test_a_lesson_for_students_has_its_stub_and_no_solution(source):
     notebook = student_notebook(source, 7)
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
@@ -99,3 +102,18 @@ def test_the_command_writes_notebooks_and_solutions(tmp_path):
 def test_flags_that_do_not_fit_are_refused(flags, message):
     with pytest.raises(UsageError, match=message):
         lesson_build(folder=ROOT / "lessons", **flags)
+
+
+def test_a_lesson_is_opened_in_jupyter(monkeypatch):
+    started = []
+    monkeypatch.setitem(sys.modules, "jupyterlab", types.ModuleType("jupyterlab"))
+    monkeypatch.setattr(subprocess, "call", lambda command: started.append(command) or 0)
+    with pytest.raises(typer.Exit) as end:
+        lesson_open("04", ROOT / "lessons")
+    assert end.value.exit_code == 0
+    notebook = ROOT / "lessons" / "04_all_reduce_without_a_boss.ipynb"
+    assert started == [[sys.executable, "-m", "jupyterlab", str(notebook)]]
+    monkeypatch.setitem(sys.modules, "jupyterlab", None)
+    with pytest.raises(UsageError, match=r"pip install 'minidist\[learn\]'"):
+        lesson_open("04", ROOT / "lessons")
+    assert len(started) == 1

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from minidist.base.plain_pickle import BadPickleError
 from minidist.course.lesson.plain import Unreadable
 from minidist.course.lesson.wire import MAX_FRAME, Channel, pack, unpack
+from tests.cases import each
 
 VALUES = st.recursive(
     st.none()
@@ -75,7 +76,7 @@ def stand_in(*parts):
     return content[:-1] + b"Q."
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         b"",

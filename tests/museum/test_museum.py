@@ -54,6 +54,7 @@ SAYS = {
 SILENT = {"19a", "19b", "19c", "20c", "26a", "26c"}  # no gradient and no weight differs, and nothing is reported
 
 
+@pytest.mark.sampled(3)
 @each
 def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     run = run_exhibit(exhibit)
@@ -70,6 +71,17 @@ def test_an_injected_bug_is_visible_and_is_caught(exhibit):
     if len(run.right.losses) >= 12:
         assert min(run.right.losses[-3:]) < run.right.losses[0]  # it trains
     assert exhibit.title in run.text()
+
+
+def test_every_bug_finds_what_it_replaces_and_is_taken_out_again():
+    for exhibit in EXHIBITS:
+        patch = Patch()
+        try:
+            exhibit.inject(patch)
+        except Exception as error:
+            raise AssertionError(f"exhibit {exhibit.number}: {error!r}") from error
+        finally:
+            patch.undo()
 
 
 CATCHES = {str(catch): catch for exhibit in EXHIBITS for catch in exhibit.caught_by}

@@ -13,6 +13,7 @@ from minidist.autograd import Tensor
 from minidist.base.errors import DeadlockError, MismatchError
 from minidist.comm import SimWorld
 from minidist.parallel import DistributedDataParallel, GradientReducer
+from tests.cases import each
 from tests.parallel.replicas import Nested, batch
 
 ALGORITHMS = sorted(collectives.ALGORITHMS["all_reduce"])
@@ -31,9 +32,9 @@ def training(comm, algorithm, skip, then=None):
     return total
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("eager_bytes", SENDS)
-@pytest.mark.parametrize("skip", [(0, 2), (2, 2), (1, 0), (3, 1)])
+@each("algorithm", ALGORITHMS)
+@each("eager_bytes", SENDS)
+@each("skip", [(0, 2), (2, 2), (1, 0), (3, 1)])
 def test_a_skipped_step_leaves_other_ranks_waiting(algorithm, eager_bytes, skip):
     """The sums continue, one step off, until the ranks that did not skip wait for one that has returned."""
     world = SimWorld(4, eager_bytes=eager_bytes)
@@ -42,8 +43,8 @@ def test_a_skipped_step_leaves_other_ranks_waiting(algorithm, eager_bytes, skip)
         world.run(training, algorithm, skip)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("eager_bytes", SENDS)
+@each("algorithm", ALGORITHMS)
+@each("eager_bytes", SENDS)
 def test_another_collective_in_its_place_is_named(algorithm, eager_bytes):
     instead = lambda comm: collectives.all_gather(comm, np.ones(2))  # noqa: E731
     names = rf"(?s)all_reduce/{algorithm}.*all_gather/ring|all_gather/ring.*all_reduce/{algorithm}"

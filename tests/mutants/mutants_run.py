@@ -3,7 +3,7 @@
 `make mutants` runs every mutant of `mutants.toml` and prints killed or survived; a survivor ends it with exit code 1.
 
     python -m tests.mutants.mutants_run                  all of them, two at a time
-    python -m tests.mutants.mutants_run ring one_f       those whose file or reason has one of these words in it
+    python -m tests.mutants.mutants_run ring one_f       those with one of these words in file, reason or test
     python -m tests.mutants.mutants_run --table          the table of docs/guarantees.md
 
 The museum patches objects of the running program; here the source text is replaced, so that every line can be broken.
@@ -150,7 +150,7 @@ def main(arguments: Sequence[str]) -> int:
     if "--table" in arguments:
         print(table(everything))
         return 0
-    chosen = [m for m in everything if not arguments or any(word in f"{m.file} {m.why}" for word in arguments)]
+    chosen = [m for m in everything if not arguments or any(word in f"{m.file} {m.why} {m.test}" for word in arguments)]
     results = run_all(chosen)
     counts = Counter(results.values())
     print(f"{len(chosen)} mutants: " + ", ".join(f"{count} {result}" for result, count in sorted(counts.items())))

@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import each
 from tests.mutants import mutants_run
 from tests.mutants.mutants_run import ROOT, Copy, Mutant, mutants, outcome, table
 
 MUTANTS = mutants()
 START, END = "<!-- mutants: python -m tests.mutants.mutants_run --table -->\n", "<!-- end of mutants -->"
+
+
+@cache
+def source_of(path):
+    """Text of a file, and what it says to Python."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return source, ast.dump(ast.parse(source))
 
 
 @cache
@@ -21,12 +29,11 @@ def functions(file):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.why}")
+@each("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.why}")
 def test_a_mutant_still_applies(mutant):
     """Its text is found exactly once, the result is Python, and its test exists."""
-    source = (ROOT / mutant.path).read_text(encoding="utf-8")
-    planted = mutant.planted(source)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(source))
+    source, parsed = source_of(mutant.path)
+    assert ast.dump(ast.parse(mutant.planted(source))) != parsed
     file, _, name = mutant.test.partition("::")
     assert name.partition("[")[0] in functions(file)
 

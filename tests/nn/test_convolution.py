@@ -18,6 +18,7 @@ from minidist.optim import SGD
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage
+from tests.cases import each
 
 
 def draw(*shape, seed=0):
@@ -149,8 +150,8 @@ def train(comm, plan, steps=3):
     return losses, weights, running
 
 
-@pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "zb-h1"])
+@each("again", [False, True])
+@each("name", ["gpipe", "1f1b", "zb-h1"])
 def test_a_pipeline_equals_one_device_with_statistics_of_each_micro_batch(name, again):
     """Bit for bit; with recomputation too; and the moving averages take one step a mini-batch."""
     plan = get_schedule(name).plan(3, 4)
@@ -195,7 +196,7 @@ def test_the_moving_average_takes_one_step_a_mini_batch_and_none_in_evaluation()
     assert np.array_equal(norm.running[0], mean)
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "sentence"),
     [
         (lambda: conv2d(Tensor(draw(2, 3, 5, 5)), Tensor(draw(4, 2, 3, 3))), "must be .N, C, H, W. and .O, C, kh, kw."),

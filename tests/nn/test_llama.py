@@ -8,6 +8,7 @@ from minidist.base.errors import UsageError
 from minidist.nn import Llama, LlamaConfig
 from minidist.nn.experts import SwiGLUExperts
 from minidist.nn.llama import LlamaMLP
+from tests.cases import each
 
 CONFIG = {
     "vocab_size": 11,
@@ -96,8 +97,8 @@ def test_bad_sizes():
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@each("dtype", ["float32", "float64"])
+@each("kv_heads", [1, 2, 6])
 def test_loss_and_every_gradient_beside_pytorch(dtype, kv_heads):
     torch = pytest.importorskip("torch")
     F = torch.nn.functional

@@ -12,6 +12,7 @@ from minidist.nn import GPT, MLP, GPTConfig, Module
 from minidist.nn.composite import CompositeBlock
 from minidist.nn.recompute import recompute
 from minidist.planning import block_bytes
+from tests.cases import each
 
 CHOICES = ["none", "full", "selective"]
 
@@ -42,9 +43,9 @@ def block_form(what, b, s, h, a, dropout):
     return block_bytes.fused(s, b, h, a if what == "none" else 0, dropout=dropout > 0)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("what", CHOICES)
-@pytest.mark.parametrize("sizes", [(2, 48, 16, 2), (2, 48, 32, 2), (1, 96, 16, 2), (2, 150, 16, 4)])
+@each("dropout", [0.0, 0.1])
+@each("what", CHOICES)
+@each("sizes", [(2, 48, 16, 2), (2, 48, 32, 2), (1, 96, 16, 2), (2, 150, 16, 4)])
 def test_a_block_keeps_its_closed_form_to_the_byte(what, sizes, dropout):
     a_block = kept(3, what, *sizes, dropout) - kept(2, what, *sizes, dropout)
     assert a_block == block_form(what, *sizes, dropout)
@@ -58,8 +59,8 @@ def test_a_fused_block_of_2_byte_values_keeps_its_closed_form(sizes, dtype):
     assert a_block == block_bytes.fused(s, b, h, a, 2, dropout=True)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
-@pytest.mark.parametrize("sizes", [(2, 48, 32, 2), (1, 70, 16, 4), (3, 8, 64, 1)])
+@each("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+@each("sizes", [(2, 48, 32, 2), (1, 70, 16, 4), (3, 8, 64, 1)])
 def test_the_composite_block_keeps_what_the_paper_counts(sizes, dtype):
     """34 s b h + 5 a s^2 b with values of 2 bytes and masks of 1, and the two norms' deviations."""
     b, s, h, a = sizes

@@ -16,6 +16,7 @@ from minidist.nn.llama import Llama, LlamaConfig
 from minidist.nn.recompute import recompute
 from minidist.nn.revolve import revolve, revolve_advances
 from minidist.nn.segments import budgeted_segments, run_segments, sqrt_segments
+from tests.cases import each
 
 N = 8  # elements of the chain's tensors
 UNIT = 8 * N  # bytes
@@ -44,7 +45,7 @@ class Chain:
             return max(forward, account.peak_by_purpose.get("activation", 0)), x.grad
 
 
-@pytest.mark.parametrize("layers", [1, 2, 3, 5, 9, 16, 17])
+@each("layers", [1, 2, 3, 5, 9, 16, 17])
 def test_square_root_segments_cost_one_more_forward_and_twice_the_root(layers):
     sizes = sqrt_segments(layers)
     assert sum(sizes) == layers
@@ -109,8 +110,8 @@ def test_what_is_alive_stays_within_the_budget(budget):
     assert chain.runs == [2] * sum(sizes) + [1] * whole
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3, 5])
-@pytest.mark.parametrize("layers", [1, 2, 3, 4, 7, 12])
+@each("slots", [1, 2, 3, 5])
+@each("layers", [1, 2, 3, 4, 7, 12])
 def test_revolve_repeats_as_few_layers_as_the_binomial_says(layers, slots):
     chain, plain = Chain(layers), Chain(layers)
     peak, gradient = chain.peak(lambda f, x: revolve(f, x, slots))
@@ -157,8 +158,8 @@ def gradients(model):
     return kept, [loss.data, *(parameter.grad for parameter in model.parameters())]
 
 
-@pytest.mark.parametrize("make", [gpt, llama])
-@pytest.mark.parametrize("what", ["sqrt", "budget:60000", "budget:90000"])
+@each("make", [gpt, llama])
+@each("what", ["sqrt", "budget:60000", "budget:90000"])
 def test_models_train_to_the_same_bits_in_segments_and_keep_less(make, what):
     whole, right = gradients(make("none"))
     kept, got = gradients(make(what))

@@ -19,6 +19,7 @@ from minidist.optim import (
     StaticLossScaler,
     clip_grad_norm_,
 )
+from tests.cases import each
 
 FLOAT16 = np.dtype(np.float16)
 
@@ -140,7 +141,7 @@ def test_a_growth_restores_the_hysteresis():
     assert seen == [4, 8, 8, 4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "sentence"),
     [
         ({"initial_scale": 1000.0}, "not a power of two.*1024"),
@@ -254,7 +255,7 @@ def test_the_floor_is_a_power_of_two_because_the_scale_stops_there():
     assert DynamicLossScaler(floor=0.125).floor == 0.125
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "words"),
     [
         ({"initial_scale": float("nan")}, "initial_scale=nan; it must be a finite number above 0"),

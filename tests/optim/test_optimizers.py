@@ -4,6 +4,7 @@ import copy
 import pickle
 from itertools import pairwise
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,6 +31,7 @@ from minidist.optim import (
     flat_slices,
 )
 from minidist.optim.optimizer import BLOCK, is_bias_or_norm
+from tests.cases import each
 from tests.optim import papers
 
 CASES = [
@@ -102,6 +104,7 @@ def test_equals_pytorch(optimizer, settings):
 
 
 @all_cases
+@hypothesis.settings(max_examples=30)
 @given(st.data())
 def test_shards_give_the_bits_of_the_whole(optimizer, settings, data):
     """In float32, for any cut points and any size: what ZeRO relies on."""
@@ -152,8 +155,8 @@ def test_one_counter_for_all_parameters():
 LATE = [(1, 0, 0, 1), (0, 0, 0, 0), (1, 0, 1, 1), (0, 1, 1, 0), (1, 1, 0, 1)]
 
 
-@pytest.mark.parametrize("form", ["parameters", "flat", "loaded"])
-@pytest.mark.parametrize(
+@each("form", ["parameters", "flat", "loaded"])
+@each(
     ("optimizer", "settings"), [*CASES, (LAMB, {"lr": 0.01}), (LARS, {"lr": 0.1, "momentum": 0.9}), (Muon, {"lr": 0.1})]
 )
 def test_a_parameter_is_stepped_by_its_own_gradients_and_count_alone(optimizer, settings, form):
@@ -342,7 +345,7 @@ def test_parameters_may_be_given_directly_and_one_without_gradient_is_left_alone
     assert list(optimizer.state) == ["used"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "expected"),
     [
         ("transformer.h.0.attn.c_attn.bias", True),
@@ -480,8 +483,8 @@ def test_what_a_step_says_of_itself_depends_on_every_setting():
     assert flat.updates.startswith("2 updates with lr 0.125")
 
 
-@pytest.mark.parametrize("kind", [SGD, Adagrad, RMSProp, Adam, AdamW, LARS, LAMB, Muon])
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+@each("kind", [SGD, Adagrad, RMSProp, Adam, AdamW, LARS, LAMB, Muon])
+@each("copied", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
 def test_an_optimizer_is_copied_and_pickled_with_its_model(kind, copied):
     """Together, as a program that sends its state to another process does; both go on with the same bits."""
     model = MLP([4, 3])

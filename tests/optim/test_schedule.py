@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.optim import DeepSpeedWarmup, Warmup, WarmupCosine, WarmupLinear
+from tests.cases import each
 
 
 def test_the_first_step_is_never_lost_and_the_warmup_ends_at_one():
@@ -43,7 +44,7 @@ def test_a_warmup_longer_than_the_run_is_named():
         WarmupCosine(20, 10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "words"),
     [
         (lambda: Warmup(-1), "warmup_steps=-1; it must be a whole number of at least 0"),

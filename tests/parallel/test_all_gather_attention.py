@@ -14,6 +14,7 @@ from minidist.nn.llama import grouped_query_attention
 from minidist.parallel.context import AllGatherAttention, UlyssesAttention, document_ids, documents, sequence_positions
 from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
 from minidist.planning.volumes import closed_form_bytes
+from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.parallel.test_context import KINDS, assert_model
 
@@ -55,8 +56,8 @@ def attend(ranks, qkv, g, ids, kind="all-gather"):
 IDS = np.array([[0, 0, 0, 1, 1, 2, 2, 2, 2, 3, 3], [0] * 10 + [1]])  # the first row ends documents inside chunks
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["text", "documents"])
-@pytest.mark.parametrize(("ranks", "kind"), [(1, "all-gather"), (2, "all-gather"), (5, "all-gather"), (2, "ulysses")])
+@each("ids", [None, IDS], ids=["text", "documents"])
+@each(("ranks", "kind"), [(1, "all-gather"), (2, "all-gather"), (5, "all-gather"), (2, "ulysses")])
 def test_forward_and_backward_equal_one_device(ranks, kind, ids):
     """11 tokens: ragged; 5 ranks leave chunks empty. Gradients: those of one rank, and these of finite differences."""
     qkv, g = [random(i, 2, 11, heads, 4) for i, heads in enumerate((4, 2, 2))], random(9, 2, 11, 4, 4)
@@ -139,7 +140,7 @@ JOB |= {"steps": 2, "micro_batch": 2, "reduction": "ordered", "attention_dropout
 TEXTS = {"document_separator": 3}
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "layout"),
     [
         (2, {"cp": 2, "attention": "all-gather"}),

@@ -20,6 +20,7 @@ from minidist.nn.recompute import recompute
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions
 from minidist.parallel.tensor import gpt_plan, llama_plan, parallelize_module
+from tests.cases import each
 from tests.parallel.split_models import assert_equal, text, train
 from tests.parallel.test_tensor import gpt, llama
 
@@ -93,8 +94,8 @@ def test_packed_attention_forward_and_backward(ranks, kind, length):
         assert np.abs(dx - whole.grad[:, mine]).max() < 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("ranks", "heads", "kv_heads"), [(2, 4, 2), (3, 6, 3), (4, 8, 4)])
+@each("kind", KINDS)
+@each(("ranks", "heads", "kv_heads"), [(2, 4, 2), (3, 6, 3), (4, 8, 4)])
 def test_grouped_attention_forward_and_backward(kind, ranks, heads, kv_heads):
     make, order = KINDS[kind]
     length = 13
@@ -224,6 +225,7 @@ def assert_model(ranks, name, kind, optimizer, shape=None, dropout=0.0):
         assert_equal(history, reference(heads_for, optimizer, dropout))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -232,9 +234,9 @@ def test_a_model_equals_one_device_in_every_tensor_of_every_step(ranks, name, ki
     assert_model(ranks, name, kind, optimizer)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize("kind", KINDS)
+@each("ranks", [2, 3, 4])
+@each("name", ["gpt", "llama"])
+@each("kind", KINDS)
 def test_masks_are_drawn_by_global_sample_head_and_position(ranks, name, kind):
     assert_model(ranks, name, kind, "sgd", dropout=0.25)
 
@@ -244,8 +246,8 @@ def test_data_and_context_parallel_together(name):
     assert_model(4, name, "ring", "adam", (2, 2))
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize(("sequence_parallel", "kind"), [(False, "ring"), (True, "ring"), (True, "ulysses")])
+@each("name", ["gpt", "llama"])
+@each(("sequence_parallel", "kind"), [(False, "ring"), (True, "ring"), (True, "ulysses")])
 def test_context_and_tensor_parallel_together(name, sequence_parallel, kind):
     """Each rank has some tokens of each text and some heads, and with the sequence split some of its tokens' norms."""
     length, dropout = 12, 0.25
@@ -336,8 +338,8 @@ def test_dropout_is_refused_where_a_rank_would_draw_the_wrong_rows():
 # --- counts ---
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("length", [24, 11])
+@each("ranks", [1, 2, 3, 4])
+@each("length", [24, 11])
 def test_the_ring_sends_keys_and_values_of_all_other_ranks(ranks, length):
     batch, width = 2, 12
 

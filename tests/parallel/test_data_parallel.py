@@ -16,6 +16,7 @@ from minidist.nn import MLP, Linear, Module
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.gradients import UnusedParameterError
+from tests.cases import each
 from tests.parallel.replicas import (
     ROWS,
     WIDTH,
@@ -127,8 +128,8 @@ def test_several_steps_keep_the_replicas_equal_and_equal_to_one_device(ranks):
         assert weights.tobytes() == np.concatenate([v.reshape(-1) for v in state["values"]]).tobytes()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("synchronize_each", [False, True])
+@each("ranks", [1, 2, 3, 5])
+@each("synchronize_each", [False, True])
 def test_accumulation_over_micro_batches(ranks, synchronize_each):
     """`no_sync` for all but the last, or a reduction each: other orders of addition, each as declared."""
     k = 3
@@ -276,9 +277,9 @@ def test_a_comm_hook_replaces_the_reduction():
         assert np.array_equal(gradient, 2 * expected)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("algorithm", ["ring", "ordered"])
-@pytest.mark.parametrize("cap", [25.0, 3e-4, TINY])
+@each("ranks", RANKS)
+@each("algorithm", ["ring", "ordered"])
+@each("cap", [25.0, 3e-4, TINY])
 def test_each_buckets_bytes_are_the_closed_form(ranks, algorithm, cap):
     buckets = []
 
@@ -314,9 +315,9 @@ def test_under_mpi_to_the_bit(comm):
 assert ROWS % 2
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero"])
-@pytest.mark.parametrize("who", [{0}, {1}, {0, 1, 2}])
-@pytest.mark.parametrize("through", ["wrapper", "module"])
+@each("kind", ["ddp", "zero"])
+@each("who", [{0}, {1}, {0, 1, 2}])
+@each("through", ["wrapper", "module"])
 def test_load_state_dict_on_some_ranks_or_of_other_values_is_refused(kind, who, through):
     """After wrapping; replicas would train apart. The same values on every rank are right."""
 

@@ -21,6 +21,7 @@ from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, ExpertT
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import parallelize_module
 from minidist.parallel.tensor.grad_norm import global_square_sum
+from tests.cases import each
 from tests.parallel.split_models import assert_equal, text, train
 
 EXPERTS, LENGTH, WORDS = 12, 6, 13
@@ -48,8 +49,8 @@ def route_one_by_one(probabilities, top_k, capacity):
     return slots
 
 
-@pytest.mark.parametrize("top_k", [1, 2])
-@pytest.mark.parametrize("capacity", [1, 3, 100])
+@each("top_k", [1, 2])
+@each("capacity", [1, 3, 100])
 def test_slots_are_given_out_in_token_order(top_k, capacity):
     probabilities = np.exp(random(capacity, 30, 4))
     assignment = Assignment(probabilities, top_k, capacity)
@@ -227,6 +228,7 @@ def assert_experts(shape, top_k, factor, optimizer):
         assert_equal(history, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2), (3, 1)])
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("factor", [1.0, 12.0])
@@ -305,10 +307,15 @@ def test_experts_and_context_parallel_together(top_k, factor, kind):
         assert_equal(history, expected)
 
 
-@pytest.mark.parametrize(
-    ("shape", "top_k", "factor"), [((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0)]
+@each(
+    ("shape", "top_k", "factor", "sequence_parallel"),
+    [
+        (*case, cut)
+        for case in (((1, 2, 2), 1, 1.0), ((2, 1, 2), 2, 12.0), ((1, 2, 2), 2, 1.0), ((1, 1, 4), 1, 12.0))
+        for cut in (False, True)
+    ],
+    sampled=3,
 )
-@pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_experts_and_tensor_parallel_together(shape, top_k, factor, sequence_parallel):
     """Experts cut twice: gathered over tp and then over ep they are the whole, and so are gradients and optimizer
     state.

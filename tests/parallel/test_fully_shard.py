@@ -31,6 +31,7 @@ from minidist.parallel.fsdp_param_group import FSDPParamGroup
 from minidist.parallel.fsdp_state import FSDPState
 from minidist.parallel.gradients import UnusedParameterError
 from minidist.planning import block_bytes
+from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
@@ -97,8 +98,8 @@ def expected(ranks, optimizer="adam", local=2, steps=2, clip=None, frozen=(), ad
     return one_device(lambda flat: kind(flat, **settings), ranks, local, True, steps, clip, model, units, add)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@each("ranks", [1, 2, 3, 4, 5, 8])
+@each("optimizer", ["adam", "sgd"])
 def test_it_equals_one_device_bit_for_bit(optimizer, ranks):
     right = expected(ranks, optimizer, clip=0.3)
     for result in SimWorld(ranks).run(train, optimizer, clip=0.3):
@@ -142,7 +143,7 @@ def test_a_weight_without_a_deferred_gradient_is_named():
     SimWorld(2).run(branch)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     ranks=st.integers(1, 8),
     alignment=st.sampled_from([1, 7, 64]),
@@ -211,9 +212,9 @@ def padded_bytes(ranks, layers=2):
     return sum(-(-size // (1024 * ranks)) * 1024 * ranks for size in sizes) * 4
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("local", [1, 3])
-@pytest.mark.parametrize(
+@each("ranks", [1, 2, 3, 8])
+@each("local", [1, 3])
+@each(
     ("settings", "gathers"),
     [
         ({}, lambda k: 2 * k),
@@ -312,14 +313,14 @@ def check_peaks(ranks, prefetch):
         assert account.by_purpose["unsharded"] == 0  # nothing stays whole
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@each("prefetch", [0, 1, 2])
+@each("ranks", [1, 2, 4])
 def test_the_peak_is_the_closed_form_to_the_byte(ranks, prefetch):
     check_peaks(ranks, prefetch)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("local", [1, 2])
+@each("ranks", [1, 2, 4])
+@each("local", [1, 2])
 def test_offloaded_shards_are_transferred_with_each_gather_and_reduction(local, ranks):
     """To the device: a shard before each of two gathers per micro-batch. To the host: its gradient after each.
 

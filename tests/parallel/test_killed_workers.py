@@ -15,6 +15,7 @@ from minidist.base.errors import RankDeadError
 from minidist.comm import SimWorld
 from minidist.comm.sim.choosers import drawn, earliest, explore, seeded
 from minidist.parallel import parameter_server as ps
+from tests.cases import each
 from tests.parallel.test_parameter_server import SENDS, config, gradient, initial, same, sparse_gradient
 
 
@@ -72,8 +73,10 @@ def messages_of(cfg, workers, steps, rank, compute=gradient):
     return len(world.traces[rank].messages)
 
 
-@pytest.mark.parametrize("consistency", ["bsp", "delay:1", "ssp:0", "ssp:1", "asp"])
-@pytest.mark.parametrize("servers", [1, 2])
+CONSISTENCIES = ("bsp", "delay:1", "ssp:0", "ssp:1", "asp")
+
+
+@each(("consistency", "servers"), list(itertools.product(CONSISTENCIES, (1, 2))), sampled=3)
 def test_a_death_at_every_message_of_every_worker(consistency, servers):
     cfg, workers, steps = config(servers, consistency), 3, 3
     for victim in range(servers, servers + workers):

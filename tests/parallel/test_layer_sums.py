@@ -17,6 +17,7 @@ from minidist.parallel import LayerSums, ZeroOptimizer, fully_shard, sharded_par
 from minidist.parallel.flat_shards import gather_tensors
 from minidist.parallel.layer_sums import layer_sums_volume
 from minidist.planning.volumes import closed_form_bytes
+from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 
@@ -62,6 +63,7 @@ def test_jobs_are_bitwise_equal(job, ranks, layout):
     assert result.tier == "ordered"
 
 
+@pytest.mark.sampled(2)
 @jobs
 @pytest.mark.parametrize(
     ("ranks", "layout"),
@@ -88,7 +90,7 @@ def test_a_parameter_server_is_bitwise_equal(job):
     assert result.equal, result.first_difference
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "layout"),
     [
         (1, {}),

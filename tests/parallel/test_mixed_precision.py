@@ -31,6 +31,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from tests.cases import each
 from tests.parallel.models import assert_same, loss_of, small_gpt
 
 ADAM = {"lr": 0.01, "weight_decay": 0.1}
@@ -186,7 +187,7 @@ def assert_equal_bits(result, expected):
     assert_same(view(tensors), view(wanted))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(("dtype", "ranks"), [*(("float16", n) for n in (1, 2, 3, 4, 5, 8)), ("bfloat16", 2)])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_every_strategy_equals_one_device_bit_for_bit(name, dtype, ranks):
@@ -223,8 +224,8 @@ def test_zero_equals_data_parallel_bit_for_bit(sharded, whole):
         assert_equal_bits(a, b)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("name", STRATEGIES)
+@each("ranks", [1, 2, 3, 5, 8])
+@each("name", STRATEGIES)
 def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
     world, local = SimWorld(ranks), 2
     world.run(train, name, "bfloat16", local, 1, None, (), "ring")
@@ -248,7 +249,7 @@ def test_messages_are_half_as_large_and_the_overflow_is_one_byte(name, ranks):
         assert sent == (volume("all_reduce", "recursive_doubling", 1, ranks, rank).elements if ranks > 1 else 0)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
+@each("ranks", [1, 2, 3, 4, 5, 8])
 def test_an_overflow_on_one_rank_is_known_to_all(ranks):
     for guilty in (*range(ranks), None):
         agreed = SimWorld(ranks).run(lambda comm, guilty=guilty: agree_on_overflow(comm, comm.rank == guilty))

@@ -21,6 +21,7 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
+from tests.cases import each
 from tests.parallel.models import loss_of, small_gpt
 
 ADAM = {"lr": 0.01, "weight_decay": 0.1}
@@ -57,8 +58,8 @@ def train(comm, half, policy, local=1, steps=4, clip=0.3, pool=None):
     return gather_tensors(shards, optimizer), scaler.skipped
 
 
-@pytest.mark.parametrize("half", ["float16", "bfloat16"])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@each("half", ["float16", "bfloat16"])
+@each("ranks", [1, 2, 3, 5])
 def test_masters_as_shards_make_the_bits_of_masters_in_the_optimizer(ranks, half):
     dtype = named_dtype(half)
     for (tensors, skipped), (wanted, wanted_skipped) in zip(

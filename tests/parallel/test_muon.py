@@ -15,6 +15,7 @@ from minidist.parallel import WholeMatrices, ZeroOptimizer, fully_shard, sharded
 from minidist.parallel.flat_shards import gather_tensors
 from minidist.parallel.whole_matrices import muon_volume
 from minidist.planning.volumes import closed_form_bytes
+from tests.cases import each
 from tests.equality.test_equality import verdict
 from tests.parallel.models import assert_same, loss_of, one_device, small_gpt
 
@@ -67,7 +68,7 @@ def test_a_parameter_server_is_bitwise_equal():
     assert result.equal, result.first_difference
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "layout"),
     [
         (1, {}),

@@ -23,6 +23,7 @@ from minidist.parallel import (
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
 from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from tests.cases import each
 
 STEPS, ROWS = 3, 5
 
@@ -107,8 +108,8 @@ def sharded(comm, local, hybrid=False):
     return evaluate(model), state
 
 
-@pytest.mark.parametrize("local", [1, 2])
-@pytest.mark.parametrize("train", [data_parallel, zero, sharded, lambda c, k: sharded(c, k, hybrid=True)])
+@each("local", [1, 2])
+@each("train", [data_parallel, zero, sharded, lambda c, k: sharded(c, k, hybrid=True)])
 def test_every_rank_evaluates_the_model_of_one_device(train, local):
     y, state = one_device(4 * local)
     results = SimWorld(4).run(train, local)

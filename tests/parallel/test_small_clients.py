@@ -21,12 +21,13 @@ from mpi_examples.library_in_200_lines import (
     weight_stashing,
     zero3,
 )
+from tests.cases import each
 
 SENDS = [0, 1 << 20]  # synchronous, buffered
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize("eager_bytes", SENDS)
+@each("ranks", [1, 2, 3, 4, 5, 8])
+@each("eager_bytes", SENDS)
 def test_zero3_adds_each_micro_batch_over_replicas_and_then_the_sums(ranks, eager_bytes):
     k = 2
     parts = contributions(range(ranks * k))
@@ -49,8 +50,8 @@ def test_zero3_sends_three_times_the_parameters():
         assert by_purpose["gradient_reduce"] == k * LAYERS * unit * (ranks - 1) // ranks
 
 
-@pytest.mark.parametrize("m", [1, 2, 3, 5, 7])
-@pytest.mark.parametrize("eager_bytes", SENDS)
+@each("m", [1, 2, 3, 5, 7])
+@each("eager_bytes", SENDS)
 def test_1f1b_adds_micro_batches_in_plan_order(m, eager_bytes):
     parts = contributions(range(m))
     results = SimWorld(LAYERS, eager_bytes=eager_bytes).run(one_f_one_b, m)

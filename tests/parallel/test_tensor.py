@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 
 import ml_dtypes
@@ -56,6 +57,7 @@ from minidist.parallel.tensor import (
 )
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.sharding import join_shards, local_shape, take_shard
+from tests.cases import each
 from tests.parallel.split_models import assert_equal, replicated, text, train
 
 RANKS = [1, 2, 3, 4]
@@ -101,8 +103,8 @@ REGIONS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("case", REGIONS, ids=lambda case: case[0].__name__)
+@each("ranks", RANKS)
+@each("case", REGIONS, ids=lambda case: case[0].__name__)
 def test_a_region_does_what_its_name_says_and_backward_its_conjugate(case, ranks):
     region, forward, backward = case
 
@@ -329,6 +331,7 @@ def assert_gpt(ranks, optimizer, words=13, sequence_parallel=False, dropout=0.0)
         assert replica == results[0][1]  # bitwise the same on all ranks
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
@@ -336,8 +339,8 @@ def test_gpt_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, s
     assert_gpt(ranks, optimizer, sequence_parallel=sequence_parallel)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@each("ranks", [2, 3, 4])
+@each("sequence_parallel", [False, True])
 def test_gpt_with_a_vocabulary_that_divides_and_dropout(ranks, sequence_parallel):
     assert_gpt(ranks, "adam", words=16, sequence_parallel=sequence_parallel, dropout=0.25)
 
@@ -354,9 +357,9 @@ def test_recomputation_replays_the_messages_in_the_same_order_on_all_ranks(what,
         assert_equal(history, one_device(4, 13, "sgd", 0.25))
 
 
-@pytest.mark.parametrize(("ranks", "length"), [(5, 10), (8, 16)])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@each(("ranks", "length"), [(5, 10), (8, 16)])
+@each("sequence_parallel", [False, True])
+@each("name", ["gpt", "llama"])
 def test_more_ranks_than_are_usual(ranks, length, sequence_parallel, name):
     """A head a rank, 11 words: at 8 ranks the last has nothing but padding."""
     sizes = {
@@ -415,9 +418,9 @@ def test_tiles_join_to_the_whole_and_boxes_say_where_they_lie(data):
     assert (count == copies).all()
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("name", ["gpt", "llama"])
+@each("dtype", [ml_dtypes.bfloat16, np.float16])
+@each("sequence_parallel", [False, True])
+@each("name", ["gpt", "llama"])
 def test_values_of_two_bytes_travel_in_two_bytes(dtype, sequence_parallel, name):
     """Within what rounding to 8 or 11 bits does to a float64 model; half the bytes of float32."""
     sizes = {"gpt": GPTConfig(13, LENGTH, 24, 2, 4), "llama": LlamaConfig(13, 24, 48, 2, 4, 2, LENGTH)}
@@ -575,9 +578,8 @@ def one_device_llama(heads_for, optimizer, tied):
     return train(llama(heads_for, tied), gpt_loss(13), optimizer)
 
 
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(("sequence_parallel", "tied"), [(False, False), (True, True)])
+@each(("ranks", "optimizer"), list(product(RANKS, ("sgd", "adam"))), sampled=3)
+@each(("sequence_parallel", "tied"), [(False, False), (True, True)])
 def test_llama_equals_one_device_in_every_tensor_of_every_step(ranks, optimizer, sequence_parallel, tied):
     def main(comm):
         model = parallelize_module(llama(comm.size, tied), comm, llama_plan(13, sequence_parallel))
@@ -624,6 +626,7 @@ def test_a_llama_layer_sends_what_a_gpt_layer_sends(sequence_parallel):
         assert count == {"tensor_forward": steps, "tensor_backward": steps, "regather": 5 if sequence_parallel else 0}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("ranks", "kv"), [(2, 1), (4, 2), (4, 1), (8, 4), (3, 1)])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_fewer_key_value_heads_than_ranks(ranks, kv, sequence_parallel):

@@ -24,6 +24,7 @@ from minidist.parallel.tensor.sharding import local_tensor
 from minidist.pipeline.plan import load_plan
 from minidist.pipeline.runtime import Pipeline, PipelineStage
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
+from tests.cases import each
 
 ROWS, WIDTH = 8, 6
 # Step by step: the ranks that use the branches. First none, then a step without any backward, one rank alone, none.
@@ -200,8 +201,8 @@ def pipeline(comm, kind):
 PROGRAMS = [data_parallel, by_parameter, zero_1, zero_2, sharded, units, tensor_parallel, pipeline]
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-@pytest.mark.parametrize("program", [*PROGRAMS, offloaded, sharded_on_the_host])
+@each("kind", SETTINGS)
+@each("program", [*PROGRAMS, offloaded, sharded_on_the_host])
 def test_a_branch_that_is_used_late_is_stepped_as_on_one_device(program, kind):
     if program is offloaded and kind in (LAMB, Muon):
         pytest.skip("they read each gradient twice, and are refused")

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidist.autograd import Parameter
@@ -18,6 +18,7 @@ from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.parallel.flat_shards import Shard, sharded_flat
 from minidist.parallel.gradients import UnusedParameterError
 from minidist.planning import block_bytes
+from tests.cases import each
 from tests.parallel.models import LENGTH, ROWS, assert_same, loss_of, one_device, small_gpt
 
 OPTIMIZERS = {"adam": (AdamW, {"lr": 0.01, "weight_decay": 0.1}), "sgd": (SGD, {"lr": 0.1, "momentum": 0.9})}
@@ -93,6 +94,7 @@ def expected_of(ranks, local, each, optimizer="adam", steps=2, clip=None, frozen
     return one_device(lambda flat: kind(flat, **settings), ranks, local, each, steps, clip, model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("stage", [1, 2])
@@ -104,6 +106,7 @@ def test_zero_equals_data_parallel_and_one_device_bit_for_bit(stage, optimizer, 
 
 
 @pytest.mark.parametrize("stage", [1, 2])
+@settings(max_examples=30)
 @given(
     ranks=st.integers(1, 8),
     alignment=st.sampled_from([1, 7, 64]),
@@ -125,9 +128,9 @@ def test_frozen_parameters_with_clipping(stage):
         assert_same(result, expected)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-@pytest.mark.parametrize("local", [1, 3])
-@pytest.mark.parametrize("stage", [1, 2])
+@each("ranks", [1, 2, 3, 8])
+@each("local", [1, 3])
+@each("stage", [1, 2])
 def test_bytes_are_the_papers(stage, local, ranks):
     """Each x (n-1)/n of Psi padded elements of 4 bytes: stage 1 2 Psi, stage 2 (k+1) Psi."""
     world = SimWorld(ranks)

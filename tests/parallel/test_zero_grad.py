@@ -1,7 +1,6 @@
 """`zero_grad` of a model, a unit or a parameter reaches the shards that hold the reduced gradient."""
 
 import numpy as np
-import pytest
 
 from minidist.autograd import Tensor
 from minidist.comm import SimWorld
@@ -9,6 +8,7 @@ from minidist.nn import MLP
 from minidist.optim import SGD
 from minidist.parallel import ZeroOptimizer, fully_shard
 from minidist.parallel.fsdp import sharded_parameters
+from tests.cases import each
 
 STEPS, RATE = 3, 0.25
 
@@ -34,8 +34,8 @@ def each_parameter(model, flat):
         parameter.zero_grad()
 
 
-@pytest.mark.parametrize("stage", [1, 2, 3])
-@pytest.mark.parametrize("clear", [lambda m, f: m.zero_grad(), lambda m, f: f.zero_grad(), each_parameter])
+@each("stage", [1, 2, 3])
+@each("clear", [lambda m, f: m.zero_grad(), lambda m, f: f.zero_grad(), each_parameter])
 def test_every_way_to_zero_the_gradient(stage, clear):
     def program(comm):
         model = MLP([3, 4, 2], dtype=np.float64)

@@ -13,6 +13,7 @@ from minidist.nn import MLP, Linear
 from minidist.pipeline.passes import recompute
 from minidist.pipeline.plan import Action, actions_of
 from minidist.pipeline.runtime import Pipeline, PipelineStage, SkipConnection, split_model
+from tests.cases import each
 from tests.pipeline.cases import fold, gpt, gpt_batches, gpt_loss, mlp_loss, plan_of
 
 WIDTH, ROWS = 4, 3
@@ -77,7 +78,7 @@ def run_unet(comm, plan):
     return {s.number: s.flat.grad.copy() for s in stages}, comm.trace.bytes_by_purpose()
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "p", "m"),
     [
         ("gpipe", 4, 3),

@@ -21,6 +21,7 @@ from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, m
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
+from tests.cases import each
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp_loss, plan_of
 
 RULES = {
@@ -80,8 +81,8 @@ def run(comm, plan, optimizer):
     return losses, versions.history[comm.rank], versions.used, versions.own[comm.rank].most, spans
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("name", RULES)
+@each("optimizer", ["sgd", "adam"])
+@each("name", RULES)
 def test_every_update_equals_the_replay_with_the_delays_of_its_rule(name, optimizer):
     for p, m in [(1, 3), (2, 5), (3, 4), (4, 9), (5, 6)]:
         batches = 3 if name == "pipedream-2bw" else 1
@@ -249,8 +250,8 @@ def run_replicated(comm, plan, optimizer, sizes):
     )
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(
+@each("optimizer", ["sgd", "adam"])
+@each(
     ("replicas", "m"),
     [
         ((2,), 5),
@@ -388,8 +389,8 @@ def run_tied(comm, plan, optimizer):
     return losses, histories, final, comm.trace.bytes_by_purpose().get("tied", 0)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("name", RULES)
+@each("optimizer", ["sgd", "adam"])
+@each("name", RULES)
 def test_tied_embeddings_have_one_delay_and_stay_equal(name, optimizer):
     for p, m in [(1, 3), (2, 4), (3, 5), (4, 7)]:
         batch, options = (m, {"batches": 4}) if name == "pipedream-2bw" else (1, {})
@@ -475,8 +476,8 @@ def run_tied_replicas(comm, plan, optimizer):
     return n, histories, [unit.flat.data.copy() for unit in versions.units[n]], comm.trace.bytes_by_purpose()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize(
+@each("optimizer", ["sgd", "adam"])
+@each(
     ("replicas", "m"),
     [((2, 1), 6), ((2, 1), 7), ((1, 2), 5), ((2, 3), 13), ((2, 2, 1), 8), ((1, 2, 1), 6), ((2, 1, 2), 9)],
 )

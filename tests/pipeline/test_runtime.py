@@ -24,6 +24,7 @@ from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError
+from tests.cases import each
 from tests.pipeline.cases import (
     assert_equal,
     fold,
@@ -80,7 +81,7 @@ def equal_gpt(plan, optimizer="adam", steps=2, dropout=0.0, layers=None, cuts=No
     )
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_mlp_in_the_exact_tier(name, optimizer):
@@ -323,8 +324,8 @@ def timed(comm, plan, times):
     return [(s.name, s.start - begin, s.end - begin) for s in comm.trace.spans if s.name[:1].isdigit()]
 
 
-@pytest.mark.parametrize("name", [*SYNCHRONOUS, *V_SHAPED, "forward-only"])
-@pytest.mark.parametrize("cost", [(1, 1, 1), (2, 1.5, 0.5)])
+@each("name", [*SYNCHRONOUS, *V_SHAPED, "forward-only"])
+@each("cost", [(1, 1, 1), (2, 1.5, 0.5)])
 def test_the_measured_bubble_is_the_timing_tools(name, cost):
     for p, m in [(2, 4), (4, 8)]:
         plan = plan_of(name, p, m)
@@ -404,7 +405,7 @@ def attempt(comm, **changes):
     pipe.step(*mlp_batches(changes.get("m", 3)))
 
 
-@pytest.mark.parametrize(
+@each(
     ("changes", "error", "sentence"),
     [
         ({"plan": from_csv("0B0,0F0\n1F0,1B0")}, PlanError, "0B0 comes before 0F0"),

@@ -13,6 +13,7 @@ from minidist.optim import Adam
 from minidist.pipeline.runtime import Pipeline, Stream, WeightVersions, plan_length, split_model
 from minidist.pipeline.runtime.shapes import MicroBatches
 from minidist.pipeline.times import Times
+from tests.cases import each
 from tests.pipeline.cases import gpt, gpt_loss, mlp_loss, plan_of
 
 # (schedule, ranks of each stage, micro-batches of a step)
@@ -68,7 +69,7 @@ def assert_equal(one, other):
     assert all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize(("name", "replicas", "size"), LAYOUTS)
+@each(("name", "replicas", "size"), LAYOUTS)
 def test_the_order_of_a_short_plan_is_that_of_the_full_one(name, replicas, size):
     """Every action with its transfers on every rank, and what is released behind it, of streams of many lengths."""
     period = math.lcm(*replicas, size)
@@ -98,7 +99,7 @@ def test_the_order_of_a_short_plan_is_that_of_the_full_one(name, replicas, size)
             assert late in ([], late[-1:]), (rank, count)
 
 
-@pytest.mark.parametrize(("name", "replicas", "size"), LAYOUTS)
+@each(("name", "replicas", "size"), LAYOUTS)
 def test_a_stream_equals_the_full_plan_bit_for_bit(name, replicas, size):
     """Losses, weights and Adam's state, of two streams one after the other, in the same virtual time.
 

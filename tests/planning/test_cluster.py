@@ -11,11 +11,11 @@ from minidist.planning.cluster.calibration import CALIBRATION
 from minidist.planning.cluster.gpus import MACHINES, Machine, machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import block_activations, in_flight, memory_by_rank, rank_parameters
-from minidist.planning.cluster.search import Plan, candidates, plan_layout, reason_for, search
+from minidist.planning.cluster.search import Plan, candidates, larger_gpus, plan_layout, reason_for, search
 from minidist.planning.cluster.shared import shared
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.cluster.tables import explanation
-from minidist.planning.layout_memory import layout_peak
+from minidist.planning.zero_stages import layout_stages
 
 GPT = Architecture(8, 512, 8, 1024, 256, 2048)
 A100 = MACHINES["a100-80gb"]
@@ -191,33 +191,35 @@ def test_an_expert_is_divided_over_tp_unless_ep_needs_the_ranks():
 
 
 def test_a_search_ranks_what_fits():
-    found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {})
+    found = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16, kernels="fused"), MACHINES["h100"], {})
     assert found.plans
-    assert all(plan.fits for plan in found.plans)
+    assert all(plan.fit.fits for plan in found.plans)
     assert found.plans[0].time.seconds <= 1.1 * min(plan.time.seconds for plan in found.plans)
     assert {plan.layout.ranks for plan in found.plans} == {16}
     # What does not fit says by how much, and what is impossible why; no layout is counted twice.
     assert found.too_large
     assert found.impossible
-    assert not any(plan.fits for plan in found.too_large)
+    assert not any(plan.fit.fits for plan in found.too_large)
     assert found.refused == [(plan.layout, plan.shortage) for plan in found.too_large] + found.impossible
     tried = [plan.layout for plan in found.plans + found.too_large] + [layout for layout, _ in found.impossible]
     assert len(set(tried)) == len(tried)
     one = found.too_large[0]
     needed = max(rank.peak for rank in one.memory) + CALIBRATION.reserved_bytes
-    assert needed == min(plan.needed for plan in found.too_large)  # those that need least come first
-    low, high = one.needed_range
+    assert needed == min(plan.fit.central for plan in found.too_large)  # those that need least come first
+    low, high = one.fit.low, one.fit.high
     assert low < needed < high
-    assert one.shortage.endswith(f" needs {low / 1e9:,.0f} to {high / 1e9:,.0f} GB, and h100 has 85 GB")
+    assert one.shortage.endswith(f" needs {low / 1e9:,.0f} to {high / 1e9:,.0f} GB, and h100 has 85 GB (79 GiB)")
     assert reason_for(found.plans[0], found.plans)
     # What is fixed stays, and the layouts with it are those of the whole search.
-    fixed = search(Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16), MACHINES["h100"], {"tp": 4, "zero": 1})
+    fixed = search(
+        Job(named("llama-3.1-8b"), 4096, 64, "bf16", 16, kernels="fused"), MACHINES["h100"], {"tp": 4, "zero": 1}
+    )
     wanted = [plan.layout for plan in found.plans if (plan.layout.tp, plan.layout.zero) == (4, 1)]
     assert [plan.layout for plan in fixed.plans if plan.layout.dp > 1] == [one for one in wanted if one.dp > 1]
 
 
 def test_the_reason_says_what_is_compared():
-    found = search(Job(named("llama-3.1-8b"), 8192, 256, "bf16", 64), MACHINES["h100"], {})
+    found = search(Job(named("llama-3.1-8b"), 8192, 256, "bf16", 64, kernels="fused"), MACHINES["h100"], {})
     assert found.plans[0].layout.zero == 2
     # Without ZeRO is with stage 0, and not with stage 1.
     ratio = next(plan.time.seconds for plan in found.plans if plan.layout.zero == 0) / found.plans[0].time.seconds
@@ -241,12 +243,15 @@ def test_small_models_are_data_parallel_and_large_ones_stay_in_a_node():
 
 
 def test_a_layout_of_four_axes_in_memory():
-    one = layout_peak("gpt2", {"dp": 4}, 2, 512, "none")
-    four = layout_peak("gpt2", {"dp": 4, "tp": 2, "pp": 2}, 2, 512, "none")
-    assert set(one) == set(four)
-    assert four["stage0"]["optimizer"] < 0.6 * one["stage0"]["optimizer"]
+    gpt2, one, four = named("gpt2"), ClusterLayout(4, micro_batch=2), ClusterLayout(4, 2, 2, micro_batch=2)
+    peaks = [
+        {stage: rank.by_kind for stage, rank in layout_stages(job(layout, gpt2, 512), layout).items()}
+        for layout in (one, four)
+    ]
+    assert set(peaks[0]) == set(peaks[1])
+    assert peaks[1]["stage0"]["optimizer"] < 0.6 * peaks[0]["stage0"]["optimizer"]
     with pytest.raises(UsageError, match="12 heads are not divisible by tp 5"):
-        layout_peak("gpt2", {"tp": 5}, 1, 512, "none")
+        layout_stages(job(ClusterLayout(tp=5), gpt2, 512), ClusterLayout(tp=5))
 
 
 def test_a_machine_of_ones_own(tmp_path):
@@ -283,6 +288,48 @@ def test_a_machine_of_ones_own(tmp_path):
     assert machine_of("H100") is MACHINES["h100"]
     with pytest.raises(UsageError, match="has no 8-bit floats"):
         A100.peak("fp8")
+
+
+def test_gpus_are_named_as_people_and_drivers_name_them():
+    for written, name in (
+        ("H100 SXM 80GB", "h100"),
+        ("H100 80 GB", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("h100_pcie", "h100-pcie"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("a100 80g", "a100-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("RTX 4090", "rtx-4090"),
+        ("rtx4090", "rtx-4090"),
+        ("4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("a6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("L40S", "l40s"),
+        ("h20", "h20"),
+        ("H200 141GB", "h200"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("Tesla V100-SXM2-32GB", "v100"),
+        ("Tesla T4", "t4"),
+        ("B200 180GB", "b200"),
+    ):
+        assert machine_of(written).name == name, written
+    for written, sentence in (
+        ("A100", "--gpu 'A100' may be several GPUs; give a100-40gb or a100-80gb"),
+        ("H100 40GB", "--gpu 'H100 40GB' is unknown .did you mean 'h100'"),
+        ("tpu-v5p", "or a .json or .toml file with the keys name, fp16, fp8, memory"),
+        ("", "--gpu '' is unknown"),
+        ("GPU", "--gpu 'GPU' is unknown"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            machine_of(written)
+
+
+def test_a_gpu_that_is_recommended_is_no_slower():
+    """An h20 has more memory than an h100, and computes a sixth as fast."""
+    names = [gpu.name for gpu in larger_gpus(Job(named("gpt2"), 1024, 8), MACHINES["h100"])]
+    assert names[:2] == ["h100-96gb", "h200"]
+    assert not {"h20", "h100-nvl"} & set(names)
 
 
 @pytest.mark.parametrize(("zero", "per_parameter"), [(0, 16), (1, 4 + 12 / 4), (2, 2 + 14 / 4), (3, 14 / 4)])
@@ -455,7 +502,7 @@ def test_a_plan_fits_when_the_most_that_it_may_need_is_there():
     central, most = peak + reserved, CALIBRATION.memory_range[1] * peak + reserved
     for memory, verdict in ((most, "yes"), (most - 1, "may not"), (central, "may not"), (central - 1, "no")):
         plan = plan_layout(layout, job(layout), replace(A100, memory=memory))
-        assert (plan.verdict, plan.fits, plan.margin) == (verdict, verdict != "no", memory - central)
+        assert (plan.fit.verdict, plan.fit.fits, plan.fit.margin) == (verdict, verdict != "no", memory - central)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -523,3 +570,41 @@ def test_zero_3_has_one_chunk_of_layers_per_rank():
     assert refusal(layout, job(layout)) == "ZeRO 3 would gather the layers of each of vp 2 chunks for each micro-batch"
     for possible in (replace(layout, vp=1), replace(layout, zero=2)):
         assert refusal(possible, job(possible)) is None
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_eager_kernels_of_a_gated_block_keep_more_and_those_of_gpt_do_not(recompute):
+    """Two float32 inputs of norms and their normalized values, 8 bytes per element, and silu(gate) in 2 bytes."""
+    layout = ClusterLayout(2, 2, 2, sequence_parallel=True, micro_batch=3, microbatches=2, recompute=recompute)
+    tokens = 3 * 256
+    for model, block in ((replace(GPT, gated=True), tokens * (8 * 512 + 2 * 2048) // 2), (GPT, 0)):
+        ranks = memory_by_rank(layout, job(layout, model))
+        # Of four layers on each of two ranks, the first of which has two micro-batches in flight.
+        kept = (8 * block, 4 * block) if recompute == "none" else (block, block)
+        assert tuple(rank.eager for rank in ranks) == kept
+    experts = memory_by_rank(ClusterLayout(ep=1), job(ClusterLayout(), replace(EXPERTS, layers=3)))[0]
+    assert experts.eager == 1024 * 0 + 256 * (3 * 8 * 512 + 2 * 2 * 1024 + 2 * 2 * 256)
+
+
+def test_what_a_job_says_of_its_kernels_decides_the_range():
+    """Unknown kernels are a range with its middle; fp8 comes with fused ones."""
+    model = replace(named("llama-3.1-8b"), positions=8192)
+    layout = ClusterLayout(8, zero=2)
+    fits = {
+        (kernels, precision): plan_layout(
+            layout, replace(job(layout, model, 8192), kernels=kernels, precision=precision), MACHINES["h100"]
+        )
+        for kernels, precision in (("any", "bf16"), ("fused", "bf16"), ("eager", "bf16"), ("any", "fp8"))
+    }
+    low, high = CALIBRATION.memory_range
+    reserved = CALIBRATION.reserved_bytes
+    for (kernels, precision), plan in fits.items():
+        least, likely, most = {"any": (0, 0.5, 1), "fused": (0, 0, 0), "eager": (1, 1, 1)}[
+            "fused" if precision == "fp8" else kernels
+        ]
+        peak, eager = plan.fullest.peak, plan.fullest.eager
+        assert plan.fit.low == pytest.approx(low * (peak + least * eager) + reserved)
+        assert plan.fit.central == pytest.approx(peak + likely * eager + reserved)
+        assert plan.fit.high == pytest.approx(high * (peak + most * eager) + reserved)
+    verdicts = [plan.fit.verdict for plan in fits.values()]
+    assert verdicts[:3] == ["may not", "yes", "no"]

@@ -79,7 +79,10 @@ def test_the_size_of_a_micro_batch_follows_from_their_number():
         ("compression = 'fp16'", "compression 'fp16' in 'job.toml' is not planned; leave it out"),
         ("optimizer = 'sgd'", "optimizer 'sgd' in 'job.toml' is not planned, because memory is counted with"),
         ("schedule = 'gpipe'", "schedule 'gpipe' in 'job.toml' is not planned; give schedule = '1f1b' or 'int"),
-        ("recompute = 'sqrt'", "recompute 'sqrt' in 'job.toml' is not planned; give none, selective or full"),
+        (
+            "recompute = 'budget:9'",
+            "recompute 'budget:9' in 'job.toml' is not planned; give one of none, selective, full, sqrt",
+        ),
         ("", "the job file 'job.toml' has no settings; write one with minidist train --print-config"),
         ("[model]", "the job file 'job.toml' has no settings"),
         ("colour = 3", "job.toml: unknown setting 'colour'.*; correct its name, or leave it out"),

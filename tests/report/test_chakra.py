@@ -17,6 +17,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.report import protobuf
 from minidist.report.chakra import COLL, COMP, RECV, SEND, array_bytes, calls_of, read_chakra, write_chakra
 from minidist.report.from_file import export_trace
+from tests.cases import each
 
 JOB = {"model": "gpt", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 2, "microbatches": 4}
 LAYOUTS = {
@@ -81,7 +82,7 @@ def all_there(ranks, arrived, item, rank, number):
     return all(calls(ranks[r])[place] in arrived[r] for r in members)
 
 
-@pytest.mark.parametrize("messages", [False, True])
+@each("messages", [False, True])
 def test_the_graph_of_every_layout_can_be_replayed(run, tmp_path, messages):
     traces, _ = read_traces(run)
     folder = export_trace(run, "chakra", tmp_path, messages=messages)
@@ -102,8 +103,8 @@ def test_the_graph_of_every_layout_can_be_replayed(run, tmp_path, messages):
     assert all(len(members) > 1 for members in table.values())
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("elements", [1, 7, 24, 1000])
+@each("ranks", [2, 3, 4])
+@each("elements", [1, 7, 24, 1000])
 def test_the_size_of_an_array_follows_from_the_bytes_of_its_call(ranks, elements):
     """Of every operation with every algorithm that has a formula, at sizes that the ranks do not divide, too."""
 
@@ -196,7 +197,7 @@ def test_a_damaged_file_is_read_or_refused_with_one_sentence(run, tmp_path):
     assert all(f"{path.name}' is not an execution trace: " in text and len(text) < 500 for text in refusals)
 
 
-@pytest.mark.parametrize("number", [0, 1, 127, 128, 300, 2**31, 2**63, 2**64 - 1, -1])
+@each("number", [0, 1, 127, 128, 300, 2**31, 2**63, 2**64 - 1, -1])
 def test_numbers_and_texts_come_back(number):
     text = "all_reduce/ring ä"
     message = protobuf.field(1, number) + protobuf.field(29, text)

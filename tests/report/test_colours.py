@@ -26,6 +26,7 @@ from minidist.report.palette import MEMORY, distinct
 from minidist.report.staleness import staleness
 from minidist.report.version_gantt import version_gantt
 from minidist.report.zero_bars import COLOURS, zero_bars
+from tests.cases import each
 
 REPORT = Path(__file__).parents[2] / "minidist" / "report"
 
@@ -108,7 +109,7 @@ PICTURES = {
 }
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@each("name", PICTURES)
 def test_no_two_things_of_a_picture_look_alike(name, traces):
     assert alike(PICTURES[name](traces)) == []
 

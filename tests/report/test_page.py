@@ -18,6 +18,7 @@ from minidist.report.draw import draw
 from minidist.report.from_file import draw_report
 from minidist.report.page import page
 from minidist.report.perfetto import perfetto
+from tests.cases import each
 from tests.report.browser import look, screenshot
 from tests.report.perfetto_rules import broken_rules
 
@@ -222,7 +223,7 @@ SLICE = {"ph": "X", "name": "a", "pid": 0, "tid": 1, "ts": 0.0, "dur": 2.0}
 NAME = {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "send"}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("events", "words"),
     [
         ([SLICE], "has no name"),

@@ -17,6 +17,7 @@ from minidist.report.memory_over_time import memory_over_time
 from minidist.report.palette import PALETTE, kind_of
 from minidist.report.streams import exposed
 from minidist.report.timeline import arrived, merged, pairs, row_label, without
+from tests.cases import each
 
 EASY = LinkModel(alpha=1.0, beta=0.0)  # a message takes 1 s
 
@@ -122,7 +123,7 @@ def test_pieces_of_one_computation_are_one_bar_without_seams():
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(0, 1), (1, 3)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("lane", "label"),
     [
         ("main", "rank 3"),

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from minidist.base.errors import UsageError
 from minidist.commands.app import program
 from minidist.report.tiles import model_tiles, tiles_figure, tiles_table
+from tests.cases import each
 
 CASES = [
     {"tp": 1},
@@ -22,7 +23,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES, ids=str)
 def test_every_element_is_somewhere(case):
     ranks = case["tp"] * case.get("ep", 1)
     for tiles in model_tiles(**case):
@@ -43,17 +44,17 @@ def test_a_fused_matrix_has_three_blocks_and_shared_heads_two_owners():
     assert "each tile on 2 ranks" in tiles_table([shared])
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@each("case", CASES, ids=str)
 def test_a_rectangle_for_each_tile(case):
     tiles = model_tiles(**case)
     figure = tiles_figure(tiles, command="minidist tiles")
     drawn = [artist.get_gid() for artist in figure.axes[0].patches]
-    for each in tiles:
-        if each.layout.axes or len(each.shape) > 1:
-            rectangles = sum(box[0][1] - box[0][0] if len(box) > 2 else 1 for box in each.owners)
-            assert drawn.count(each.name) == rectangles, each.name
+    for tile in tiles:
+        if tile.layout.axes or len(tile.shape) > 1:
+            rectangles = sum(box[0][1] - box[0][0] if len(box) > 2 else 1 for box in tile.owners)
+            assert drawn.count(tile.name) == rectangles, tile.name
         else:
-            assert each.name not in drawn
+            assert tile.name not in drawn
 
 
 def test_the_command(tmp_path):
@@ -73,7 +74,7 @@ def test_what_cannot_be_cut_is_said():
         model_tiles(ep=2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("case", "sentence"),
     [
         ({"width": 0}, "--width 0; it must be at least 1"),

@@ -11,6 +11,7 @@ from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.parallel import DistributedDataParallel
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
+from tests.cases import each
 from tests.parallel.replicas import Nested, batch
 
 
@@ -32,8 +33,8 @@ def _descend(model, flat, optimizer, number):
     optimizer.step()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("every", [1, 3])
+@each("ranks", [1, 2, 3])
+@each("every", [1, 3])
 def test_local_sgd_is_its_replay_on_one_device(ranks, every):
     """The replicas one after the other, averaged in rank order: the same bits, also between two averages."""
     steps = 7

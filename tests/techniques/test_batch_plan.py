@@ -16,6 +16,7 @@ from minidist.job.train.trainer import train
 from minidist.optim.schedule import lr_scaling
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale
 from minidist.techniques.adaptive_batch.plan import VaryingPlan
+from tests.cases import each
 from tests.train.test_shares import check_bytes, config_of
 
 SLOWDOWN = (1.0, 2.0, 4.0)
@@ -28,7 +29,7 @@ def world(ranks):
     return SimWorld(ranks, links=LinkModel(slowdown=SLOWDOWN.__getitem__))
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         {**MEASURED, "evaluate_every": 2, "clip": 0.5},

@@ -20,6 +20,7 @@ from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques.compression.qsgd import QSGD
 from minidist.techniques.compression.sign import Sign
+from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "global_batch": 12, "bucket_cap_mb": 0.004, "lr": 1e-2}
 ZERO_1 = {"zero": 1, "reduce_bucket_size": 1000, "bucket_cap_mb": 25.0}
@@ -38,8 +39,8 @@ def run(ranks, **values):
     return made, world, results
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@each("method", METHODS)
+@each("ranks", [1, 2, 3])
 def test_the_bytes_are_the_closed_form(method, ranks):
     made, world, results = run(ranks, compression=method)
     sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
@@ -50,7 +51,7 @@ def test_the_bytes_are_the_closed_form(method, ranks):
     assert len({r.digest for r in results}) == 1  # replicas stay replicas
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "layout"),
     [
         (4, {"pp": 2, "microbatches": 2}),
@@ -62,7 +63,7 @@ def test_the_bytes_are_the_closed_form(method, ranks):
         (4, {"pp": 2, "microbatches": 2, **ZERO_2}),
     ],
 )
-@pytest.mark.parametrize("method", ["topk:0.05", "powersgd:1"])
+@each("method", ["topk:0.05", "powersgd:1"])
 def test_on_the_data_axis_of_other_layouts(method, ranks, layout):
     made, world, results = run(ranks, **{**layout, "layers": 2, "compression": method})
     sent = sum(m.nbytes for trace in world.traces for m in trace.sent("gradient_reduce"))
@@ -80,7 +81,7 @@ def test_top_k_of_everything_has_the_bits_of_data_parallelism():
         assert len(digests) == 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "values"),
     [(3, {"compression": method}) for method in ("topk:0.05", "sign", "qsgd:15", "powersgd:1")]
     + [(4, {"compression": "sign", "pp": 2, "layers": 2, "microbatches": 2})]
@@ -198,7 +199,7 @@ def verdict(ranks, **values):
 PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # its tied weight has two copies
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "ranks", "layout"),
     [(method, 3, {"accumulation": 2}) for method in METHODS]
     + [(method, 4, PIPELINE) for method in ("sign", "powersgd:1")]
@@ -210,6 +211,7 @@ PIPELINE = {"pp": 2, "layers": 2, "microbatches": 2, "check_replicas": True}  # 
     + [("topk:0.05", 2, {"precision": "bf16", **ZERO_2})]
     + [("bf16", 2, {"precision": "fp16", "loss_scale": 2.0**24}), ("sign", 4, {**PIPELINE, **ZERO_1})]
     + [("topk:0.05", 2, {"synchronize_each": True, "accumulation": 2, "precision": "bf16", **ZERO_1})],
+    sampled=2,
 )
 def test_it_equals_one_device_that_keeps_every_replicas_residual(method, ranks, layout):
     result = verdict(ranks, compression=method, **layout)

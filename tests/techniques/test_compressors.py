@@ -30,6 +30,7 @@ from minidist.techniques.compression import (
     orthonormal,
     quantize,
 )
+from tests.cases import each
 from tests.parallel.replicas import Nested, batch
 
 SHAPES = [(5, 4), (3,), (4, 2, 3), (1, 6)]
@@ -349,9 +350,9 @@ def declared_bytes(comm, make):
     return [state.sent_bytes(bucket, rank) for rank in range(comm.size)]
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("eager_bytes", [0, 1 << 20])
+@each("name", FORMULAS)
+@each("ranks", [1, 2, 3, 5])
+@each("eager_bytes", [0, 1 << 20])
 def test_bytes_on_the_wire(name, ranks, eager_bytes):
     make, formula = FORMULAS[name]
     world, _ = run(make, normals(2, SIZE, np.float32), ranks, SHAPES, eager_bytes)
@@ -403,8 +404,8 @@ def interrupted(comm, make, cut, cap_before, cap_after):
     return results, state.residual(buckets)
 
 
-@pytest.mark.parametrize("name", STATEFUL)
-@pytest.mark.parametrize("ranks", [1, 3])
+@each("name", STATEFUL)
+@each("ranks", [1, 3])
 def test_a_resumed_compressor_goes_on_bit_for_bit(name, ranks):
     whole = SimWorld(ranks).run(interrupted, STATEFUL[name], None, 1e9, 1e9)
     for cut in (1, 3):
@@ -448,7 +449,7 @@ def test_a_compressor_by_its_name():
     assert set(NAMES) == {"none", "fp16", "bf16", "topk", "sign", "qsgd", "powersgd"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "sentence"),
     [
         ("top", "did you mean 'topk'"),
@@ -495,8 +496,8 @@ def ddp_gradient(comm, make, bucket_cap_mb=25.0):
     return ddp.flat.grad.copy(), len(ddp.reducer.buckets)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.parametrize("ranks", [1, 3])
+@each("name", FORMULAS)
+@each("ranks", [1, 3])
 def test_as_hooks_of_data_parallelism_over_several_buckets(name, ranks):
     make = {**{n: f[0] for n, f in FORMULAS.items()}, "PowerSGD": lambda comm: PowerSGD(comm, 6, always=True)}[name]
     results = SimWorld(ranks).run(ddp_gradient, make, 200e-6)
@@ -551,7 +552,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+@each("what", BAD)
 def test_wrong_arguments(what):
     with pytest.raises(UsageError, match=BAD[what][1]):
         SimWorld(2).run(BAD[what][0])
@@ -568,7 +569,7 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("what", UNLIKE)
+@each("what", UNLIKE)
 def test_ranks_with_other_settings_are_named_with_both(what):
     make, first, second = UNLIKE[what]
     with pytest.raises(MismatchError, match=r"ranks differ in compress/") as raised:

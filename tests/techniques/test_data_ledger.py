@@ -16,6 +16,7 @@ from minidist.job.train import job
 from minidist.job.train.trainer import train
 from minidist.techniques.data_ledger import ledger as data_ledger
 from minidist.techniques.data_ledger.ledger import DataLedger, data_check_volume, digest
+from tests.cases import each
 from tests.planning.test_volumes import SMALL, table
 
 SAMPLES = 10  # steps of the jobs below cross the ends of epochs
@@ -42,7 +43,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "checks", "values"), LAYOUTS)
+@each(("ranks", "checks", "values"), LAYOUTS)
 def test_every_layout_reads_each_sample_once(ranks, checks, values, tmp_path):
     """`table` asserts the bytes of every purpose against their closed forms."""
     values = {**tokens(tmp_path), **values}

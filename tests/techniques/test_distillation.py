@@ -20,6 +20,7 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from tests.cases import each
 
 JOB = {"model": "gpt", "layers": 1, "width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 3, "lr": 0.03}
 JOB |= {"micro_batch": 2, "reduction": "ordered"}
@@ -77,7 +78,7 @@ def ranks_of(config):
     return resolve_dims(config).ranks + config.teacher_ranks
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, *FLOAT_LAYOUTS])
+@each("layout", [*LAYOUTS, *FLOAT_LAYOUTS])
 def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout, saved):
     config = config_of(saved, {**LAYOUTS, **FLOAT_LAYOUTS}[layout])
     if layout not in ("pipedream", "local steps"):

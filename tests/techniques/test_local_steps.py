@@ -11,6 +11,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.replicas_alone import replicas_reference
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 4, "micro_batch": 2, "reduction": "ordered"}
 
@@ -19,7 +20,7 @@ def config(**values):
     return TrainConfig.make(**{**SMALL, **values})
 
 
-@pytest.mark.parametrize(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)])
+@each(("ranks", "every"), [(1, 3), (2, 1), (3, 3), (4, 9), (5, 2), (8, 3)])
 def test_every_replica_equals_one_device_bit_for_bit(ranks, every):
     made = config(local_steps=every, accumulation=2, optimizer="adam", dropout=0.1, warmup=2)
     expected = replicas_reference(made, resolve_batches(made, ranks))  # once for all
@@ -178,7 +179,7 @@ def test_a_resumed_job_counts_its_bytes_and_needs_its_replicas(tmp_path):
         SimWorld(3).run(train, config(save=str(tmp_path), steps=8, resume=True, from_step=2))
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"zero": 1}, "no --zero"),

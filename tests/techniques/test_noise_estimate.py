@@ -20,6 +20,7 @@ from minidist.techniques.adaptive_batch.noise_scale import (
     estimate_of_shares,
     step_estimate,
 )
+from tests.cases import each
 from tests.parallel.replicas import Nested, batch
 
 
@@ -55,8 +56,8 @@ def test_both_estimates_are_unbiased_by_monte_carlo_and_the_mean_of_ratios_is_no
     assert abs((noises / gradients).mean() - expected) > 0.1 * expected
 
 
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize("ranks", [2, 3, 5])
+@each("reduction", ["sum", "mean"])
+@each("ranks", [2, 3, 5])
 def test_data_parallelism_measures_what_one_device_computes(reduction, ranks):
     rows = 15 * ranks  # several buckets, two passes of which the first stays local
 

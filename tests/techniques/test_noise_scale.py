@@ -19,6 +19,7 @@ from minidist.nn import FlatParameters
 from minidist.planning.volumes import closed_form_bytes
 from minidist.techniques import of_job
 from minidist.techniques.adaptive_batch.noise_scale import NoiseScale, estimate
+from tests.cases import each
 
 SMALL = {
     "layers": 1,
@@ -41,7 +42,7 @@ BUCKETS = {"bucket_cap_mb": 0.004, "clip": 1e-3}
 STAGES = {"pp": 2, "layers": 2}
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "layout"),
     [
         *((ranks, {**BUCKETS, "reduction": order}) for ranks in (2, 3) for order in ("ring", "ordered")),
@@ -101,7 +102,7 @@ def test_a_gradient_that_is_lost_in_its_noise():
     assert NoiseScale().simple == float("inf")
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         {},

@@ -1,5 +1,6 @@
 """Offloading changes where bytes live and what crosses the link, and no bit of the result."""
 
+import itertools
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,7 @@ from minidist.optim import Adam, ParameterSlice
 from minidist.parallel import HostPool
 from minidist.techniques.offload.activations import HostCopy, SavedOnHost
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
+from tests.cases import each
 
 GPT = {
     "model": "gpt",
@@ -41,17 +43,20 @@ def run(ranks, **values):
     return world.run(train, TrainConfig.make(**{**GPT, **values})), world
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("offload", [{"offload": "optimizer"}, ACTIVATIONS, SAVED])
+@each("ranks", [1, 3])
+@each(
+    ("offload", "zero"),
+    list(itertools.product([{"offload": "optimizer"}, ACTIVATIONS, SAVED], [0, 1, 2, 3])),
+    sampled=3,
+)
 def test_offloading_is_equal_bit_for_bit(offload, zero, ranks):
     config = TrainConfig.make(**GPT, **offload, zero=zero)
     result = SimWorld(ranks).run(compare_rank, config, expected_snapshots(config, ranks))[0]
     assert result.equal, result.first_difference
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("zero", [0, 1, 3])
+@each("ranks", [1, 2, 4])
+@each("zero", [0, 1, 3])
 def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
     """4 + 4 bytes a parameter in float32, 1/n of them on each rank when the optimizer is sharded."""
     results, _ = run(ranks, zero=zero, offload="optimizer")
@@ -67,8 +72,8 @@ def test_a_step_moves_each_element_of_the_shard_once_each_way(zero, ranks):
         assert result.peak_bytes < without.peak_bytes
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize(("zero", "offload"), [(0, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")])
+@each("precision", ["fp16", "bf16"])
+@each(("zero", "offload"), [(0, "optimizer"), (2, "optimizer"), (3, "optimizer"), (3, "parameters")])
 def test_in_16_bit_training_2_and_2_bytes_a_parameter_cross(zero, offload, precision):
     """ZeRO-Offload's volume; masters and moments never cross. Shards on the host go up once more, for forward, and with
     padding.
@@ -125,8 +130,8 @@ def test_a_transfer_takes_bytes_over_bandwidth():
     assert SimWorld(1).run(main) == [pytest.approx(2e-3)]
 
 
-@pytest.mark.parametrize("ratio", [0.25, 1.0, 3.0])
-@pytest.mark.parametrize("slices", [1, 2, 5])
+@each("ratio", [0.25, 1.0, 3.0])
+@each("slices", [1, 2, 5])
 def test_steps_and_both_directions_overlap_slice_by_slice(slices, ratio):
     """k slices through three stations (down, step, up): what one slice needs, and k - 1 times the slowest station."""
 
@@ -142,8 +147,8 @@ def test_steps_and_both_directions_overlap_slice_by_slice(slices, ratio):
     assert SimWorld(1).run(main) == [pytest.approx(2 + ratio + (slices - 1) * max(1, ratio))]
 
 
-@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("prefetch", [0, 1])
+@each("ratio", [0.5, 1.0, 2.0])
+@each("prefetch", [0, 1])
 def test_activations_cross_while_blocks_compute(prefetch, ratio):
     """A block computes `ratio` times as long as its input crosses; its backward is a replay and as long again."""
     blocks = 4

@@ -16,6 +16,7 @@ from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunab
 from minidist.techniques.pruning.schedule import SparsitySchedule
 from minidist.techniques.pruning.selection import keep_largest, magnitude_keys, selection_bytes
 from minidist.techniques.quantization.layers import prepare_qat
+from tests.cases import each
 
 # --- selection over shards --------------------------------------------------------------------------------------------
 
@@ -172,9 +173,9 @@ def on_ranks(comm, scope, pattern, optimizer, algorithm="ordered"):
     return ddp.flat.data.copy(), formula
 
 
-@pytest.mark.parametrize(("scope", "pattern"), [("layer", None), ("global", None), ("layer", (1, 3))])
-@pytest.mark.parametrize("optimizer", [SGD, Adam])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@each(("scope", "pattern"), [("layer", None), ("global", None), ("layer", (1, 3))])
+@each("optimizer", [SGD, Adam])
+@each("ranks", [1, 2, 3, 5])
 def test_any_number_of_ranks_has_the_bits_of_one_device_and_sends_what_is_kept(ranks, optimizer, scope, pattern):
     weights, world = on_one_device(ranks, scope, pattern, optimizer), SimWorld(ranks)
     results = world.run(on_ranks, scope, pattern, optimizer)

@@ -19,6 +19,7 @@ from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
 from minidist.techniques.quantization.layers import Int8Linear, load_ranges, observers_of, prepare_qat
+from tests.cases import each
 
 JOB = {
     "model": "gpt",
@@ -55,7 +56,7 @@ def config_of(layout, **more):
     return TrainConfig.make(**{**JOB, **LAYOUTS[layout][1], **more})
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@each("layout", LAYOUTS)
 def test_every_layout_equals_one_device_and_every_byte_is_in_the_closed_form(layout):
     ranks, config = LAYOUTS[layout][0], config_of(layout, evaluate_every=2)
     batches = resolve_batches(config, ranks)

@@ -1,7 +1,6 @@
 """Quantised training on several ranks: one range and one grid for all rows, the bits of one device, and its bytes."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,7 @@ from minidist.optim import SGD, Adam
 from minidist.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.techniques.quantization.layers import OBSERVERS, MinMaxObserver, convert, observers_of, prepare_qat
 from minidist.techniques.quantization.ranges import ranges_volume, update_ranges
+from tests.cases import each
 
 ROWS, STEPS = 11, 4
 INPUTS = np.random.default_rng(0).standard_normal((STEPS, ROWS, 5))
@@ -57,10 +57,10 @@ def on_ranks(comm, stage, observer, per_channel, optimizer):
     return flat.data[: flat.numel].copy(), ranges, convert(model)(Tensor(INPUTS[0])).data
 
 
-@pytest.mark.parametrize("observer", OBSERVERS)
-@pytest.mark.parametrize("per_channel", [True, False])
-@pytest.mark.parametrize(("stage", "optimizer"), [(0, SGD), (0, Adam), (1, Adam), (2, SGD)])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@each("observer", OBSERVERS)
+@each("per_channel", [True, False])
+@each(("stage", "optimizer"), [(0, SGD), (0, Adam), (1, Adam), (2, SGD)])
+@each("ranks", [1, 2, 3, 5])
 def test_any_number_of_ranks_has_the_bits_of_one_device(ranks, stage, optimizer, per_channel, observer):
     weights, ranges = on_one_device(ranks, observer, per_channel, optimizer)
     results = SimWorld(ranks).run(on_ranks, stage, observer, per_channel, optimizer)

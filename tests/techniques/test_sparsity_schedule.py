@@ -15,6 +15,7 @@ from minidist.techniques.pruning.schedule import (
     pattern_mask,
     pattern_sparsity,
 )
+from tests.cases import each
 
 
 @given(st.integers(1, 50), st.integers(1, 12), st.integers(1, 9), st.sampled_from([0.5, 0.8, 0.9, 0.96875]))
@@ -52,13 +53,13 @@ def test_texts():
     assert pattern_sparsity(1, 3) == pytest.approx(2 / 3)
 
 
-@pytest.mark.parametrize("text", ["", "a,b", "1,2,3,4", "1,", "-1,3", "1.5", "1,9" * 99])
+@each("text", ["", "a,b", "1,2,3,4", "1,", "-1,3", "1.5", "1,9" * 99])
 def test_wrong_texts_of_a_schedule_are_a_sentence(text):
     with pytest.raises(UsageError, match="it must be BEGIN,END or BEGIN,END,EVERY in steps, such as 10,50,5"):
         parse_schedule(text, 0.5)
 
 
-@pytest.mark.parametrize("text", ["", "2", "4:2", "0:4", "2:2", "2:4:8", "a:b"])
+@each("text", ["", "2", "4:2", "0:4", "2:2", "2:4:8", "a:b"])
 def test_wrong_patterns_are_a_sentence(text):
     with pytest.raises(UsageError, match="it must be N:M, N kept of every M weights, such as 2:4"):
         parse_pattern(text)

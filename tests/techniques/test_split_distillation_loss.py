@@ -9,6 +9,7 @@ from minidist.comm import SimWorld
 from minidist.parallel.tensor.vocabulary import padded_vocab_size, vocab_parallel_cross_entropy, vocab_range
 from minidist.techniques.distillation.loss import distillation_loss
 from minidist.techniques.distillation.split_loss import distillation_volume, vocab_parallel_distillation_loss
+from tests.cases import each
 
 
 def case(ranks, words, rows=5):
@@ -27,8 +28,8 @@ def split(comm, student, words):
     return own, first, last
 
 
-@pytest.mark.parametrize(("ranks", "words"), [(1, 7), (2, 7), (3, 9), (4, 5), (5, 11)])
-@pytest.mark.parametrize(("temperature", "weight", "divisor"), [(2.0, 0.5, None), (4.0, 1.0, 20.0), (0.5, 0.1, 3.0)])
+@each(("ranks", "words"), [(1, 7), (2, 7), (3, 9), (4, 5), (5, 11)])
+@each(("temperature", "weight", "divisor"), [(2.0, 0.5, None), (4.0, 1.0, 20.0), (0.5, 0.1, 3.0)])
 def test_it_equals_the_loss_of_whole_rows_and_sends_five_numbers_per_row(ranks, words, temperature, weight, divisor):
     student, teacher, targets = case(ranks, words)
     whole = Tensor(student, requires_grad=True)

@@ -14,6 +14,7 @@ from minidist.job.train.trainer import train
 from minidist.nn import MLP, FlatParameters
 from minidist.optim import SGD
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer, fragments_of, turn_of
+from tests.cases import each
 
 SMALL = {"layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 8, "micro_batch": 2, "reduction": "ordered"}
 OUTER = {"local_steps": 3, "outer_optimizer": "nesterov", "outer_lr": 0.5}
@@ -32,7 +33,7 @@ def judge(ranks, **values):
     return verdicts, expected
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "values"),
     [
         (3, {**STREAM, "optimizer": "adamw", "dropout": 0.1}),

@@ -152,12 +152,71 @@ def test_a_run_leaves_torch_as_it_was(module):
     assert torch.get_rng_state().shape == state.shape
 
 
+def test_a_rank_that_does_not_communicate_is_reported_at_its_line(tmp_path):
+    """It computes, or sleeps."""
+    computes = programs.HEAD + "if r == 1:\n    while True:\n        r += 0\ndist.barrier()\n"
+    for source, words in (
+        (computes, "computed for more than"),
+        (computes.replace("r += 0", "time.sleep(9)"), "blocked"),
+    ):
+        (tmp_path / "still.py").write_text("import time\n" + source)
+        with pytest.raises(MinidistError, match=f"rank 1 .*{words}.*still.py:[78]") as raised:
+            run_on_ranks(load_program(str(tmp_path / "still.py")), 2, timeout=0.4)
+        assert "rank_thread" not in str(raised.value)
+
+
+def test_ranks_with_unlike_numbers_of_batches_are_reported_at_their_line(tmp_path):
+    (tmp_path / "uneven.py").write_text(
+        programs.HEAD
+        + "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))\n"
+        + "for _ in range(3 - (r == 0)):\n    net(t).sum().backward()\n"
+    )
+    with pytest.raises(MinidistError, match="rank 0 has returned") as raised:
+        run_on_ranks(load_program(str(tmp_path / "uneven.py")), 2)
+    lines = set(re.findall(r"at (\S+:\d+)", str(raised.value)))
+    assert {line.rpartition("/")[2] for line in lines} == {"uneven.py:7"}
+
+
+def test_the_tensors_of_a_call_are_named_and_who_skips_one(tmp_path, capsys):
+    (tmp_path / "skips.py").write_text(
+        programs.HEAD
+        + "for step in range(3):\n    for shape in ((2, 3), (5,), (4,)):\n"
+        + "        if (r, step, shape) != (1, 1, (2, 3)):\n            dist.all_reduce(torch.ones(shape))\n"
+        + "    print('step', step)\n"
+    )
+    words = (
+        r"call 3 of world is all_reduce of float32\[2, 3\] on ranks 0, 2 and of float32\[5\] on rank 1, at \S*skips"
+        ".py:8; rank 1 made no call like call 3 of rank 0, and its later calls are rank 0's, one earlier"
+    )
+    with pytest.raises(MinidistError, match=words):
+        run_on_ranks(load_program(str(tmp_path / "skips.py")), 3)
+    assert "step 1" not in capsys.readouterr().out
+
+
 def test_a_wrong_rank_is_refused(tmp_path):
     (tmp_path / "wrong.py").write_text(
         "import torch.distributed as d\nd.init_process_group('gloo', rank=3, world_size=4)\n"
     )
     with pytest.raises(UsageError, match=r"init_process_group\(rank=3\) on rank 0 of 2"):
         run_on_ranks(load_program(str(tmp_path / "wrong.py")), 2)
+
+
+GROUPLESS = """
+def wrapped():
+    net, (x, y) = nn.parallel.DistributedDataParallel(model()), data()
+    return gradients(net, share(x), share(y))
+
+def summed():
+    x, y = data()
+    grads = gradients(model(), share(x), share(y))
+    for grad in grads.values():
+        dist.all_reduce(grad)
+    return grads
+
+def in_half():
+    net, (x, y) = nn.parallel.DistributedDataParallel(model().bfloat16()), data()
+    return gradients(net, share(x).bfloat16(), share(y).bfloat16())
+"""
 
 
 def command(capsys, *words):
@@ -185,6 +244,26 @@ def test_the_command_compares_with_one_device(tmp_path, capsys):
     ]
 
 
+def test_the_command_begins_the_group_and_knows_what_rounding_does(tmp_path, capsys):
+    """Functions that call no init_process_group; of them one whose first call is DistributedDataParallel's."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        programs.DDP.replace("    dist.init_process_group('nccl')\n", "").replace('("nccl")', "") + GROUPLESS
+    )
+    compare = ["--ranks", "2", "--compare", f"{path}:one_device"]
+    code, out, _ = command(capsys, *compare, f"{path}:wrapped")
+    assert (code, "equal: 2 ranks" in out) == (0, True), out
+    code, out, _ = command(capsys, *compare, f"{path}:summed")
+    assert code == 1
+    assert "each of the 8 tensors that differ is 2 times (the world has 2 ranks) that of one device" in out
+    code, out, _ = command(capsys, *compare, f"{path}:in_half")
+    assert code == 1
+    code, out, _ = command(capsys, *compare, "--rounding", "bf16", f"{path}:in_half")
+    assert (code, "within 0.03125 of a tensor's largest entry" in out) == (0, True), out
+    code, _, _ = command(capsys, *compare, "--rounding", "bf16", f"{path}:summed")
+    assert code == 1
+
+
 def test_interleavings_find_a_race(tmp_path, capsys):
     (tmp_path / "race.py").write_text(
         programs.HEAD + "if r:\n    dist.send(t, 0)\nelse:\n    print([dist.recv(t) for _ in range(n - 1)])\n"
@@ -205,6 +284,9 @@ def test_interleavings_find_a_race(tmp_path, capsys):
         (["--compare", "none.py:f", "none.py"], "give FILE.py:FUNCTION"),
         (["--ranks", "0", "none.py"], "1 to 1,024 ranks"),
         (["--interleavings", "-1", "none.py"], "--interleavings"),
+        (["--rounding", "bf17", "--compare", "none.py:f", "none.py:g"], "one of fp32, fp16, bf16"),
+        (["--rounding", "bf16", "none.py"], "--rounding bf16 is of --compare"),
+        (["--rounding", "bf16", "--tolerance", "0.1", "--compare", "n.py:f", "n.py:g"], "leave one out"),
     ],
 )
 def test_wrong_input_ends_with_2(words, part, capsys):

@@ -9,6 +9,7 @@ from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.nn import MLP
+from tests.cases import each
 
 SMALL = {"model": "mlp", "layers": 1, "width": 9, "data": "glyphs", "precision": "fp64", "optimizer": "sgd", "lr": 0.5}
 GLOBAL = 12
@@ -26,10 +27,8 @@ def snapshots(ranks, **values):
     return SimWorld(ranks).run(program)[0]
 
 
-@pytest.mark.parametrize(
-    ("ranks", "micro", "accumulation"), [(1, 12, 1), (1, 3, 4), (2, 6, 1), (2, 2, 3), (3, 2, 2), (4, 1, 3)]
-)
-@pytest.mark.parametrize("zero", [0, 2])
+@each(("ranks", "micro", "accumulation"), [(1, 12, 1), (1, 3, 4), (2, 6, 1), (2, 2, 3), (3, 2, 2), (4, 1, 3)])
+@each("zero", [0, 2])
 def test_any_split_gives_the_gradient_of_the_global_batch(ranks, micro, accumulation, zero):
     ((gradients, _),) = snapshots(ranks, steps=1, micro_batch=micro, accumulation=accumulation, zero=zero)
     dataset = load_dataset("glyphs")

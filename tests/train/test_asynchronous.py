@@ -21,6 +21,7 @@ from minidist.job.equality.delayed_replay import replay
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.versions import UnitVersions
+from tests.cases import each
 from tests.equality.test_equality import verdict
 
 SMALL = {
@@ -37,8 +38,8 @@ TWO_AND_ONE = {"replicas": "2,1"}
 NAMES = ["pipedream", "pipedream-vertical-sync", "pipedream-2bw"]
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize("name", NAMES)
+@each("optimizer", ["sgd", "adamw"])
+@each("name", NAMES)
 def test_every_step_equals_the_replay(name, optimizer):
     """Tied embeddings, dropout, a warm-up of the learning rate; loss, gradients, weights and state of every update."""
     result = verdict(3, **SMALL, pp=3, schedule=name, dropout=0.1, warmup=2, decay="cosine", optimizer=optimizer)
@@ -47,7 +48,7 @@ def test_every_step_equals_the_replay(name, optimizer):
     assert result.losses == result.reference_losses
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "values"),
     [
         (3, {"model": "mlp", "data": "glyphs", "replicas": "2,1"}),
@@ -225,7 +226,7 @@ def test_a_step_is_one_mini_batch_but_for_2bw():
     assert resolve_batches(TrainConfig.make(pp=4, schedule="pipedream-2bw"), 4).accumulation == 8
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         (

@@ -15,6 +15,7 @@ from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.nn import BatchNorm
 from minidist.planning.profiler import profile_layers
+from tests.cases import each
 
 SMALL = {"model": "cnn", "layers": 2, "width": 4, "steps": 2, "global_batch": 24, "evaluate_every": 1}
 PIPELINE = {"pp": 2, "accumulation": 2}
@@ -24,7 +25,7 @@ def job(**settings):
     return TrainConfig.make(**{**SMALL, **settings})
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         {"dp": 2, "accumulation": 2, "zero": 2, "recompute": "budget:300000"},

@@ -1,6 +1,8 @@
 """A dry run sends the bytes of the real run, holds its memory at every moment, and takes its virtual time, exactly."""
 
 import json
+import re
+from collections import Counter
 from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import groupby
@@ -13,9 +15,12 @@ from minidist.base.memory import MemoryAccount
 from minidist.base.meta import creating_meta
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.commands.dry_run import links_of
 from minidist.job.checkpoint.dry_storage import DTYPES, file_bytes
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
+from minidist.planning.cluster.gpus import MACHINES
+from tests.cases import each
 
 SMALL = {"data": "markov", "layers": 4, "width": 16, "heads": 2, "context": 8, "steps": 2, "global_batch": 8}
 
@@ -111,7 +116,7 @@ def test_a_teacher_on_a_rank_of_its_own(tmp_path, monkeypatch):
     assert dry == real
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "settings"),
     [
         (1, {}),
@@ -205,7 +210,7 @@ def test_what_a_dry_run_prints(capsys, tmp_path):
     assert trace.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "sentence"),
     [
         (["--save", "runs/x", "--resume"], "--resume needs values"),
@@ -234,3 +239,56 @@ def test_the_comparison_finds_a_difference(monkeypatch):
     other = run(2, True, {"dp": 2, "width": 18}, monkeypatch)
     assert all(expected != found for expected, found in zip(real, other, strict=True))
     assert np.isfinite(real[-1])
+
+
+MACHINE = "fp16 = 1e12\nmemory = {}\nmemory_bandwidth = 1e11\nlink = 1e10\nnetwork = 1e9\n"
+
+
+def test_a_dry_run_says_whether_it_fits(capsys, tmp_path, monkeypatch):
+    """The peak of steps that begin with the optimizer's states, against the GPU's memory; exit code 1 as of a plan."""
+    monkeypatch.chdir(tmp_path)
+    job = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "16", "--zero", "1", "--dp", "2"]
+
+    def run(memory, steps, *more):
+        (tmp_path / "mine.toml").write_text(MACHINE.format(memory))
+        code = command("--dry-run", "--model", "gpt", "--gpu", "mine.toml", *job, "--steps", steps, *more)
+        return code, capsys.readouterr().out
+
+    # Two steps show the optimizer's states in the peak; of one step they are added to it.
+    _, printed = run(2e9, "2", "--json")
+    two = json.loads(printed)
+    peak = max(sum(split.values()) for split in two["step_peak_by_purpose"])
+    assert (two["fits"], two["fits_with_range"], two["margin_bytes"]) == (True, True, 1_000_000_000 - peak)
+    one = json.loads(run(2e9, "1", "--json")[1])
+    assert max(sum(split.values()) for split in one["step_peak_by_purpose"]) < peak
+    assert one["margin_bytes"] == two["margin_bytes"]
+    low, high = re.search(r"states: ([\d,]+) to ([\d,]+) \(exact with --steps 2\)", run(2e9, "1")[1]).groups()
+    assert int(low.replace(",", "")) == peak < int(high.replace(",", "")) < 1.1 * peak
+
+    # The reserved 1 GB, the peak, and the range above it.
+    for memory, code, verdict in ((1e9 + peak, 0, "may not fit: "), (1e9 + peak - 1, 1, "does not fit: ")):
+        found, text = run(memory, "1")
+        assert (found, verdict in text, "at peak speeds" in text) == (code, True, True), memory
+
+
+def test_the_pass_by_which_a_pipeline_learns_shapes_is_startup():
+    """What its layers send, and the units that ZeRO 3 gathers, are no part of a step: each step sends and takes as much
+    as the first one.
+    """
+    for more in ({"tp": 2}, {"tp": 2, "sequence_parallel": True}, {"dp": 2, "zero": 3}):
+        settings = {**SMALL, "model": "gpt", "pp": 2, "microbatches": 2, "reduction": "ring", **more}
+        sent, seconds = [], []
+        for steps in (1, 2, 3):
+            config = TrainConfig.make(**{**settings, "steps": steps})
+
+            def program(comm, config=config):
+                with creating_meta():
+                    return train(comm, config)
+
+            world = SimWorld(4, checks=False, links=links_of(MACHINES["h100"], "bf16"))
+            world.run(program)
+            sent.append(sum((Counter(trace.bytes_by_purpose()) for trace in world.traces), Counter()))
+            seconds.append(world.end_time)
+        assert sent[0]["startup"] == sent[1]["startup"], more
+        assert sent[1] - sent[0] == sent[0] - Counter(startup=sent[0]["startup"]), more
+        assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0], rel=1e-9), more

@@ -18,6 +18,7 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import read_metrics
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from tests.cases import each
 
 # An MLP has no heads and no context: both have their default.
 MLP = {"model": "mlp", "data": "glyphs", "heads": 4, "context": 64}
@@ -43,8 +44,8 @@ def test_nothing_held_out_is_trained_on():
         assert len(arrays(rest)) == pytest.approx(0.1 * len(arrays(whole)), abs=1)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@each("zero", [0, 1, 2])
+@each("ranks", [1, 2, 4])
 def test_all_ranks_have_the_digits_of_one_device(ranks, zero):
     layout = {"zero": zero, "accumulation": 2, "precision": "fp64", "reduction": "ordered"}
     results = SimWorld(ranks).run(train, TrainConfig.make(**JOB, **layout, evaluate_every=2))
@@ -67,7 +68,7 @@ def test_evaluating_changes_nothing_of_the_training():
     assert often[0].held_out[6] != often[0].losses[-1]
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "values"),
     [
         (2, {"pp": 2, "microbatches": 3, "global_batch": 6, "dropout": 0.2}),
@@ -95,6 +96,7 @@ def test_evaluating_changes_nothing_of_the_training():
         (4, {"ep": 2, "experts": 4, "pp": 2, "microbatches": 2, "recompute": "full"}),
         (2, {"local_steps": 2}),
     ],
+    sampled=3,
 )
 def test_every_layout_has_the_loss_of_one_device(ranks, values):
     """Bit for bit where no sum is cut, else to 1e-12; and every byte is in the closed form under its purpose."""

@@ -16,6 +16,7 @@ from minidist.commands.dry_run import check_fold
 from minidist.commands.runner import number_of_ranks
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
+from tests.cases import each
 
 # Times of powers of two have no rounding: folded times are equal to the bit.
 LINKS = LinkModel(
@@ -100,26 +101,27 @@ def assert_equal_messages(whole, folded, classes):
             assert getattr(of_stage, kind)() == together
 
 
-def test_the_first_step_of_a_pipeline_has_a_pass_of_all_stages_but_the_last():
-    """By which they learn shapes: what layers send in it is tensor_forward, in a real run and in both dry runs."""
+def test_what_layers_send_when_a_pipeline_learns_shapes_is_startup():
+    """In a real run and in both dry runs: a forward pass of one of the micro-batches, on all stages but the last."""
     job = {"pp": 2, "tp": 2, "microbatches": 4}
 
-    def forward(steps):
+    def sent(purpose, steps):
         classes, whole, folded, _, _ = run_both(4, **job, steps=steps)
         real = SimWorld(4, record="totals")
         real.run(train, TrainConfig.make(**{**SMALL, **job, "steps": steps}))
         stages = [
-            [sum(world.traces[rank].bytes_by_purpose()["tensor_forward"] for rank in members) for members in classes]
+            [sum(world.traces[rank].bytes_by_purpose()[purpose] for rank in members) for members in classes]
             for world in (real, whole)
         ]
-        stages.append([folded.traces[members[0]].bytes_by_purpose()["tensor_forward"] for members in classes])
+        stages.append([folded.traces[members[0]].bytes_by_purpose()[purpose] for members in classes])
         assert stages[0] == stages[1] == stages[2]
         return stages[0]
 
-    (first, last), (both_first, both_last) = forward(1), forward(2)
-    step = both_first - first
-    assert first - step == step / job["microbatches"] > 0
-    assert both_last - last == last
+    first, last = sent("tensor_forward", 1)
+    assert sent("tensor_forward", 2) == [2 * first, 2 * last]
+    startup = sent("startup", 1)
+    assert startup[0] - startup[1] > first / job["microbatches"] > 0
+    assert startup == sent("startup", 2)
 
 
 @pytest.mark.parametrize(("ranks", "job"), JOBS, ids=names)
@@ -228,7 +230,7 @@ def test_what_a_folded_dry_run_with_a_checkpoint_prints(capsys, tmp_path, monkey
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "sentence"),
     [
         (["--dp", "3", "--global-batch", "32"], "replicas with unlike numbers of rows differ; leave out --fold"),

@@ -12,19 +12,20 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.shared import SharedGradients
+from tests.cases import each
 from tests.equality.test_equality import verdict
 
 SMALL = {"width": 8, "heads": 2, "context": 6, "data": "markov", "steps": 2, "micro_batch": 2, "reduction": "ordered"}
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         *("naive", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-min", "v-half"),
         *("dualpipe", "dualpipev"),
     ],
 )
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@each("optimizer", ["sgd", "adamw"])
 def test_every_schedule_equals_one_device(name, optimizer):
     result = verdict(
         2, **SMALL, pp=2, layers=4, schedule=name, microbatches=4, clip=0.5, dropout=0.1, optimizer=optimizer
@@ -105,7 +106,7 @@ def test_a_planted_difference_is_found(monkeypatch):
     assert "transformer.wte.weight" in result.first_difference
 
 
-@pytest.mark.parametrize(
+@each(
     ("ranks", "values"),
     [
         (3, {"pp": 3}),
@@ -135,7 +136,7 @@ def test_under_mpi_the_comparison_is_equal_too(comm):
     assert result.equal, result.first_difference
 
 
-@pytest.mark.parametrize(
+@each(
     ("values", "sentence"),
     [
         ({"pp": 4, "layers": 2}, "cannot cut 2 layers into 4 stages.*--layers 4"),

@@ -12,6 +12,7 @@ from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.parallel.replica_check import check_shard_replicas
 from minidist.pipeline.runtime.shared import SharedGradients
+from tests.cases import each
 from tests.planning.test_volumes import SMALL, table
 
 LAYOUTS = [
@@ -25,7 +26,7 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "values"), LAYOUTS)
+@each(("ranks", "values"), LAYOUTS)
 def test_copies_stay_equal_after_every_step_also_in_the_order_of_a_ring(ranks, values, tmp_path):
     with_check = table(tmp_path, ranks, **values, check_replicas=True)
     without = table(tmp_path, ranks, **values)

@@ -25,6 +25,7 @@ from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.job.train.strategies.parameter_server import parameter_server_bytes
 from minidist.job.train.trainer import train
 from minidist.parallel import parameter_server as ps
+from tests.cases import each
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"strategy": "ps", "layers": 1, "width": 16, "heads": 2, "context": 8, "steps": 3, "micro_batch": 2}
@@ -40,7 +41,7 @@ def compared(made, ranks, **options):
     return compare_served(made, served, world.traces), served, world
 
 
-@pytest.mark.parametrize(
+@each(
     ("servers", "workers", "optimizer"),
     [(1, 1, "adamw"), (1, 3, "adamw"), (2, 2, "sgd"), (2, 2, "adamw"), (3, 5, "sgd"), (3, 4, "adamw"), (2, 8, "adamw")],
 )
@@ -113,8 +114,8 @@ def test_what_differs_is_named():
     assert "on rank 3" in compare_served(made, served, world.traces).first_difference
 
 
-@pytest.mark.parametrize("consistency", ["bsp", "ssp:1", "asp"])
-@pytest.mark.parametrize(("servers", "workers"), [(1, 2), (3, 2)])
+@each("consistency", ["bsp", "ssp:1", "asp"])
+@each(("servers", "workers"), [(1, 2), (3, 2)])
 def test_the_bytes_are_the_closed_form(consistency, servers, workers, tmp_path):
     made = config(servers=servers, dp=workers, consistency=consistency, accumulation=2)
     summary = run_training(made, None, 60.0, tmp_path / "t.jsonl", metrics=tmp_path / "m.jsonl")
@@ -273,7 +274,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("what", BAD)
+@each("what", BAD)
 def test_wrong_flags(what):
     values, ranks, sentence = BAD[what]
     made = config(**values)

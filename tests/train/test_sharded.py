@@ -12,6 +12,7 @@ from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes
+from tests.cases import each
 
 GPT = {"model": "gpt", "layers": 2, "width": 16, "heads": 2, "context": 6, "data": "markov", "steps": 3, "clip": 0.5}
 SMALL = {"micro_batch": 1, "accumulation": 2, "reduce_bucket_size": 3000}
@@ -37,8 +38,8 @@ def test_the_ring_is_equal_in_the_float_tier(zero):
     assert result.equal, result.first_difference
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("zero", STAGES)
+@each("ranks", [1, 2, 3])
+@each("zero", STAGES)
 def test_every_byte_is_in_the_closed_form(zero, ranks):
     config = TrainConfig.make(**GPT, **SMALL, zero=zero)
     world = SimWorld(ranks)
@@ -75,7 +76,7 @@ def test_segments_send_again_what_their_blocks_send(layout):
     assert measured == closed_form_bytes(config, resolve_batches(config, 2), [r.sizes for r in results])
 
 
-@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@each("flags", FLAGS, ids=str, sampled=3)
 def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
     config = TrainConfig.make(**{**GPT, "steps": 2}, **SMALL, zero=3, reduction="ordered", dropout=0.1, **flags)
     expected = expected_snapshots(config, 4)
@@ -90,7 +91,7 @@ def test_every_way_to_shard_fully_is_equal_and_in_the_closed_form(flags):
     assert measured == closed_form_bytes(config, resolve_batches(config, 4), [r.sizes for r in results])
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "sentence"),
     [
         ({"zero": 2, "dp_replicate": 2}, "--dp-replicate 2 applies to sharded parameters; add --zero 3"),

@@ -3,7 +3,6 @@
 from collections import Counter
 
 import numpy as np
-import pytest
 
 from minidist.comm import SimWorld
 from minidist.data import cut_batch
@@ -12,6 +11,7 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches, resol
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.planning.volumes import closed_form_bytes, evaluation_bytes
+from tests.cases import each
 
 JOB = {"layers": 2, "width": 8, "heads": 2, "context": 4, "data": "markov", "steps": 2, "reduction": "ordered"}
 FLOAT = {"precision": "fp64", "reduction": "ring"}
@@ -35,7 +35,7 @@ def check_bytes(config, batches, world, results, runs=None):
     assert +measured == +closed
 
 
-@pytest.mark.parametrize(
+@each(
     "values",
     [
         {"global_batch": 8, "dp": 3},
@@ -72,6 +72,7 @@ def check_bytes(config, batches, world, results, runs=None):
             "context": 64,
         },
     ],
+    sampled=3,
 )
 def test_uneven_shares_equal_one_device_and_send_the_closed_form(values):
     config, batches, ranks = config_of(**values)

@@ -13,7 +13,7 @@ rowsum(dO * O)), with the same row sums. Only the mask is kept besides, as bools
 Proved by: tests/autograd/test_fused.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Protocol
 
@@ -57,7 +57,7 @@ def causal_attention(qkv: Tensor, heads: int, dropout: WeightDropout | None = No
         q, k, v = _heads(kept.data, 3, heads)
         dqkv = xp.empty((batch, length, 3 * width), g.dtype, g)
         (o,), (do,), (dq, dk, dv) = _heads(y.data, 1, heads), _heads(g, 1, heads), _heads(dqkv, 3, heads)
-        _backward(q, k, v, o, do, saved, dq, dk, dv, drop)
+        _backward(q, k, v, o, do, saved, (dq, dk, dv), drop)
         return dqkv
 
     flops = 2 * batch * length * length * width  # half of 2 products of 2 batch T T D
@@ -86,7 +86,7 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
     def prepare(g: xp.Array) -> tuple[xp.Array, xp.Array, xp.Array]:
         out = y.data
         result = xp.empty_like(out), xp.empty_like(out), xp.empty_like(out)
-        _backward(kept_q.data, kept_k.data, kept_v.data, out, g, saved, *result, drop)
+        _backward(kept_q.data, kept_k.data, kept_v.data, out, g, saved, result, drop)
         return result
 
     edges = ((q, itemgetter(0)), (k, itemgetter(1)), (v, itemgetter(2)))
@@ -172,9 +172,7 @@ def _backward(
     o: xp.Array,
     g: xp.Array,
     saved: Saved,
-    dq: xp.Array,
-    dk: xp.Array,
-    dv: xp.Array,
+    gradients: Sequence[xp.Array],
     drop: Drop = None,
 ) -> None:
     """Fill dq, dk, dv; uses up `saved`. The last query block meets all keys: it goes first and writes, others add."""
@@ -183,7 +181,7 @@ def _backward(
     step, queries = _at_once(q)
     for n in reversed(range(0, batch, step)):
         qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
-        dqn, dkn, dvn = dq[n : n + step], dk[n : n + step], dv[n : n + step]
+        dqn, dkn, dvn = (array[n : n + step] for array in gradients)
         for start in reversed(range(0, length, queries)):
             end = min(start + queries, length)
             kept, inverse = saved.pop()

@@ -1,7 +1,7 @@
 """Batch normalisation as one node (Ioffe, Szegedy, "Batch normalization", 2015): each channel over all rows of the
 batch.
 
-y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of its own batch the mean and the variance depend
+y = (x - mean) / sqrt(variance + eps) * weight + bias. With statistics of the batch the mean and the variance depend
 on x, and the input gradient says so; with given ones (evaluation) it is a scale and a shift. Where the batch lies on
 several ranks, the statistics are those of all its rows, and so are the two sums of the input gradient.
 
@@ -47,7 +47,7 @@ def batch_norm(
     rows_of_group: int = 0,
 ) -> Tensor:
     """x (N, C, ...), weight and bias (C,) -> the shape of x. statistics: (mean, variance), each (C,), instead of the
-    batch's own; with a group they are those of all rows of the group, of which there are `rows_of_group` per channel.
+    batch's own; with a group they are those of all rows of the group: `rows_of_group` per channel.
     """
     x, weight = operands("batch_norm", x, weight)
     bias = operand(bias)

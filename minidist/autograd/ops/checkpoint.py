@@ -60,21 +60,10 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     context, calls = copy_context(), snapshot_calls()
     with watching(_Segment()) as segment, no_grad():
         result = fn(*(Tensor(a.data) if isinstance(a, Tensor) and not isinstance(a, Parameter) else a for a in args))
-    outputs = result if isinstance(result, tuple) else (result,)
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise AutogradError(
-                f"checkpoint: the function must return a Tensor or a tuple of Tensors, not {type(output).__name__}"
-            )
+    outputs = _tensors(result)
     used = tuple(p for p in dict.fromkeys(segment.reads) if p.requires_grad)
     sources = [a for a in args if isinstance(a, Tensor)]
-    # A tensor argument is kept as what backward may read, anything else as it is.
-    kept = [
-        (a.saved() if pack is None else pack(a.data), a.requires_grad, True)
-        if isinstance(a, Tensor)
-        else (a, False, False)
-        for a in args
-    ]
+    kept = [_kept(a, pack) for a in args]
 
     def replay(running: BackwardPass, g: Any) -> list[xp.Array]:
         told = watchers.get()  # now, in backward
@@ -102,6 +91,24 @@ def checkpoint(fn: Callable[..., Any], *args: Any, pack: Callable[[xp.Array], An
     return tuple(_output(tensor, i, output.data, arrived) for i, output in enumerate(outputs)) if several else tensor
 
 
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    """Return what a segment returned, as a tuple; AutogradError for anything but tensors."""
+    outputs = result if isinstance(result, tuple) else (result,)
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise AutogradError(
+                f"checkpoint: the function must return a Tensor or a tuple of Tensors, not {type(output).__name__}"
+            )
+    return outputs
+
+
+def _kept(argument: Any, pack: Callable[[xp.Array], Any] | None) -> tuple[Any, bool, bool]:
+    """Return what is kept of an argument until backward, whether it needs a gradient, and whether it is a tensor."""
+    if not isinstance(argument, Tensor):
+        return argument, False, False
+    return argument.saved() if pack is None else pack(argument.data), argument.requires_grad, True
+
+
 def _output(segment: Tensor, place: int, data: xp.Array, arrived: dict[int, xp.Array]) -> Tensor:
     """One of several outputs, whose gradient waits in `arrived` until those of all outputs have been visited."""
 
@@ -116,9 +123,8 @@ def _joined(outputs: tuple[Tensor, ...], arrived: dict[int, xp.Array]) -> Node |
     """A root above those outputs of a replay whose gradients have arrived."""
 
     def take(place: int) -> Callable[[Any], xp.Array]:
-        return lambda _: arrived.pop(place)[
-            ...
-        ]  # a view, which backward never adds to in place: the array may be shared
+        # A view, which backward never adds to in place: the array may be shared.
+        return lambda _: arrived.pop(place)[...]
 
     edges = [(output.node, take(i)) for i, output in enumerate(outputs) if output.node is not None and i in arrived]
     return Node("checkpoint outputs", tuple(edges)) if edges else None

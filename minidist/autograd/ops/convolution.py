@@ -39,7 +39,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
         for i in range(kh)
         for j in range(kw)
     ]
-    kept_x, kept_w = x.saved(), weight.saved()
+    kept_x, kept_w, biases = x.saved(), weight.saved(), []
 
     # Channels last, in the kernel as in the patches: then a patch is made of whole rows of c numbers.
     def patches(values: xp.Array) -> xp.Array:
@@ -53,6 +53,7 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
     y = patches(x.data) @ xp.channels_last_rows(weight.data).reshape(o, -1).T
     if bias is not None:
         y += bias.data
+        biases.append((bias, lambda g, out=None: xp.sum_rows(xp.channels_last_rows(g), out)))
     y = x.save(xp.array(xp.moveaxis(y.reshape(n, ho, wo, o), -1, 1))).stored
 
     def grad_x(g: xp.Array) -> xp.Array:
@@ -71,17 +72,10 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 
         xp.copyto(out, found)
         return out
 
-    weights = [(weight, grad_w)]
-    if bias is not None:
-
-        def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-            return xp.sum_rows(xp.channels_last_rows(g), out)
-
-        weights.append((bias, grad_b))
     flops = 2 * n * ho * wo * o * c * kh * kw
 
     def cost() -> tuple[int, list[tuple[int, int]]]:
         product = (flops, x.stored.nbytes + weight.stored.nbytes + y.nbytes)
-        return flops, [product, product] + [(y.size, y.nbytes)] * (bias is not None)
+        return flops, [product, product] + [(y.size, y.nbytes)] * len(biases)
 
-    return record("conv2d", y, ((x, grad_x),), weights, cost=cost)
+    return record("conv2d", y, ((x, grad_x),), [(weight, grad_w), *biases], cost=cost)

@@ -6,7 +6,9 @@ micro-batches is the loss of the whole batch, also when shards or masks are unev
 Proved by: tests/autograd/test_fused.py
 """
 
+from functools import partial
 from math import inf
+from operator import imul
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
@@ -30,24 +32,16 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             f"cross_entropy: the logits are a value of type {type(logits).__name__}, through which no gradient gets;"
             " pass the Tensor that the model computes (Tensor(logits) where no gradient is wanted)"
         )
-    targets = xp.as_array(targets.data if isinstance(targets, Tensor) else targets)
-    shape, flat, counted = logits.shape, targets.reshape(-1), None
-    classes = shape[-1] if shape else 0
-    # Usually every row counts and there is nothing to look up.
-    usual = targets.shape == shape[:-1] and targets.dtype.kind in "iu" and not 0 <= ignore_index < classes
-    if not usual or (flat.size and (flat.min() < 0 or flat.max() >= classes)):
-        flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
+    flat, counted = checked_targets("cross_entropy", logits, targets, ignore_index)
+    shape = logits.shape
+    classes = shape[-1]
     if logits.dtype.itemsize == 2:
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(flat.size, classes)
 
     mean_over = ""
-    if divisor is None:
-        count = flat.size if counted is None else int(counted.sum())
-        divisor, mean_over = count or float("nan"), f"{count} rows"
-    elif divisor.__class__ is not float or not 0 < divisor < inf:
-        divisor = checked_divisor("cross_entropy", divisor)  # a NumPy float64 would promote the loss
-
+    if divisor.__class__ is not float or not 0 < divisor < inf:
+        divisor, mean_over = divisor_and_rows("cross_entropy", divisor, flat, counted)
     part = 1 / divisor if divisor == divisor else 0.0  # the mean over no rows is nan, and its gradient is zero
 
     # log softmax at the target = score - largest - log(sum of exp(score - largest)), so that nothing overflows.
@@ -72,6 +66,7 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
+    saved: tuple[xp.Array, ...]
     if logits.half:
         # 1 / divisor, not yet multiplied by the loss scale, is below what half precision holds: keep the logits, and
         # compute the softmax once more.
@@ -84,20 +79,21 @@ def cross_entropy(logits: Tensor, targets: Any, divisor: float | None = None, ig
             result *= g
             return result
 
-        edges, saved = ((logits, grad_again),), (largest, totals)
-        result = record("cross_entropy", loss, edges, cost=5 * scores.size, saved=saved)
-        return named_mean(result, mean_over) if mean_over else result
-
-    # The exponentials are not needed any more: they become the gradient now, and backward only scales it.
-    gradient = gradient_from(exponentials)
-
-    def grad(g: xp.Array) -> xp.Array:
-        scaled = gradient
-        scaled *= g  # in place: this node runs once
-        return scaled
-
-    result = record("cross_entropy", loss, ((logits, grad),), cost=5 * scores.size, saved=(gradient,))
+        edge, saved = (logits, grad_again), (largest, totals)
+    else:
+        # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
+        gradient = gradient_from(exponentials)
+        edge, saved = (logits, partial(imul, gradient)), (gradient,)
+    result = record("cross_entropy", loss, (edge,), cost=5 * scores.size, saved=saved)
     return named_mean(result, mean_over) if mean_over else result
+
+
+def divisor_and_rows(name: str, divisor: float | None, flat: xp.Array, counted: xp.Array | None) -> tuple[float, str]:
+    """Return what a loss's sum is divided by, and of a mean the number of its rows, in words. counted: None is all."""
+    if divisor is None:
+        count = flat.size if counted is None else int(counted.sum())
+        return count or float("nan"), f"{count} rows"
+    return checked_divisor(name, divisor), ""  # a NumPy float64 would promote the loss
 
 
 def checked_targets(name: str, logits: Tensor, targets: Any, ignore_index: int) -> tuple[xp.Array, xp.Array | None]:

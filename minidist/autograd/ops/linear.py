@@ -6,6 +6,8 @@ Input gradient and weight gradient are separate products. The derivative of the 
 Proved by: tests/autograd/test_fused.py
 """
 
+from collections.abc import Callable
+
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.ops.gelu import gelu_with_derivative
@@ -13,6 +15,8 @@ from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.errors import quoted
 from minidist.base.half import downcast
+
+Prepare = Callable[[xp.Array], xp.Array]
 
 
 def linear(
@@ -39,32 +43,19 @@ def linear(
     z = xp.empty((*shape[:-1], n_out), w.dtype, w)
     rows = xp.as_rows(z)
     xp.matmul(xp.as_rows(x.data), w, out=rows)
+    biases = []
     if bias is not None:
         if bias.dtype.itemsize == 2:
             bias = operand(bias)
         if bias.shape != (n_out,):
             raise mismatch("linear", bias, weight, "do not fit: the bias must have the weight's out dim")
         rows += bias.data
+        biases.append((bias, xp.sum_rows))
 
-    # Backward through the activation needs the sign of the result, or the derivative computed beside the value.
-    prepare = None
+    prepare: Prepare | None = None
     saved: tuple[xp.Array, ...] = ()
-    if activation == "relu":
-        xp.maximum(z, 0, out=z)
-        result = z = downcast(z, x.dtype) if x.half else z
-
-        def prepare(g: xp.Array) -> xp.Array:
-            return g * (result > 0)
-
-    elif activation == "gelu":
-        z, derivative = gelu_with_derivative(z)
-        kept_derivative = x.save(derivative)
-        del derivative
-        saved = (kept_derivative.stored,)
-
-        def prepare(g: xp.Array) -> xp.Array:
-            factor = kept_derivative.data
-            return xp.multiply(g, factor, out=factor)  # in place: this node runs once
+    if activation is not None:
+        z, prepare, saved = _activated(x, z, activation)
 
     def grad_x(g: xp.Array) -> xp.Array:
         w = kept_w.data.T if weight_is_in_out else kept_w.data
@@ -76,18 +67,31 @@ def linear(
         x_rows, g_rows = xp.as_rows(kept_x.data), xp.as_rows(g)
         return xp.matmul(x_rows.T, g_rows, out=out) if weight_is_in_out else xp.matmul(g_rows.T, x_rows, out=out)
 
-    weights = [(weight, grad_w)]
-    if bias is not None:
-
-        def grad_b(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-            return xp.sum_rows(xp.as_rows(g), out)
-
-        weights.append((bias, grad_b))
     flops = 2 * z.size * n_in
 
     def cost() -> tuple[int, list[tuple[int, int]]]:
         nbytes = z.size * x.dtype.itemsize
         product = (flops, x.stored.nbytes + weight.stored.nbytes + nbytes)
-        return flops, [product, product] + [(z.size, nbytes)] * (bias is not None)
+        return flops, [product, product] + [(z.size, nbytes)] * len(biases)
 
+    weights = [(weight, grad_w), *biases]
     return record("linear", z, ((x, grad_x),), weights, prepare=prepare, cost=cost, saved=saved)
+
+
+def _activated(x: Tensor, z: xp.Array, activation: str) -> tuple[xp.Array, Prepare, tuple[xp.Array, ...]]:
+    """Return activation(z), computed in place; the step of backward through it; and what this step keeps."""
+    if activation == "relu":
+        xp.maximum(z, 0, out=z)
+        result = downcast(z, x.dtype) if x.half else z
+        # The sign of the result is that of z.
+        return result, lambda g: g * (result > 0), ()
+
+    z, derivative = gelu_with_derivative(z)
+    kept = x.save(derivative)
+    del derivative
+
+    def prepare(g: xp.Array) -> xp.Array:
+        factor = kept.data
+        return xp.multiply(g, factor, out=factor)  # in place: this node runs once
+
+    return z, prepare, (kept.stored,)

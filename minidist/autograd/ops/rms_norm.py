@@ -35,7 +35,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
         return dx
 
     def grad_weight(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.as_rows(g * kept.data), out)
+        return xp.sum_rows(g * kept.data, out)
 
     weights = ((weight, grad_weight),)
     return record("rms_norm", y, ((x, grad_x),), weights, cost=4 * x.size, saved=(kept.stored, inverse))

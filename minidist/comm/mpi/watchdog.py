@@ -111,7 +111,7 @@ class Watchdog:
         found = self.folder.state(rank, ".calls") or {"calls": {}, "made": {}}
         calls, made = found["calls"].items(), found["made"].items()
         return History(
-            {name: [(number, key, CallSite(*site)) for number, key, site in of] for name, of in calls},
+            {name: [(number, key, CallSite(*site), passed) for number, key, site, passed in of] for name, of in calls},
             {origin: Claim._make([*claim, CallSite(*site)]) for origin, (*claim, site) in made},
         )
 

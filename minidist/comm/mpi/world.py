@@ -38,7 +38,7 @@ from minidist.base.errors import (
 from minidist.base.fibers import current, spawn
 from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
-from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_record, current_purpose
+from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_checks, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
 from minidist.comm.call_log import Call, CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
@@ -55,6 +55,7 @@ from minidist.comm.header import (
     dtype_name,
     has_checksum,
     header_of,
+    is_of_replicas,
     is_payload,
     pack,
     unpack,
@@ -77,11 +78,11 @@ HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 class MPIWorld:
     """All processes that `mpiexec` started.
 
-    checks: send and compare headers. timeout: seconds that an operation may be pending before the watchdog reports
-    every rank's pending operation and ends the job (0: no watchdog). synchronous: every send waits for its receive
-    (MPI_Issend), which makes programs that rely on buffering deadlock at once. record: keep a trace; "totals" keeps the
-    bytes by purpose alone. on_failure: for programs that run in both worlds; here a rank that dies always ends the job,
-    which is MPI's rule.
+    checks: send and compare headers, and watch the buffers of nonblocking messages; "headers" leaves the watch out.
+    timeout: seconds that an operation may be pending before the watchdog reports every rank's pending operation and
+    ends the job (0: no watchdog). synchronous: every send waits for its receive (MPI_Issend), which makes programs that
+    rely on buffering deadlock at once. record: keep a trace; "totals" keeps the bytes by purpose alone. on_failure: for
+    programs that run in both worlds; here a rank that dies always ends the job, which is MPI's rule.
 
     Raises LauncherError when launcher and library do not belong together (every process would be rank 0 of 1).
     """
@@ -93,13 +94,14 @@ class MPIWorld:
     def __init__(
         self,
         *,
-        checks: bool = True,
+        checks: bool | str = True,
         timeout: float = 60.0,
         synchronous: bool = False,
         record: bool | str = True,
         on_failure: str = "end",
     ) -> None:
         check_record(record)
+        check_checks(checks)
         # Nothing in here waits for ever: a limit on the start ends it, and later the watchdog does.
         self.rank, self.size, self.place = launched_rank(), launched_size() or 1, ""
         self.watchdog: Watchdog | None = None
@@ -109,7 +111,8 @@ class MPIWorld:
             MPI = starting.start_mpi()
             if starting.initialized:
                 finalize_at_exit(MPI)
-            self.MPI, self.checks, self.synchronous, self.record = MPI, checks, synchronous, record
+            self.MPI, self.checks, self.synchronous, self.record = MPI, bool(checks), synchronous, record
+            self.check_buffers = checks is True
             self.unchecked = not (checks or record or synchronous)
             self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
             check_launcher(self.size, MPI.Get_library_version().splitlines()[0])
@@ -313,7 +316,7 @@ class MPIWorld:
             request.buffer = fetch(array) if kind == "send" else pinned_like(array)
         if guarded:
             self.unwaited[id(request)] = request
-        if self.checks and (guarded or self.open.start_of):
+        if self.check_buffers and (guarded or self.open.start_of):
             self.open.add(self.rank, request, guarded)
 
         if tag > self.highest_tag:
@@ -329,7 +332,7 @@ class MPIWorld:
             raise self._cannot_be_used(comm, site)
         if kind == "send":
             # Watch the buffer when the user's program runs before the wait: beside a stream it always does.
-            if self.checks and (guarded or self.running is not None) and request.buffer is array:
+            if self.check_buffers and (guarded or self.running is not None) and request.buffer is array:
                 request.checksum = checksum(array)
             self.sent[world_peer] += 1
             if self.checks:
@@ -341,7 +344,7 @@ class MPIWorld:
             request.payload = start([request.buffer, self.MPI.BYTE], place, tag)
         else:
             # The header is asked for now; the payload when the header has come and fits.
-            if self.checks and guarded and array.nbytes and request.buffer is array:
+            if self.check_buffers and guarded and array.nbytes and request.buffer is array:
                 request.checksum = checksum(array)  # the program must not write into it before the wait
                 request.buffer = xp.empty_like(array)
             if self.checks:
@@ -404,16 +407,20 @@ class MPIWorld:
         # The sender may wait inside MPI; its watchdog answers through the job's folder, within a second.
         theirs: Sequence[Call] = ()
         in_call = comm.opened is not None
-        if in_call and self.watchdog is not None and (unlike or sent.operation != unpack(expected).operation):
+        if in_call and self.watchdog is not None:
             theirs = self.watchdog.ask(sender).calls.get(comm.name, ())
 
-        # Where the calls before this one differ, that is the cause, whatever the message is.
-        if unlike and (found := unlike_calls(comm.name, {self.rank: self.logs[comm.name].recent, sender: theirs})):
-            raise MismatchError(found)
+        # Where the calls before this one differ, that is the cause, whatever the message is; else what they were given.
+        if in_call and (unlike or (theirs and not is_of_replicas(key))):
+            mine = self.logs[comm.name].recent
+            number = next(call[0] for call in reversed(mine) if call[0] % HEADER_TAG == comm.tag % OWN_TAG)
+            met = number if sent.operation == unpack(expected).operation else None
+            if found := unlike_calls(comm.name, {self.rank: mine, sender: theirs}, met=met):
+                raise MismatchError(found)
 
         # Its own call, in full and with its line, if it is known.
         where = f"{request.site} (receiver)"
-        for number, operation, site in theirs:
+        for number, operation, site, _ in theirs:
             if number % HEADER_TAG == comm.tag:
                 sent = sent._replace(operation=operation)
                 where = where if site == request.site else f"{site} (sender) and {where}"
@@ -482,7 +489,7 @@ class MPIWorld:
         if not receiving and request.header_request is not None:
             request.header_request.Wait()  # it was received before the payload was
         if request.checksum is not None and checksum(request.array) != request.checksum:
-            raise changed(self.rank, request.describe())
+            raise changed(self.rank, request.describe(), call_site(sys._getframe(1), NOWHERE))
         if receiving and request.header is not None and has_checksum(request.header):
             self._compare_payload(request)
         if self.open.start_of:

@@ -100,5 +100,5 @@ def _which(request: Request) -> str:
     """Return what decides whether two sides of a message meet, beside the two ranks."""
     where = "" if request.comm.name == "world" else f" on {request.comm.name}"
     if request.comm.match_key == "message":
-        return f"tag {tag_text(request.tag)}{where}"
+        return f"tag {tag_text(request.tag, request.comm.match_key)}{where}"
     return f"call {tag_text(request.tag)}{where}, {request.comm.match_key}"

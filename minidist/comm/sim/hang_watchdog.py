@@ -17,9 +17,10 @@ import threading
 from contextlib import suppress
 
 from minidist.base.errors import RankTimeoutError
-from minidist.comm.call_site import call_site_of_thread, without_garbage_collection
+from minidist.comm.call_site import call_site_of_thread, imports_a_library, without_garbage_collection
 from minidist.comm.sim.state import SimState
 
+IMPORT_S = 600.0  # that a rank may import libraries for
 MOMENT_S = 0.5  # in which an exception is raised in a rank that computes
 
 
@@ -51,8 +52,13 @@ class HangWatchdog:
     def _watch(self) -> None:
         # Four looks in a row at the same number of switches: one rank has computed for a whole timeout.
         seen, looks, said = -1, 0, False  # looks: how many have found the same number of switches
+        importing = 0.0  # seconds that this rank has imported libraries, which do not count
         while not self.stopped.wait(self.timeout / 4):
+            if self.state.switches == seen and importing < IMPORT_S and imports_a_library(self._thread()):
+                importing += self.timeout / 4
+                continue
             looks = looks + 1 if self.state.switches == seen else 0
+            importing = importing if looks else 0.0
             seen = self.state.switches
             if looks < 4:
                 continue
@@ -70,22 +76,27 @@ class HangWatchdog:
                 said = True
                 print(f"minidist: {self._blocked()}", file=sys.stderr, flush=True)
 
+    def _thread(self) -> int:
+        """Return the thread in which the program of the rank runs."""
+        return self.state.programs.get(self.state.running.rank, self.thread_id)
+
     def _raise_in_rank(self) -> tuple[int, int]:
         """Raise Stopped in the rank, as soon as it runs; return where it is now."""
         # Raised again and again, because the rank's code may catch it; the first error is what the run reports.
         place = self._place()
         if self.error is None:
             self.error = RankTimeoutError(
-                f"rank {self.state.running.rank} computed for more than {self.timeout:g} s without communicating;"
-                " it may compute without end: look at the last line of the traceback, or raise --timeout"
+                f"rank {self.state.running.rank} computed for more than {self.timeout:g} s without communicating, at"
+                f" {call_site_of_thread(self._thread())}; it may compute without end: look at the last line of the"
+                " traceback, or raise --timeout"
             )
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread_id), ctypes.py_object(Stopped))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread()), ctypes.py_object(Stopped))
         return place
 
     def _place(self) -> tuple[int, int]:
         """Return the frame and the instruction that the rank is at."""
         with without_garbage_collection():
-            frame = sys._current_frames().get(self.thread_id)
+            frame = sys._current_frames().get(self._thread())
             return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
 
     def _stays_at(self, place: tuple[int, int]) -> bool:
@@ -94,7 +105,7 @@ class HangWatchdog:
 
     def _blocked(self) -> str:
         """Return the sentence about a rank that blocks."""
-        site = call_site_of_thread(self.thread_id)
+        site = call_site_of_thread(self._thread())
         return (
             f"rank {self.state.running.rank} has been blocked for more than {self.timeout:g} s at {site}, outside of"
             " its communicator, and no other rank can run meanwhile: simulated ranks share one thread; let"

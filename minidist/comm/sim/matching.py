@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import UsageError
+from minidist.base.errors import BufferReuseError, MismatchError, UsageError
+from minidist.base.fibers import current
 from minidist.base.trace import MessageEvent, current_purpose
 from minidist.comm.buffers import changed, checksum
 from minidist.comm.call_site import CallSite
-from minidist.comm.header import compare, dtype_name, header_of
+from minidist.comm.header import compare, dtype_name, header_of, is_of_replicas
 from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.failures import Failures
@@ -52,7 +53,7 @@ class Matching:
         # A rank that is to die dies before it posts.
         state = self.state
         stream = state.running
-        rank, nbytes, checks = stream.rank, array.nbytes, state.checks
+        rank, nbytes, watches = stream.rank, array.nbytes, state.watches
         if get_ident() != state.thread:
             raise second_thread(comm, site)
         if comm.members[comm.rank] != rank:
@@ -93,11 +94,11 @@ class Matching:
         # Watch its buffer, when other code runs before the wait: always beside a stream, the rank's main program.
         if guarded:
             state.unwaited[rank][id(request)] = request
-        request.watched = watched = checks and (guarded or not stream.is_main)
-        if checks and (guarded or state.open[rank].start_of):
+        request.watched = watched = watches and (guarded or not stream.is_main)
+        if watches and (guarded or state.open[rank].start_of):
             # A buffered send has left its buffer at once, which may be freed before the wait.
             state.open[rank].add(rank, request, guarded and not (kind == "send" and nbytes <= state.eager_limit))
-        if checks and kind == "receive" and stream.is_main and state.works[rank].guards:
+        if watches and kind == "receive" and stream.is_main and state.works[rank].guards:
             state.works[rank].refuse(request)
 
         if kind == "send":
@@ -164,22 +165,23 @@ class Matching:
                 or source.dtype != target.dtype
                 or source.shape != target.shape
             ):
-                compare(
-                    header_of(send.comm.match_key, source),
-                    header_of(receive.comm.match_key, target),
-                    send.stream.rank,
-                    receive.stream.rank,
-                    str(send.site)
-                    if send.site == receive.site
-                    else f"{send.site} (sender) and {receive.site} (receiver)",
-                )
-            for request in (send, receive):
-                if request.checksum is not None and checksum(request.array) != request.checksum:
-                    raise changed(request.stream.rank, request.describe())
+                self._refuse(send, receive)
+                return  # while the world looks ahead
+            if send.checksum is not None and checksum(source) != send.checksum:
+                raise self._changed(send)
 
         # The message itself: one copy, from the sender's array into the receiver's.
-        target[...] = source
-        if receive.watched:
+        if not receive.watched:
+            target[...] = source
+        elif id(receive) in self.state.unwaited[receive.stream.rank]:
+            # Its program goes on: what it reads before the wait must not depend on the order of the ranks.
+            self.state.arrived[id(receive)] = source.copy()
+            if receive.checksum is None:
+                receive.checksum = checksum(target)
+        else:
+            if receive.checksum is not None and checksum(target) != receive.checksum:
+                raise self._changed(receive)
+            target[...] = source
             receive.checksum = checksum(target)
 
         # The times of the two are those of the picture in `clock`.
@@ -191,6 +193,25 @@ class Matching:
             if request.waiter is not None:
                 self.state.ready.append(request.waiter)
                 request.waiter = None
+
+    def _changed(self, request: SimRequest) -> BufferReuseError:
+        """Return the error for a message whose buffer is not as it was, with the line that its rank has come to."""
+        rank = request.stream.rank
+        return changed(rank, request.describe(), self.state.line_of(rank))
+
+    def _refuse(self, send: SimRequest, receive: SimRequest) -> None:
+        """Raise MismatchError for two sides of a message that differ; those of two collective calls end the run."""
+        lines = f"{send.site}" if send.site == receive.site else f"{send.site} (sender) and {receive.site} (receiver)"
+        ours, theirs = header_of(receive.comm.match_key, receive.array), header_of(send.comm.match_key, send.array)
+        try:
+            compare(theirs, ours, send.stream.rank, receive.stream.rank, lines)
+        except MismatchError as error:
+            # Whoever gives a wildcard its message is no rank, and cannot pause.
+            in_calls = None not in (send.comm.opened, receive.comm.opened) and current() is self.state.running.fiber
+            if not in_calls or is_of_replicas(ours.operation) or is_of_replicas(theirs.operation):
+                raise
+            self.state.refuse(error, receive.comm, ours.operation == theirs.operation)
+            self.block(send if send.stream is self.state.running else receive)
 
     # receives from any rank -------------------------------------------------------------------------------------------
 
@@ -263,8 +284,12 @@ class Matching:
                 alpha, _ = links.cost(dead, stream.rank)
                 stream.time = event.end = max(stream.time, state.dead[dead] + alpha)
                 raise request.error
-        if request.checksum is not None and checksum(request.array) != request.checksum:
-            raise changed(stream.rank, request.describe())
+        if request.checksum is not None:
+            if checksum(request.array) != request.checksum:
+                raise self._changed(request)
+            arrived = state.arrived.pop(id(request), None)
+            if arrived is not None:
+                request.array[...] = arrived
 
         # When is it complete?
         if receiving:

@@ -6,19 +6,24 @@
 Proved by: tests/comm/sim/test_world.py
 """
 
+import sys
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NamedTuple
 
-from minidist.base.errors import RankDeadError
+import numpy as np
+
+from minidist.base.errors import MismatchError, RankDeadError
 from minidist.base.fibers import Fiber
 from minidist.base.trace import Trace
 from minidist.comm.buffers import OpenMessages, WorkArrays
 from minidist.comm.call_log import Call, CallLog
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
-from minidist.comm.point_to_point import PointToPoint, Request, Work
+from minidist.comm.point_to_point import MAX_TAG, OWN_TAG, PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser
 from minidist.comm.sim.clock import LinkModel
 
@@ -59,6 +64,16 @@ class SimRequest(Request):
     arrival: float = field(default=0.0, init=False)
 
 
+class UnlikeCalls(NamedTuple):
+    """Two ranks have made unlike calls. sizes: the arrays have not fitted. ready: the streams that could go on."""
+
+    error: MismatchError
+    name: str  # of the communicator
+    number: int  # of the call
+    sizes: bool
+    ready: list[Stream]
+
+
 @dataclass(eq=False)
 class SimState:
     """One run of a simulated world."""
@@ -70,6 +85,7 @@ class SimState:
     record: bool
     eager_limit: int  # sends of at most so many bytes are buffered; -1: none, not even an empty one
     isolate: bool  # a killed rank does not end the run
+    watches: bool  # buffers in flight
     ready: deque[Stream]  # streams that can run
     mains: list[Stream]
     running: Stream  # whose turn it is
@@ -86,7 +102,9 @@ class SimState:
     weights: dict[int, int] = field(default_factory=dict)  # the ranks that each running one stands for (`FoldedWorld`)
     thread: int = field(default_factory=get_ident)  # that runs the ranks
     comms: list[PointToPoint] = field(default_factory=list)  # that this run has made
+    programs: dict[int, int] = field(default_factory=dict)  # ranks whose program runs in another thread: its identifier
     switches: int = 0  # of streams; stands still while a rank computes
+    unlike: "UnlikeCalls | None" = None  # two ranks' calls differ, which ends the run
 
     def __post_init__(self) -> None:
         ranks = range(self.size)
@@ -94,12 +112,32 @@ class SimState:
             Trace(rank, self.size, keeps_events=self.record, ranks=self.weights.get(rank, 1)) for rank in ranks
         ]
         self.open = [OpenMessages() for _ in ranks]
+        self.arrived: dict[int, np.ndarray] = {}  # by the id of a receive, what its wait is to write into its array
         self.unwaited: list[dict[int, Request | Work]] = [{} for _ in ranks]
         self.works = [WorkArrays(rank) for rank in ranks]
 
     def calls(self, name: str) -> dict[int, Iterable[Call]]:
         """Return the last collective calls on the communicator `name`, by world rank."""
         return {rank: log.recent for rank, log in self.logs[name].items()}
+
+    def line_of(self, rank: int) -> CallSite:
+        """Return the line at which the main program of a rank is; NOWHERE when it has ended or cannot be seen."""
+        main = self.mains[rank]
+        frame = sys._getframe(1) if main is self.running else getattr(main.fiber, "gr_frame", None)
+        return call_site(frame, NOWHERE)
+
+    def refuse(self, error: MismatchError, call: PointToPoint, sizes: bool) -> None:
+        """End the run with an error about two ranks' calls, as soon as the stream that runs has paused."""
+        # The stack of the rank that has noticed it, as an exception raised there would have it.
+        frame: FrameType | None = sys._getframe(1)
+        steps: TracebackType | None = None
+        while frame is not None:
+            steps = TracebackType(steps, frame, frame.f_lasti, frame.f_lineno)
+            frame = frame.f_back
+        numbers = [number for number, *_ in self.logs[call.name][self.running.rank].recent]
+        number = next((number for number in reversed(numbers) if number % (MAX_TAG + 1) == call.tag % OWN_TAG), 0)
+        self.unlike = UnlikeCalls(error.with_traceback(steps), call.name, number, sizes, list(self.ready))
+        self.ready.clear()
 
     def streams(self) -> list[Stream]:
         """Return all streams: the ranks' main programs, then the others."""

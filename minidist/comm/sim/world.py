@@ -33,7 +33,7 @@ from minidist.base.errors import (
 )
 from minidist.base.fibers import FiberExit, current, spawn, throw
 from minidist.base.interrupts import interruptible
-from minidist.base.trace import SpanEvent, Trace, check_record
+from minidist.base.trace import SpanEvent, Trace, check_checks, check_record
 from minidist.comm.call_log import CallLog, unlike_calls
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
@@ -46,6 +46,7 @@ from minidist.comm.sim.deadlock_report import deadlock
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
+from minidist.comm.sim.look_ahead import look_ahead
 from minidist.comm.sim.matching import Matching, second_thread
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import SimState, Stream
@@ -56,7 +57,8 @@ class SimWorld:
 
     eager_bytes: sends of at most so many bytes are buffered and complete at once; 0 (default): every send is
     synchronous. links: the alpha-beta cost model. chooser: which message a wildcard receive gets. checks: compare
-    headers and watch buffers in flight. timeout: seconds of real time that one rank may compute without communicating.
+    headers and watch buffers in flight; "headers" leaves out the watch on buffers, which costs checksums of each
+    nonblocking message. timeout: seconds of real time that one rank may compute without communicating.
     record: keep traces; "totals" keeps the bytes by purpose alone, so that a long run's memory does not grow.
     on_failure: what `kill` does: "end" (default) the run, as MPI would; "isolate" the rank alone.
 
@@ -81,20 +83,21 @@ class SimWorld:
         eager_bytes: int = 0,
         links: LinkModel | None = None,
         chooser: Chooser = earliest,
-        checks: bool = True,
+        checks: bool | str = True,
         timeout: float = 60.0,
         record: bool | str = True,
         on_failure: str = "end",
     ) -> None:
         check_record(record)
+        check_checks(checks)
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         if on_failure not in ("end", "isolate"):
             raise UsageError(f'on_failure={quoted(on_failure)}; it must be "end" or "isolate"')
         self.size, self.eager_bytes, self.links = ranks, eager_bytes, links or LinkModel()
-        self.chooser, self.checks, self.timeout, self.record = chooser, checks, timeout, record
-        self.on_failure = on_failure
-        self.in_run = False
+        self.chooser, self.checks, self.timeout, self.record = chooser, bool(checks), timeout, record
+        self.on_failure, self.check_buffers = on_failure, checks is True
+        self.in_run = self.looking_ahead = False
         self.uneven = ()
         self.place = ""
         self.pending_kills: dict[int, int] = {}  # rank -> messages that it posts before, in each run
@@ -119,13 +122,14 @@ class SimWorld:
             self.record is True,
             self.eager_bytes or -1,
             self.on_failure == "isolate",
+            self.check_buffers,
             ready=self._ready_queue([mains[rank] for rank in self.running_ranks()]),
             mains=mains,
             running=mains[0],
             totals=self.record == "totals",
             weights=self._weights(),
         )
-        self.place = ""
+        self.place, self.looking_ahead = "", False
         self.failures = Failures(state, self.pending_kills)
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
@@ -242,7 +246,9 @@ class SimWorld:
                     self._annotate(error, stream)
                     raise
 
-            # No stream is ready: [1] and [2] of the picture.
+            # No stream is ready: [1] and [2] of the picture. Two calls that differ let no other stream run.
+            if state.unlike is not None:
+                raise look_ahead(self, state.unlike)
             if self.matching.match_one_wildcard():
                 continue
             if not state.dead or not self.failures.notify(self.matching.match_waiting):
@@ -307,7 +313,7 @@ class SimWorld:
         # The main program ran until here: did it write into the arrays of its works in other streams?
         works = self.state.works[stream.rank]
         if stream.is_main and works.running:
-            works.check()
+            works.check(self.state.line_of)
         self.hub.switch()
         if stream.is_main and works.running:
             works.refresh()
@@ -329,7 +335,7 @@ class SimWorld:
         state.unwaited[rank][id(work)] = work
 
         # From here to the wait the program must not write into the arrays.
-        if self.checks and work.arrays:
+        if self.check_buffers and work.arrays:
             work.guards = state.works[rank].add(work, work.arrays)
 
         # A stream whose queue was empty has ended; it starts again.
@@ -345,7 +351,7 @@ class SimWorld:
             stream.time = max(stream.time, work.started)
             works = self.state.works[stream.rank]
             if work.guards:
-                works.begin(work, work.guards)
+                works.begin(work, work.guards, self.state.line_of)
             try:
                 result = work.context.run(work.function)
                 work.result = has_run(result, work.function, work.comm.rank) if isinstance(result, LAZY) else result
@@ -449,8 +455,10 @@ class SimWorld:
         # The first rank's value, and how many ranks have come.
         key = call.name, call.tag
         first, count = self.state.call_values.get(key, (value, 0))
-        if value != first:
-            raise MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
+        if value != first and self.state.unlike is None:
+            error = MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
+            self.state.refuse(error, call, False)
+            self.hub.switch()
         self.state.call_values[key] = first, count + 1
         if count + 1 == call.size:
             del self.state.call_values[key]

@@ -8,20 +8,14 @@ Notebooks are committed, so that their pictures show without running anything. O
 that it prints differs. Numbers without a unit that have a decimal point may differ in their last digits from
 machine to machine, and so may pictures: neither is compared. Virtual times and bytes have a unit and are compared.
 
-A notebook carries a seal over what it was made from (its source, its exercises and the modules that they import) and
-what it prints. While the seal fits nothing has changed, and the tests need not run the lesson.
-
 Proved by: tests/lesson/test_lessons.py
 """
 
 import argparse
-import ast
-import hashlib
 import os
 import re
 import sys
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +23,6 @@ from minidist.base.errors import MinidistError, UsageError, quoted, quoted_path
 from minidist.base.extras import extra
 from minidist.course.lesson.runner import SEED
 
-PACKAGE = Path(__file__).resolve().parents[2]
 NEVER_COMPARED = ("27",)  # a lesson about the machine that it runs on
 TIMEOUT = 120  # seconds per cell; a whole lesson should take less than 20
 _FLOAT = re.compile(r"-?\b\d+(\.\d+([eE][-+]?\d+)?|[eE][-+]?\d+)\b(?! ?(µs|ms|ns|s|B|kB|MB|GB)\b)")
@@ -76,7 +69,6 @@ def make(source: Path) -> Any:
     except nbclient.exceptions.CellExecutionError as error:
         raise LessonError(f"{source.name}: {error}") from None
     tidy(notebook)
-    notebook.metadata["minidist"] = {"seal": seal(source, notebook)}
     return notebook
 
 
@@ -120,54 +112,6 @@ def printed(cell: Any) -> str:
     return _FLOAT.sub("#", _LOCAL.sub("", "".join(texts)))
 
 
-def ingredients(source: Path) -> list[Path]:
-    """Return the files of a lesson: itself, its exercises, their solutions, and the files of minidist they import."""
-    number = source.name[:2]
-    todo = [source.resolve(), *(PACKAGE / "course" / "lesson" / "exercises").glob(f"e{number}_*.py")]
-    todo += (PACKAGE.parent / "lessons" / "solutions").glob(f"{number}_*.py")
-    found: set[Path] = set()
-    while todo:
-        path = todo.pop()
-        if path not in found:
-            found.add(path)
-            todo += _imported(path)
-    return sorted(found)
-
-
-@cache
-def _imported(path: Path) -> list[Path]:
-    """Return the files of minidist that a file imports, at its top or inside a function.
-
-    For a file that finds modules with iter_modules, that is every file of its folder.
-    """
-    text = path.read_text()
-    if "iter_modules" in text and "exercises" not in path.parts:
-        return list(path.parent.glob("*.py"))
-
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
-
-    found: set[Path] = set()
-    for first, *parts in (name.split(".") for name in names):
-        if first == PACKAGE.name:
-            for depth in range(len(parts) + 1):  # importing a module runs the packages around it
-                place = PACKAGE.joinpath(*parts[:depth])
-                found |= {file for file in (place / "__init__.py", place.with_suffix(".py")) if file.exists()}
-    return sorted(found)
-
-
-def seal(source: Path, notebook: Any) -> str:
-    """Return a digest of what the notebook was made from and of what it prints."""
-    digest = hashlib.sha256(repr(content(notebook)).encode())
-    for path in ingredients(source):
-        digest.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:32]
-
-
 def _nbformat() -> Any:
     """Return the module nbformat, of an extra."""
     return extra("nbformat", "a notebook")
@@ -178,17 +122,8 @@ def write(notebook: Any, path: Path) -> None:
     _nbformat().write(notebook, path)
 
 
-def unchanged(source: Path) -> bool:
-    """Return whether the committed notebook's seal fits: then running the lesson would print the same."""
-    path = source.with_suffix(".ipynb")
-    if not path.exists():
-        return False
-    committed = _nbformat().read(path, as_version=4)
-    return bool(committed.metadata.get("minidist", {}).get("seal") == seal(source, committed))
-
-
-def stale(source: Path) -> str:
-    """Run the lesson; return one sentence on why the committed notebook differs from the result, or ""."""
+def stale(source: Path, make: Callable[[Path], Any] = make) -> str:
+    """Run the lesson with `make`; return one sentence on why the committed notebook differs from the result, or ""."""
     path = source.with_suffix(".ipynb")
     if not path.exists():
         return f"{path.name} is missing"

@@ -100,6 +100,7 @@ class Hint:
             return False
 
 
+SHOWN = 8  # numbers of an array in a text; of a longer one the first and the last three
 DRAWN = 6  # cases that the seed of a check draws
 POOL = 60  # cases from which they are drawn: par of each is known
 
@@ -236,8 +237,17 @@ def difference(got: Any, wanted: Any, tolerance: float) -> str:
     if array.shape != wanted.shape:
         return f"got shape {array.shape}, expected {wanted.shape}"
     with np.errstate(all="ignore"):
-        same = np.allclose(array, wanted, rtol=tolerance, atol=tolerance)
-    return "" if same else f"got {short(array)}, expected {short(wanted)}"
+        close = np.isclose(array, wanted, rtol=tolerance, atol=tolerance)
+    if close.all():
+        return ""
+    text = f"got {short(array)}, expected {short(wanted)}"
+    if array.size <= SHOWN:
+        return text
+
+    # What differs may be in the part that is left out.
+    first = tuple(map(int, np.argwhere(~close)[0]))
+    count = np.count_nonzero(~close)
+    return f"{text}; {count} of {close.size} differ, first {list(first)}: {array[first]:.6g} for {wanted[first]:.6g}"
 
 
 def _numbers(value: Any) -> np.ndarray | None:
@@ -251,7 +261,9 @@ def _numbers(value: Any) -> np.ndarray | None:
 
 def short(array: np.ndarray) -> str:
     """Return an array as at most one line of text."""
-    return np.array2string(array.reshape(-1), precision=4, threshold=8, edgeitems=3, separator=", ").replace("\n", "")
+    return np.array2string(array.reshape(-1), precision=4, threshold=SHOWN, edgeitems=3, separator=", ").replace(
+        "\n", ""
+    )
 
 
 @cache

@@ -13,6 +13,7 @@ from minidist.base.errors import (
     UsageError,
 )
 from minidist.comm.has_run import NotRunError
+from minidist.course.lesson.answer_patterns import pattern_of
 from minidist.course.lesson.answer_process import EndlessError
 from minidist.course.lesson.exercise import Exercise, Failure, Hint
 from minidist.course.lesson.library_calls import LibraryCallError
@@ -71,8 +72,11 @@ LAST = (
 
 
 def hint_for(exercise: Exercise, failure: Failure) -> str:
-    """Return the text of the first hint that fits, or ""; what has not run at all has its remedy in its message."""
+    """Return the text of the first hint that fits, else how the numbers differ, or "".
+
+    What has not run at all has its remedy in its message.
+    """
     if failure.raised(NotRunError):
         return ""
     hints = (*FIRST, *exercise.hints, *LAST)
-    return next((hint.text for hint in hints if hint.fits(failure)), "")
+    return next((hint.text for hint in hints if hint.fits(failure)), "") or pattern_of(failure)

@@ -1,21 +1,25 @@
 """The reader commits to a number before the lesson shows it; the check judges it with the number that was measured.
 
 In a notebook and at a terminal `predict` asks and waits. Where nobody can answer (a notebook that is built, a script in
-a pipe) the example takes the place of an answer, and the lesson says so.
+a pipe) the line is left to be filled in, and in a notebook the measured number is folded away until it is asked for.
 
 Proved by: tests/lesson/test_predict.py
 """
 
+import importlib
 import sys
 from dataclasses import dataclass
+from html import escape
 from math import isclose, isfinite
+from typing import Any
 
 TOLERANCE = 1e-9
+BLANK = "____"
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One predicted number. question: what it is about, without a question mark. by: "you" or "the example"."""
+    """One predicted number. question: what it is about, without a question mark. by: "you", or "" for nobody."""
 
     question: str
     value: float
@@ -27,10 +31,25 @@ class Prediction:
 
         within: how far off a right prediction may be, as a part of the answer.
         """
+        measured = number(answer, self.unit)
+        if not self.by:
+            folded(
+                f"{self.question}; your guess: {BLANK}", f"{self.question}: {measured}; your guess: {BLANK}", measured
+            )
+            return
         right = isclose(self.value, answer, rel_tol=0.0, abs_tol=abs(answer) * within + TOLERANCE)
-        whose = "you predicted" if self.by == "you" else "the example is"
         verdict = "right" if right else "off"
-        print(f"{self.question}: {number(answer, self.unit)}; {whose} {number(self.value, self.unit)}: {verdict}")
+        print(f"{self.question}: {measured}; you predicted {number(self.value, self.unit)}: {verdict}")
+
+
+def folded(summary: str, text: str, hidden: str) -> None:
+    """Show `hidden` below a summary that opens with a click; where there is no notebook, print `text`."""
+    if not in_notebook():
+        print(text)
+        return
+    notebook: Any = importlib.import_module("IPython.display")
+    page = f"<details><summary>{escape(summary)} (click for what was measured)</summary>{escape(hidden)}</details>"
+    notebook.display({"text/html": page, "text/plain": text}, raw=True)
 
 
 def predict(question: str, example: float, unit: str = "") -> Prediction:
@@ -45,16 +64,19 @@ def predict(question: str, example: float, unit: str = "") -> Prediction:
         if value is not None:
             return Prediction(question, value, unit)
         print(f"{text.strip()!r} is not a number; type one, such as {number(example)}")
-    print(f"{question}? Nobody answers here, so an example goes on: {number(example, unit)}")
-    return Prediction(question, example, unit, "the example")
+    print(f"{question}? Your guess: {BLANK}{f' {unit}' if unit else ''}")
+    return Prediction(question, example, unit, "")
+
+
+def in_notebook() -> bool:
+    """Return whether this runs in the cell of a notebook."""
+    interactive = sys.modules.get("IPython")
+    return interactive is not None and interactive.get_ipython() is not None
 
 
 def can_answer() -> bool:
     """Return whether a person may be there: the cell of a notebook, or a terminal."""
-    interactive = sys.modules.get("IPython")
-    if interactive is not None and interactive.get_ipython() is not None:
-        return True
-    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+    return in_notebook() or (sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty())
 
 
 def parsed(text: str) -> float | None:

@@ -1,17 +1,14 @@
 """A quiz bank whose answers are measured: each question runs a program, and its trace or its timing is the answer.
 
 Wrong choices are typical mistakes, computed from the same numbers. A seed draws the numbers, so every class, or every
-student, has its own bank. It is written as CSV, or as QTI 1.2, which learning platforms import.
+student, has its own bank. `quiz_files` writes it in the formats of learning platforms.
 
 Proved by: tests/lesson/test_quiz.py
 """
 
-import csv
-import io
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from xml.etree import ElementTree as xml
 
 import numpy as np
 
@@ -212,49 +209,3 @@ def bank(count: int, seed: int) -> list[Question]:
         found.setdefault(made.text, made)
         tries += 1
     return list(found.values())
-
-
-def as_csv(questions: Sequence[Question]) -> str:
-    """Return a bank as CSV: name, question, the choices, the number of the right one (from 1), the explanation."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["name", "question", *(f"choice {i + 1}" for i in range(CHOICES)), "right", "explanation"])
-    for item in questions:
-        choices = item.choices()
-        writer.writerow([item.name, item.text, *choices, choices.index(item.right) + 1, item.because])
-    return text.getvalue()
-
-
-def as_qti(questions: Sequence[Question], title: str) -> str:
-    """Return a bank as QTI 1.2: one assessment of multiple-choice items, with the explanation as feedback."""
-    root = xml.Element("questestinterop", xmlns="http://www.imsglobal.org/xsd/ims_qtiasiv1p2")
-    assessment = xml.SubElement(root, "assessment", ident="minidist", title=title)
-    section = xml.SubElement(assessment, "section", ident="root_section")
-    for number, item in enumerate(questions, 1):
-        node = xml.SubElement(section, "item", ident=f"q{number}", title=item.name)
-        presentation = xml.SubElement(node, "presentation")
-        _material(presentation, item.text)
-        response = xml.SubElement(presentation, "response_lid", ident="response", rcardinality="Single")
-        render = xml.SubElement(response, "render_choice")
-        for index, choice in enumerate(item.choices()):
-            _material(xml.SubElement(render, "response_label", ident=f"c{index}"), choice)
-
-        # The right choice has 100 points, and every answer shows the explanation.
-        processing = xml.SubElement(node, "resprocessing")
-        outcomes = xml.SubElement(processing, "outcomes")
-        xml.SubElement(outcomes, "decvar", varname="SCORE", vartype="Decimal", minvalue="0", maxvalue="100")
-        condition = xml.SubElement(processing, "respcondition", {"continue": "Yes"})
-        xml.SubElement(xml.SubElement(condition, "conditionvar"), "other")
-        xml.SubElement(condition, "displayfeedback", feedbacktype="Response", linkrefid="general_fb")
-        condition = xml.SubElement(processing, "respcondition", {"continue": "No"})
-        equal = xml.SubElement(xml.SubElement(condition, "conditionvar"), "varequal", respident="response")
-        equal.text = f"c{item.choices().index(item.right)}"
-        xml.SubElement(condition, "setvar", action="Set", varname="SCORE").text = "100"
-        feedback = xml.SubElement(node, "itemfeedback", ident="general_fb")
-        _material(xml.SubElement(feedback, "flow_mat"), item.because)
-    xml.indent(root)
-    return xml.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _material(parent: xml.Element, text: str) -> None:
-    xml.SubElement(xml.SubElement(parent, "material"), "mattext", texttype="text/plain").text = text

@@ -28,12 +28,9 @@ class Patch:
         self._undo: list[Callable[[], None]] = []
 
     def setattr(self, target: Any, name: str, value: Any) -> None:
-        """Set target.name = value, until `undo`.
-
-        A module must have the name already: a function that moved elsewhere would leave the bug out.
-        """
+        """Set target.name = value, until `undo`. A module must have the name: a bug replaces something."""
         if isinstance(target, ModuleType) and not (hasattr(target, name) or hasattr(builtins, name)):
-            raise AttributeError(f"{target.__name__} has no {name} that a bug could replace")
+            raise AttributeError(f"{target.__name__} has no {name} to replace")
         own = vars(target).get(name, _MISSING) if isinstance(target, type) else getattr(target, name, _MISSING)
         setattr(target, name, value)
         self._undo.append((lambda: delattr(target, name)) if own is _MISSING else (lambda: setattr(target, name, own)))

@@ -69,9 +69,7 @@ def divisor_of(comm: Comm, mine: int) -> float | None:
 
 
 def divisor_of_micro_batch(counts: Sequence[int], number: int) -> float:
-    """Return the divisor of the losses of micro-batch `number`; counts: the tokens of each, known up
-    front.
-    """
+    """Return the divisor of the losses of micro-batch `number`; counts: the tokens of each, known up front."""
     return float(sum(counts))
 
 

@@ -251,6 +251,14 @@ def _samples(batch: Mapping[str, np.ndarray], prefix: str) -> tuple[np.ndarray, 
     return np.ascontiguousarray(inputs, np.int64), np.ascontiguousarray(wanted, np.int64)
 
 
+def _kv_heads(name: str, found: tuple[int, ...], expected: tuple[int, ...], keys: int) -> str:
+    """Return the remedy for a matrix of keys or values with another number of heads: the flag with this number."""
+    is_of_keys = ".k_proj." in name or ".v_proj." in name
+    if not is_of_keys or found[1:] != expected[1:] or found[0] * keys % expected[0]:
+        return ""
+    return f"; give --kv-heads {found[0] * keys // expected[0]}"
+
+
 def _run(model: str, heads: Heads, weights: Named, inputs: np.ndarray, targets: np.ndarray, dtype: str) -> Named:
     """Return activations in the order of forward, then gradients in the order of backward, in float64."""
     net = _model(model, heads, weights, inputs.shape[1], dtype)
@@ -259,7 +267,10 @@ def _run(model: str, heads: Heads, weights: Named, inputs: np.ndarray, targets: 
             raise UsageError(f"the dump has no weights/{parameter.name}; dump all weights of the {model}")
         value = weights[parameter.name]
         if value.shape != parameter.shape:
-            raise UsageError(f"weights/{parameter.name} has the shape {value.shape}; the model has {parameter.shape}")
+            raise UsageError(
+                f"weights/{parameter.name} has the shape {value.shape}; the model has"
+                f" {parameter.shape}{_kv_heads(parameter.name, value.shape, parameter.shape, heads.keys)}"
+            )
         parameter.data[...] = value.astype(parameter.dtype)
         parameter.updated()
     if inputs.min() < 0 or max(inputs.max(), targets.max()) >= weights[EMBEDDINGS[model]].shape[0]:

@@ -12,8 +12,8 @@ which waits for nothing itself, is where to look first.
 Proved by: tests/flight_recorder/test_diagnosis.py
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
@@ -22,8 +22,11 @@ from minidist.comm.call_log import ranks_text
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.debug.flight_recorder.dump import Dump, Operation
 
+UNKNOWN = "an operation that the log does not name"
+MAX_EDGES = 100  # ranks for which one waits, that are searched for a circle
 MAX_LINES = 16  # of a kind that are shown; a report must be read on a screen
 
+Calls = Mapping[int, dict[int, Operation]]  # of a group: rank -> number -> operation
 Missing = dict[tuple[int, int], tuple[int, ...]]  # (rank, number of its operation) -> the ranks that it waits for
 
 # Which shapes all ranks of a collective must pass equal; of the others ranks may differ.
@@ -38,6 +41,20 @@ ALIKE = {
     "reduce": "inputs",
     "gather": "inputs",
     "scatter": "outputs",
+    "all_gather_single": "inputs",
+    "reduce_scatter_single": "outputs",
+    "all_to_all_single": "inputs",
+    "gather_single": "inputs",
+}
+# What a text log calls them.
+IN_LOGS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLREDUCE_COALESCED": "allreduce_coalesced",
+    "_ALLGATHER_BASE": "_all_gather_base",
+    "_REDUCE_SCATTER_BASE": "_reduce_scatter_base",
+    "ALLGATHER": "all_gather",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
 }
 
 
@@ -47,6 +64,7 @@ class Wait:
 
     operation: Operation
     missing: tuple[int, ...]
+    is_only: bool = False  # all other operations of the rank have ended
 
 
 @dataclass(frozen=True)
@@ -79,6 +97,7 @@ class Diagnosis:
     circle: tuple[int, ...]
     suspects: tuple[int, ...]  # ranks that others wait for, and that wait for nothing themselves
     last: dict[int, Operation] = field(default_factory=dict)  # the last operation of each rank
+    unlisted: tuple[str, ...] = ()  # groups whose ranks no dump lists, so that others than those that used it may exist
 
     @property
     def hangs(self) -> bool:
@@ -102,12 +121,7 @@ class Diagnosis:
 
     def lines(self) -> list[str]:
         """Return the report for people."""
-        lines = [
-            f"{len(self.ranks)} dump{'s' * (len(self.ranks) != 1)} of version {', '.join(self.versions)}:"
-            f" {ranks_text(self.ranks)}, {self.operations:,} operations"
-        ]
-        if self.without_dump:
-            lines.append(f"no dump: {ranks_text(self.without_dump)}; a rank without one may have crashed")
+        lines = self.head()
         if not self.hangs:
             return [*lines, "nothing hangs: every recorded operation has ended, and all ranks made the same calls"]
 
@@ -129,7 +143,26 @@ class Diagnosis:
                 f" {receive.rank} receives {what_of(receive, receive.outputs)}{at(receive)}"
             )
         suspects = [(rank, self.suspect_text(rank)) for rank in self.suspects]
-        return lines + shortened(together(suspects, "look first at ", ""))
+        return lines + shortened(together(suspects, "look first at ", "")) + self.foot()
+
+    def head(self) -> list[str]:
+        """Return what was read, and of whom nothing was."""
+        lines = [
+            f"{len(self.ranks)} dump{'s' * (len(self.ranks) != 1)} of version {', '.join(self.versions)}:"
+            f" {ranks_text(self.ranks)}, {self.operations:,} operations"
+        ]
+        if self.without_dump:
+            lines.append(f"no dump: {ranks_text(self.without_dump)}; a rank without one may have crashed")
+        return lines
+
+    def foot(self) -> list[str]:
+        """Return what the reader must know where no rank is behind: a dump of a job that runs looks the same."""
+        if self.differences or self.unlike_messages or any(wait.missing or not wait.is_only for wait in self.waits):
+            return []
+        return [
+            "all other operations have ended: a dump of a running job may show its last operation as open, as gloo"
+            " notes late that one has ended"
+        ]
 
     def group_text(self, name: str) -> str:
         """Return "group 1 (dp)"."""
@@ -139,25 +172,45 @@ class Diagnosis:
     def wait_text(self, wait: Wait) -> str:
         """Return in what a rank waits, and for whom."""
         operation = wait.operation
-        if operation.is_message:
+        if operation.peer is not None:
             way, shapes = ("to", operation.inputs) if operation.kind == "send" else ("from", operation.outputs)
             text = f"{operation.kind} {way} rank {operation.peer} of {what_of(operation, shapes)}"
         else:
-            text = f"{operation.kind} number {operation.sequence} of {what_of(operation, operation.inputs)}"
+            text = f"{named(operation)} of {what_of(operation, operation.inputs)}"
         what = f" in {text}, {self.group_text(operation.group)}{at(operation)}"
         if wait.missing:
-            return f"{what}, for {ranks_text(wait.missing)}"
-        return f"{what}; all sides are posted, so an earlier operation or the network holds it up"
+            return f"{what}, for {ranks_text(wait.missing)}{self.ended_text(operation)}"
+        return f"{what}{self.ended_text(operation) or '; ' + self.met_text(operation)}"
+
+    def ended_text(self, operation: Operation) -> str:
+        """Return which ranks have ended a call that has not ended here: a log tells it, and dumps do not ask."""
+        return ""
+
+    def met_text(self, operation: Operation) -> str:
+        """Return why an operation has not ended that waits for no rank which is known."""
+        if operation.is_message and operation.peer is None:
+            return "the other side of this message is not recorded"
+        if operation.group in self.unlisted:
+            return "all sides that are known are posted, and the dumps do not list the ranks of this group"
+        return "all sides are posted, so an earlier operation or the network holds it up"
 
     def difference_line(self, difference: Difference) -> str:
         """Return what ranks have called as the first unlike collective of a group."""
-        where = f"first difference: number {difference.sequence} of {self.group_text(difference.group)} is"
+        number = f"number {difference.sequence}" if difference.sequence >= 0 else "the operation without a number"
+        where = f"first difference: {number} of {self.group_text(difference.group)} is"
         made: dict[str, list[Operation]] = defaultdict(list)
-        for operation in difference.calls:
-            made[f"{operation.kind} of {what_of(operation, compared(operation))}{at(operation)}"].append(operation)
+        named = [each for each in difference.calls if each.kind]  # a log may leave the kind out
+        for operation in named or difference.calls:
+            kind, shapes, site = operation.kind, compared(operation), at(operation)
+            if operation.in_log:  # which has the line of some ranks only, and no other shapes
+                kind, shapes, site = kind or UNKNOWN, shapes or operation.inputs, ""
+            made[f"{kind} of {what_of(operation, shapes)}{site}"].append(operation)
         calls = [f"{text} on {ranks_text(o.rank for o in operations)}" for text, operations in made.items()]
-        text = f"{where} {', and '.join(calls)}"
-        return text + (f"; {ranks_text(difference.absent)} made no such call" if difference.absent else "")
+        return f"{where} {', and '.join(calls)}{self.absent_text(difference)}"
+
+    def absent_text(self, difference: Difference) -> str:
+        """Return which ranks have not made a call."""
+        return f"; {ranks_text(difference.absent)} made no such call" if difference.absent else ""
 
     def suspect_text(self, rank: int) -> str:
         """Return what a rank that others wait for has done last."""
@@ -188,9 +241,15 @@ def shortened(lines: Sequence[str]) -> list[str]:
     return [*lines[:MAX_LINES], *more]
 
 
+def named(operation: Operation) -> str:
+    """Return "all_reduce number 4"."""
+    kind = operation.kind or f"{UNKNOWN},"
+    return f"{kind} number {operation.sequence}" if operation.sequence >= 0 else f"{kind} without a number"
+
+
 def what_of(operation: Operation, shapes: str) -> str:
     """Return "Float [4]"."""
-    return f"{operation.dtypes} {shapes}".strip() or "nothing"
+    return f"{operation.dtypes} {shapes}".strip() or ("unknown size" if operation.in_log else "nothing")
 
 
 def at(operation: Operation) -> str:
@@ -200,36 +259,49 @@ def at(operation: Operation) -> str:
 
 def compared(operation: Operation) -> str:
     """Return the shapes that all ranks must pass equal in this collective."""
-    return str(getattr(operation, ALIKE[operation.kind])) if operation.kind in ALIKE else ""
+    kind = IN_LOGS.get(operation.kind, operation.kind.lower())
+    return str(getattr(operation, ALIKE[kind])) if kind in ALIKE else ""
 
 
 def first_waits(dumps: Sequence[Dump], missing: Missing) -> tuple[Wait, ...]:
     """Return of each rank and group the first collective and the first message without end, which hold up the rest."""
     waits: dict[tuple[int, str, bool], Wait] = {}
-    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_done):
+    pending = [operation for dump in dumps for operation in dump.operations if not operation.is_done]
+    number = Counter(operation.rank for operation in pending)
+    for operation in pending:
         place = operation.rank, operation.group, operation.is_message
-        waits.setdefault(place, Wait(operation, missing[operation.rank, operation.number]))
+        absent = missing.get((operation.rank, operation.number), ())
+        waits.setdefault(place, Wait(operation, absent, number[operation.rank] == 1))
     return tuple(waits.values())
 
 
-def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
-    """Match the operations of all ranks and return what they say together."""
-    groups = all_groups(dumps)
+def diagnose(dumps: Sequence[Dump], world: int = 0, kind: type[Diagnosis] = Diagnosis) -> Diagnosis:
+    """Match the operations of all ranks and return what they say together.
+
+    world: the number of ranks of the job, where it is known. kind: of the report.
+    """
+    groups, unlisted = all_groups(dumps, world)
     members = set(chain.from_iterable(each for _, each in groups.values()))
 
     # [1] Collectives meet by number, [2] messages by order.
     missing: Missing = {}
-    found = [match_collectives(dumps, name, ranks, missing) for name, (_, ranks) in groups.items()]
+    calls, of_rank = all_collectives(dumps), {dump.rank: dump for dump in dumps}
+    found = [match_collectives(calls[name], of_rank, name, ranks, missing) for name, (_, ranks) in groups.items()]
+    behind(dumps, missing)
     differences = [difference for difference in found if difference is not None]
     unlike = match_messages(dumps, missing)
 
-    # [3] What has not ended. Every missing rank is needed, so each is an edge of its own.
+    # [3] What has not ended. Every missing rank is needed, so each is an edge; of thousands, the first are enough.
     waits = first_waits(dumps, missing)
-    edges = [Waiting(wait.operation.rank, "main", (r,), wait.operation.kind) for wait in waits for r in wait.missing]
+    edges = [
+        Waiting(wait.operation.rank, "main", (rank,), wait.operation.kind)
+        for wait in waits
+        for rank in wait.missing[:MAX_EDGES]
+    ]
     waiting = {wait.operation.rank for wait in waits}
     awaited = {rank for wait in waits for rank in wait.missing}
     ranks = tuple(dump.rank for dump in dumps)
-    return Diagnosis(
+    return kind(
         tuple(sorted({dump.version for dump in dumps})),
         ranks,
         tuple(sorted(members - set(ranks))),
@@ -241,11 +313,16 @@ def diagnose(dumps: Sequence[Dump]) -> Diagnosis:
         tuple(find_cycle(edges)),
         tuple(sorted(awaited - waiting)),
         {dump.rank: dump.operations[-1] for dump in dumps if dump.operations},
+        unlisted,
     )
 
 
-def all_groups(dumps: Sequence[Dump]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return every process group with its ranks: those that a dump lists, else those that have used the group."""
+def all_groups(dumps: Sequence[Dump], world: int) -> tuple[dict[str, tuple[str, tuple[int, ...]]], tuple[str, ...]]:
+    """Return every process group with its ranks, and the names of those of which the ranks are not known for sure.
+
+    The ranks are those that a dump lists. The dumps of gloo list none: then all ranks are in the default group, and in
+    another one are those that have used it, and maybe more.
+    """
     described: dict[str, str] = {}
     listed: dict[str, set[int]] = defaultdict(set)
     used: dict[str, set[int]] = defaultdict(set)
@@ -255,38 +332,84 @@ def all_groups(dumps: Sequence[Dump]) -> dict[str, tuple[str, tuple[int, ...]]]:
             listed[name].update(ranks)
         for operation in dump.operations:
             used[operation.group].update((dump.rank,) if operation.peer is None else (dump.rank, operation.peer))
-    return {name: (described.get(name, ""), tuple(sorted(listed[name] or used[name]))) for name in used}
+    everyone = {dump.rank for dump in dumps} | set(range(world))
+    for name in used:
+        if described.get(name) == "default_pg" and not listed[name]:
+            listed[name] = everyone
+    groups = {name: (described.get(name, ""), tuple(sorted(listed[name] or used[name]))) for name in used}
+    return groups, tuple(name for name in groups if not listed[name])
 
 
-def collectives_of(dump: Dump, group: str) -> dict[int, Operation]:
-    """Return a rank's collectives of a group, by their number."""
-    return {each.sequence: each for each in dump.operations if each.group == group and not each.is_message}
+def all_collectives(dumps: Sequence[Dump]) -> Mapping[str, Calls]:
+    """Return every rank's collectives by group and number."""
+    calls: dict[str, dict[int, dict[int, Operation]]] = defaultdict(lambda: defaultdict(dict))
+    for operation in (operation for dump in dumps for operation in dump.operations if not operation.is_message):
+        calls[operation.group][operation.rank][operation.sequence] = operation
+    return calls
 
 
 def differ(made: Sequence[Operation], absent: Sequence[int]) -> bool:
     """Return whether ranks have made unlike calls, or one that has not ended and that other ranks have not made."""
-    kinds = {(operation.kind, operation.dtypes, compared(operation)) for operation in made}
-    return len(kinds) > 1 or (bool(absent) and not all(operation.is_done for operation in made))
+    kinds = {operation.kind for operation in made if operation.kind}
+    # A line of a text log that has been cut does not give the size.
+    sizes = {(o.dtypes, compared(o)) for o in made if not o.in_log or compared(o)}
+    return len(kinds) > 1 or len(sizes) > 1 or (bool(absent) and not all(operation.is_done for operation in made))
 
 
-def match_collectives(dumps: Sequence[Dump], name: str, ranks: Sequence[int], missing: Missing) -> Difference | None:
+def match_collectives(
+    made_by: Calls, dumps: Mapping[int, Dump], name: str, ranks: Sequence[int], missing: Missing
+) -> Difference | None:
     """Return the first collective of a group in which its ranks differ; note in `missing` for whom each call waits."""
-    calls = {dump.rank: collectives_of(dump, name) for dump in dumps}
+    calls = {rank: made_by.get(rank, {}) for rank in ranks if rank in dumps}
     # A ring buffer that is full has lost the first calls: what a rank did before its oldest entry is unknown.
-    oldest = {dump.rank: 0 if dump.is_whole else min(calls[dump.rank], default=None) for dump in dumps}
+    oldest = {rank: first_known(dumps[rank], made) for rank, made in calls.items()}
+    newest = {rank: (dumps[rank].reach or {}).get(name, -1) for rank in calls}
 
     first: Difference | None = None
     for sequence in sorted(set(chain.from_iterable(calls.values()))):
         made = [calls[rank][sequence] for rank in ranks if sequence in calls.get(rank, {})]
-        absent = [rank for rank in ranks if not may_have_called(rank, sequence, calls, oldest)]
+        absent = [
+            rank
+            for rank in ranks
+            if sequence > newest.get(rank, -1) and not may_have_called(rank, sequence, calls, oldest)
+        ]
         if first is None and differ(made, absent):
             first = Difference(name, sequence, tuple(made), tuple(absent))
 
         # A call waits for the ranks that have not made it, and for those that have made another one in its place.
+        by_kind: dict[str, list[int]] = defaultdict(list)
         for operation in made:
-            others = [o.rank for o in made if o.kind != operation.kind]
-            missing[operation.rank, operation.number] = tuple(sorted([*absent, *others]))
+            by_kind[operation.kind].append(operation.rank)
+        for kind, ranks_of_kind in by_kind.items():
+            others = chain.from_iterable(each for name, each in by_kind.items() if kind and name not in ("", kind))
+            waits_for = tuple(sorted([*absent, *others]))
+            for rank in ranks_of_kind:
+                missing[rank, calls[rank][sequence].number] = waits_for
     return first
+
+
+def first_known(dump: Dump, calls: Mapping[int, Operation]) -> int | None:
+    """Return the number from which on it is known which calls a rank has made in a group; None when none is known."""
+    if dump.is_whole or (dump.reach is not None and not calls):
+        return 0
+    return min(calls, default=None)
+
+
+def behind(dumps: Sequence[Dump], missing: Missing) -> None:
+    """Note in `missing` that an operation of a text log waits for the ranks that have not ended an earlier one.
+
+    Of the operations between them the log says nothing, so they are not matched by number.
+    """
+    first: dict[str, dict[int, Operation]] = defaultdict(dict)
+    for operation in (o for dump in dumps for o in dump.operations if o.in_log and not o.is_done and not o.is_message):
+        first[operation.group].setdefault(operation.rank, operation)
+    for operations in first.values():
+        lowest = min(o.sequence for o in operations.values())
+        late = [rank for rank, o in operations.items() if o.sequence == lowest]
+        for rank, operation in operations.items():
+            if operation.sequence > lowest:
+                key = rank, operation.number
+                missing[key] = tuple(sorted({*missing.get(key, ()), *late}))
 
 
 def may_have_called(

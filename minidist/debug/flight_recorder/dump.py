@@ -18,25 +18,21 @@ Proved by: tests/flight_recorder/test_dump.py
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from minidist.base.errors import UsageError, quoted, quoted_path, reason
-from minidist.base.plain_pickle import BadPickleError, read_plain_pickle
-from minidist.base.read_file import check_path, parse_json
+from minidist.base.errors import UsageError, quoted
+from minidist.base.read_file import parse_json
 
-MAX_FILES = 4_096
-MAX_BYTES = 64_000_000  # of a dump; a ring buffer of 20,000 operations with their frames has about 20 MB
 MAX_ENTRIES = 1_000_000
 MAX_RANKS = 1_000_000
 MAX_TEXT = 1_000  # characters of a name, of which a report shows fewer
 DONE = ("completed",)
-REMEDY = "give the folder with one dump of PyTorch's Flight Recorder per rank"
+MESSAGES = ("send", "recv", "recvanysource", "batch_op_issue")
 
 
 class BadDumpError(UsageError):
-    """A file that is not a dump; the text is the reason, without the file's name."""
+    """A file that is not a dump; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +56,12 @@ class Operation:
     is_done: bool
     created: int
     site: str
+    in_log: ClassVar[bool] = False  # it is of a text log, which may leave the kind, the number and the sizes open
 
     @property
     def is_message(self) -> bool:
-        """Whether this is a send or a receive."""
-        return self.peer is not None
+        """Whether this is a send or a receive; where the other side is not named, peer is None."""
+        return self.peer is not None or self.kind.lower() in MESSAGES
 
 
 @dataclass(frozen=True)
@@ -76,68 +73,24 @@ class Dump:
     groups: dict[str, tuple[str, tuple[int, ...]]]
     operations: tuple[Operation, ...]
     is_whole: bool  # the ring buffer has lost nothing
-
-
-def read_dumps(folder: str | Path) -> list[Dump]:
-    """Read all dumps of a folder, or one file; return them by rank. UsageError names the file that is no dump."""
-    path = check_path(folder, "hang")
-    try:
-        files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
-    except OSError as error:
-        raise UsageError(f"{quoted_path(folder)} cannot be read ({error.strerror}); {REMEDY}") from None
-    ranks = {file: rank for file in files if (rank := rank_of(file)) is not None}
-    if not ranks:
-        raise UsageError(f"{quoted_path(folder)} has no file whose name ends in the number of a rank; {REMEDY}")
-    if len(ranks) > MAX_FILES:
-        raise UsageError(f"{quoted_path(folder)} has {len(ranks):,} files; at most {MAX_FILES:,} dumps are read")
-
-    dumps: dict[int, Dump] = {}
-    for file, rank in ranks.items():
-        if rank in dumps:
-            raise UsageError(f"{quoted_path(folder)} has two dumps of rank {rank}; remove the older one")
-        try:
-            dumps[rank] = dump_of(rank, content_of(file))
-        except (BadDumpError, BadPickleError) as error:
-            raise UsageError(f"{quoted_path(file)} is not a dump of the Flight Recorder: {error}; {REMEDY}") from None
-    return [dumps[rank] for rank in sorted(dumps)]
-
-
-def rank_of(file: Path) -> int | None:
-    """Return the rank with which the name of a dump ends: 3 of nccl_trace_rank_3 and of rank3.json; else None."""
-    found = re.search(r"(\d{1,7})$", file.stem if file.suffix in (".json", ".pickle", ".pkl") else file.name)
-    return int(found[1]) if found else None
-
-
-def content_of(file: Path) -> Any:
-    """Return what a file holds, as plain values; an error for what is neither JSON nor a plain pickle."""
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise BadDumpError(f"it cannot be read ({error.strerror})") from None
-    if len(content) > MAX_BYTES:
-        raise BadDumpError(f"it has more than {MAX_BYTES:,} bytes")
-    if content[:1] == b"\x80":
-        return read_plain_pickle(content)
-    try:
-        return parse_json(content.decode("utf-8-sig"), any_number=True)
-    except ValueError as error:  # also of what is not UTF-8
-        raise BadDumpError(f"it is neither a pickle nor JSON ({reason(error)})") from None
+    reach: Mapping[str, float] | None = None  # of a text log: group -> number of the last call; without a group unknown
 
 
 def dump_of(rank: int, content: Any) -> Dump:
     """Return the dump that a file's content describes; BadDumpError names the first value that is wrong."""
-    if not isinstance(content, dict) or not isinstance(content.get("entries"), list):
+    # A dump in JSON of a rank that has recorded nothing has no key `entries`.
+    entries = content.get("entries", [] if "pg_config" in content else None) if isinstance(content, dict) else None
+    if not isinstance(entries, list):
         raise BadDumpError("it has no list `entries`")
     version = text_of(content.get("version"), "version")
     if not version.startswith("2."):
         raise BadDumpError(f"its version is {quoted(version)}, and versions 2.0 and later are read")
-    if len(content["entries"]) > MAX_ENTRIES:
-        raise BadDumpError(f"it has {len(content['entries']):,} entries; at most {MAX_ENTRIES:,} are read")
+    if len(entries) > MAX_ENTRIES:
+        raise BadDumpError(f"it has {len(entries):,} entries; at most {MAX_ENTRIES:,} are read")
 
     groups = groups_of(content.get("pg_config", {}))
     operations = []
-    for entry in content["entries"]:
+    for entry in entries:
         if not isinstance(entry, dict):
             raise BadDumpError(f"the entry {quoted(entry)} is not a table")
         try:
@@ -146,6 +99,8 @@ def dump_of(rank: int, content: Any) -> Dump:
             raise BadDumpError(f"entry {quoted(entry.get('record_id'))}: {error}") from None
     operations.sort(key=lambda operation: operation.number)
     is_whole = not operations or operations[0].number == 0
+    if is_of_torchcomms(entries):
+        operations = renumbered(operations, is_whole)
     return Dump(rank, version, groups, tuple(coalesced(operations)), is_whole)
 
 
@@ -171,14 +126,14 @@ def groups_of(config: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     return groups
 
 
-def operation_of(rank: int, entry: Mapping[str, Any], groups: Mapping[str, tuple[str, tuple[int, ...]]]) -> Operation:
-    """Return the operation that an entry describes."""
+def operation_of(rank: int, entry: Mapping[str, Any], groups: dict[str, tuple[str, tuple[int, ...]]]) -> Operation:
+    """Return the operation that an entry describes, and note its group in `groups` where it is not listed there."""
     group = entry.get("process_group")
     if not isinstance(group, (list, tuple)) or len(group) != 2:
         raise BadDumpError(f"`process_group` is {quoted(group)}; it must be a name and a description")
-    name = text_of(group[0], "process_group")
+    name, description = text_of(group[0], "process_group"), text_of(group[1], "process_group")
     title = text_of(entry.get("profiling_name"), "profiling_name")
-    members = groups.get(name, ("", ()))[1]
+    members = groups.setdefault(name, (description, ()))[1]  # gloo lists no group
 
     # "nccl:send 0->1" and "nccl:recv 1<-0" have ranks of the group, this rank first.
     kind, peer = title.partition(":")[2] or title, None
@@ -200,11 +155,38 @@ def operation_of(rank: int, entry: Mapping[str, Any], groups: Mapping[str, tuple
         peer,
         shapes_of(entry.get("input_sizes")),
         shapes_of(entry.get("output_sizes")),
-        dtypes_of(entry.get("input_dtypes")),
+        dtypes_of(entry.get("input_dtypes") or entry.get("output_dtypes")),  # a scatter gives most ranks no input
         entry.get("state") in DONE or entry.get("retired") is True,
         count_of(entry, "time_created_ns", 0),
         site_of(entry.get("frames", [])),
     )
+
+
+def is_of_torchcomms(entries: list[Any]) -> bool:
+    """Return whether torchcomms has written the entries: a group's description is its backend, and none is `is_p2p`."""
+    return bool(entries) and all(
+        not entry.get("is_p2p") and str(entry["profiling_name"]).startswith(f"{entry['process_group'][1]}:")
+        for entry in entries
+    )
+
+
+def renumbered(operations: list[Operation], is_whole: bool) -> list[Operation]:
+    """Return the operations of a dump of torchcomms with the number of each in its group.
+
+    torchcomms counts all operations of a rank together, messages and those of other groups, too.
+    """
+    if not is_whole and len({operation.group for operation in operations}) > 1:
+        raise BadDumpError(
+            "it is of torchcomms, which counts the operations of all its communicators together, and the first ones are"
+            " lost; give FlightRecorderHook a larger max_entries"
+        )
+    counts: dict[tuple[str, bool], int] = {}
+    result = []
+    for operation in operations:
+        key = operation.group, operation.is_message
+        counts[key] = counts.get(key, 0) + 1
+        result.append(replace(operation, sequence=counts[key]) if is_whole else operation)
+    return result
 
 
 def coalesced(operations: list[Operation]) -> list[Operation]:
@@ -219,7 +201,7 @@ def coalesced(operations: list[Operation]) -> list[Operation]:
         if operation.kind == "coalesced":
             continue
         if (operation.group, operation.sequence) in ended and not operation.is_done:
-            operation = Operation(**{**vars(operation), "is_done": True})
+            operation = replace(operation, is_done=True)
         result.append(operation)
     return result
 

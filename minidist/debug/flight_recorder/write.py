@@ -152,7 +152,7 @@ def frames_of(world: SimWorld, message: MessageEvent) -> list[dict[str, Any]]:
         sites = [w.site for w in waiting if (w.kind, w.tag, w.comm.name) == message_key(message) and message.end < 0]
     else:
         log = world.state.logs.get(message.communicator, {}).get(message.rank)
-        sites = [site for number, _, site in log.recent if number == message.tag] if log is not None else []
+        sites = [site for number, _, site, _ in log.recent if number == message.tag] if log is not None else []
     return [{"name": "main", "filename": site.filename, "line": site.line} for site in sites[:1]]
 
 

@@ -33,6 +33,7 @@ from minidist.debug.torch_ranks.isolation import of_program, when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 CPU, Device = torch.device("cpu"), torch.device
+TO_HOST = (torch.Tensor.cpu, torch.Tensor.to)
 POSITIONAL = {torch.Tensor.to: 1, torch.as_tensor: 2}  # the place of a device among the arguments
 NOTHING = (
     *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_accumulated_memory_stats"),
@@ -108,12 +109,9 @@ class CpuForCuda(TorchFunctionMode):
         if function is torch.Tensor.pin_memory:
             return args[0]
 
-        # From a GPU this is a copy, which the program may change without changing the original.
-        if run.first_use is not None and function in (torch.Tensor.cpu, torch.Tensor.to) and of_program():
-            target = kwargs.get("device", args[1] if len(args) > 1 else None)
-            if function is torch.Tensor.cpu or target == "cpu" or (isinstance(target, Device) and target == CPU):
-                kwargs["copy"] = True
-                return torch.Tensor.to(args[0], "cpu", *args[2:], **{k: v for k, v in kwargs.items() if k != "device"})
+        if run.first_use is not None and function in TO_HOST and of_program() and names_host(function, args, kwargs):
+            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+            return torch.Tensor.to(args[0], CPU, *args[2:], **{**kwargs, "copy": True})
 
         # Any other function, with the CPU for a device.
         place = POSITIONAL.get(function)
@@ -124,6 +122,12 @@ class CpuForCuda(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return function(*args, **kwargs)
+
+
+def names_host(function: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a tensor goes to the CPU: from a GPU it is a copy, which leaves the original as it is."""
+    target = kwargs.get("device", args[1] if len(args) > 1 else None)
+    return function is torch.Tensor.cpu or target == "cpu" or (isinstance(target, Device) and target == CPU)
 
 
 class Stream:

@@ -20,9 +20,11 @@ import torch.distributed as dist
 from minidist import collectives
 from minidist.base.errors import UsageError
 from minidist.comm import ANY, Comm
+from minidist.comm.call_log import Passed
 from minidist.debug.torch_ranks.isolation import BACKEND
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
 from minidist.debug.torch_ranks.split_sizes import elements, exchange_counts, list_counts
+from minidist.debug.torch_ranks.tensors_in_flight import Operation
 
 REDUCTIONS = {
     dist.ReduceOp.SUM: "sum",
@@ -35,15 +37,18 @@ Tensors = Sequence[torch.Tensor]
 
 
 def array_of(tensor: torch.Tensor) -> np.ndarray:
-    """Return a copy of a tensor's elements as a 1-D array; bfloat16 as ml_dtypes', other 8-bit floats as bytes."""
+    """Return a copy of a tensor's elements as a 1-D array; bfloat16 as ml_dtypes', other 8-bit floats as bytes.
+
+    Not by `tensor.numpy()`, after which a program such as FSDP cannot resize the memory any more.
+    """
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     if flat.dtype == torch.bfloat16:
-        return flat.view(torch.int16).numpy().view(ml_dtypes.bfloat16).copy()
+        return np.from_dlpack(flat.view(torch.int16)).view(ml_dtypes.bfloat16).copy()
     if flat.dtype == torch.bool or flat.dtype.itemsize == 1:
-        return flat.view(torch.uint8).numpy().copy()
+        return np.from_dlpack(flat.view(torch.uint8)).copy()
     if flat.dtype.is_complex:
-        return torch.view_as_real(flat).reshape(-1).numpy().copy()
-    return flat.numpy().copy()
+        return np.from_dlpack(torch.view_as_real(flat).reshape(-1)).copy()
+    return np.from_dlpack(flat).copy()
 
 
 def put(array: np.ndarray, tensor: torch.Tensor) -> None:
@@ -75,6 +80,7 @@ class SimulatedWork(dist._Work):
     def __init__(self, rank: RankThread, finish: Callable[[], None], tensors: Tensors) -> None:
         super().__init__()
         self.rank, self.finish, self.tensors = rank, finish, list(tensors)
+        self.operation: Operation | None = None  # that watches the tensors until the wait
         self.done = False
         self.source = -1  # of a receive: the rank of the group that sent
 
@@ -82,6 +88,8 @@ class SimulatedWork(dist._Work):
         """Block until the operation is done."""
         if not self.done:
             self.done = True
+            if self.operation is not None:
+                self.operation.end()
             self.finish()
         return True
 
@@ -161,15 +169,30 @@ class SimulatedProcessGroup(dist.ProcessGroup):
 
     # how an operation runs --------------------------------------------------------------------------------------------
 
-    def _work(self, finish: Callable[[], None], tensors: Tensors) -> SimulatedWork:
+    def _work(self, finish: Callable[[], None], tensors: Tensors, what: str = "", sent: Tensors = ()) -> SimulatedWork:
+        """Return a work that writes `tensors`. what, sent: the operation, and the tensors that it reads."""
         work = SimulatedWork(self.thread, finish, tensors)
+        world: Any = self.comm.world
+        if what and world.check_buffers:
+            work.operation = Operation(self.comm.members[self.comm.rank], self.thread.races, what, sent, tensors)
         self.thread.open_works.append(work)
         return work
 
     def _run(
-        self, opts: Any, start: Callable[[bool], Any], write: Callable[[Any], None], tensors: Tensors
+        self, opts: Any, begin: Callable[[bool], Any], write: Callable[[Any], None], tensors: Tensors, sent: Tensors
     ) -> SimulatedWork:
-        """Begin a collective. start: (async_op) -> our result or our work. write: puts the result into the tensors."""
+        """Begin a collective. begin: (async_op) -> our result or our work. write: puts the result into the tensors.
+
+        tensors: that are written; sent: that this rank passes, which reports name in place of our arrays.
+        """
+
+        def start(async_op: bool) -> Any:
+            self.comm.passed = passed(sent)
+            try:
+                return begin(async_op)
+            finally:
+                self.comm.passed = None
+
         if not getattr(opts, "asyncOp", True):
             result = self.thread.call(lambda: start(False))
             write(result)
@@ -177,7 +200,8 @@ class SimulatedProcessGroup(dist.ProcessGroup):
             work.done = True
             return work
         ours = self.thread.call(lambda: start(True))
-        return self._work(lambda: write(self.thread.call(ours.wait)), tensors)
+        what = f"{ours.comm.operation.partition('/')[0]}{described(sent)}"
+        return self._work(lambda: write(self.thread.call(ours.wait)), tensors, what, sent)
 
     # collectives ------------------------------------------------------------------------------------------------------
 
@@ -190,7 +214,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         def start(async_op: bool) -> Any:
             return collectives.all_reduce(self.comm, array, op, async_op=async_op)
 
-        return self._run(opts, start, lambda result: put(result, tensor), tensors)
+        return self._run(opts, start, lambda result: put(result, tensor), tensors, tensors)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Reduce every tensor of a list."""
@@ -208,7 +232,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
             if result is not None:
                 put(result, tensor)
 
-        return self._run(opts, start, write, tensors)
+        return self._run(opts, start, write, tensors, tensors)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> SimulatedWork:
         """Replace every rank's tensor by the root's."""
@@ -218,7 +242,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         def start(async_op: bool) -> Any:
             return collectives.broadcast(self.comm, array, opts.rootRank, async_op=async_op)
 
-        return self._run(opts, start, lambda result: put(result, tensor), tensors)
+        return self._run(opts, start, lambda result: put(result, tensor), tensors, tensors)
 
     def allgather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give every rank the tensors of all, which may have other sizes on other ranks."""
@@ -228,7 +252,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         def start(async_op: bool) -> Any:
             return collectives.all_gather(self.comm, array, counts=counts, async_op=async_op)
 
-        return self._run(opts, start, lambda result: put_parts(result, outputs), outputs)
+        return self._run(opts, start, lambda result: put_parts(result, outputs), outputs, input_tensors)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Give every rank the tensors of all, one after the other in one tensor."""
@@ -237,7 +261,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         def start(async_op: bool) -> Any:
             return collectives.all_gather(self.comm, array, async_op=async_op)
 
-        return self._run(opts, start, lambda result: put(result, output), [output])
+        return self._run(opts, start, lambda result: put(result, output), [output], [input])
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """Gather every tensor of a list."""
@@ -249,12 +273,11 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     ) -> SimulatedWork:
         """Give rank r the reduction of all ranks' r-th tensors."""
         (output,), (inputs,) = output_tensors, input_tensors
-        array = np.concatenate([array_of(each) for each in inputs])
-        return self._reduce_scatter(output, array, [elements(each) for each in inputs], opts)
+        return self._reduce_scatter(output, inputs, [elements(each) for each in inputs], opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> SimulatedWork:
         """Give rank r the r-th part of the reduction of all ranks' tensors."""
-        return self._reduce_scatter(output, array_of(input), None, opts)
+        return self._reduce_scatter(output, [input], None, opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> SimulatedWork:
         """Reduce and scatter every tensor of a list."""
@@ -262,15 +285,16 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         return self._all(works, outputs)
 
     def _reduce_scatter(
-        self, output: torch.Tensor, array: np.ndarray, counts: list[int] | None, opts: Any
+        self, output: torch.Tensor, inputs: Tensors, counts: list[int] | None, opts: Any
     ) -> SimulatedWork:
+        array = np.concatenate([array_of(each) for each in inputs])
         opts = dist.ReduceScatterOptions() if opts is None else opts
         op = reduction_of(opts.reduceOp)
 
         def start(async_op: bool) -> Any:
             return collectives.reduce_scatter(self.comm, array, op, counts=counts, async_op=async_op)
 
-        return self._run(opts, start, lambda result: put(result, output), [output])
+        return self._run(opts, start, lambda result: put(result, output), [output], inputs)
 
     def gather(self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any) -> SimulatedWork:
         """Give the root the tensors of all ranks."""
@@ -285,19 +309,20 @@ class SimulatedProcessGroup(dist.ProcessGroup):
             if result is not None:
                 put_parts(result, outputs)
 
-        return self._run(opts, start, write, outputs)
+        return self._run(opts, start, write, outputs, input_tensors)
 
     def scatter(self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any) -> SimulatedWork:
         """Give rank r the root's r-th tensor."""
         (output,) = output_tensors
         is_root = self.comm.rank == opts.rootRank
-        whole = np.concatenate([array_of(each) for each in input_tensors[0]]) if is_root else None
+        inputs = input_tensors[0] if is_root else []
+        whole = np.concatenate([array_of(each) for each in inputs]) if is_root else None
         out = np.empty_like(array_of(output))
 
         def start(async_op: bool) -> Any:
             return collectives.scatter(self.comm, whole, out, opts.rootRank, async_op=async_op)
 
-        return self._run(opts, start, lambda result: put(out, output), [output])
+        return self._run(opts, start, lambda result: put(out, output), [output], inputs)
 
     def all_to_all_single(
         self,
@@ -316,7 +341,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
                 self.comm, array, send_counts=sent, receive_counts=received, async_op=async_op
             )
 
-        return self._run(opts, start, lambda result: put(result, output), [output])
+        return self._run(opts, start, lambda result: put(result, output), [output], [input])
 
     def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> SimulatedWork:
         """Give rank r every rank's r-th tensor."""
@@ -328,7 +353,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
                 self.comm, array, send_counts=sent, receive_counts=received, async_op=async_op
             )
 
-        return self._run(opts, start, lambda result: put_parts(result, output_tensors), output_tensors)
+        return self._run(opts, start, lambda result: put_parts(result, output_tensors), output_tensors, input_tensors)
 
     def barrier(self, opts: Any = None) -> SimulatedWork:
         """Block until every rank of the group has entered."""
@@ -352,7 +377,7 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         def finish() -> None:
             self.thread.call(request.wait)
 
-        return self._work(finish, tensors)
+        return self._work(finish, (), f"isend{described(tensors)} to rank {self._world_rank(dstRank)}", tensors)
 
     def recv(self, tensors: Tensors, srcRank: int, tag: int) -> SimulatedWork:
         """Receive a tensor from a rank of the group."""
@@ -365,12 +390,16 @@ class SimulatedProcessGroup(dist.ProcessGroup):
             work.source = request.peer  # known by now, if it was any
             put(array, tensor)
 
-        work = self._work(finish, tensors)
+        source = "any rank" if srcRank == ANY else f"rank {self._world_rank(srcRank)}"
+        work = self._work(finish, tensors, f"irecv{described(tensors)} from {source}")
         return work
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> SimulatedWork:
         """Receive a tensor from whoever sends first."""
         return self.recv(tensors, ANY, tag)
+
+    def _world_rank(self, rank: int) -> int:
+        return self.comm.members[rank]
 
     def _all(self, works: Sequence[SimulatedWork], tensors: Tensors) -> SimulatedWork:
         """Return one work for several."""
@@ -387,6 +416,20 @@ class SimulatedProcessGroup(dist.ProcessGroup):
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
     alltoall_base = all_to_all_single
+
+
+def passed(tensors: Tensors) -> Passed:
+    """Return dtype and shape of a tensor, of several those of all their elements; None where there is none."""
+    if not tensors:
+        return None
+    shape = tuple(tensors[0].shape) if len(tensors) == 1 else (sum(map(elements, tensors)),)
+    return str(tensors[0].dtype).removeprefix("torch."), shape
+
+
+def described(tensors: Tensors) -> str:
+    """Return what a rank has passed in words: " of float32[2, 3]"."""
+    array = passed(tensors)
+    return f" of {array[0]}{list(array[1])}" if array else ""
 
 
 def put_parts(array: np.ndarray, tensors: Tensors) -> None:

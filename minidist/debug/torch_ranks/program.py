@@ -7,17 +7,21 @@ import math
 import multiprocessing.process
 import os
 import random
+import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
-from minidist.base.errors import MinidistError, quoted
+from minidist.base.errors import BufferReuseError, MinidistError, quoted
 from minidist.base.trace import Trace
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import Comm, SimWorld
@@ -31,6 +35,7 @@ from minidist.debug.torch_ranks.isolation import TorchState, isolated, random_nu
 from minidist.debug.torch_ranks.process_group import register
 from minidist.debug.torch_ranks.processes import Processes, processes_as_ranks
 from minidist.debug.torch_ranks.rank_thread import RankThread, current_rank
+from minidist.debug.torch_ranks.tensors_in_flight import Races
 from minidist.debug.user_program import UserProgram
 
 TESTED = (2, 6), (2, 13)  # the first and the last version of torch with which the tests have run
@@ -138,14 +143,21 @@ class _Run:
         self.threads: list[RankThread] = []
         self.states: dict[RankThread, tuple[RankProcess, TorchState]] = {}
         self.main: RankThread | None = None
+        self.races = Races()
 
     def run_world(self, programs: Sequence[Callable[[], Any]], start: _Start) -> list[Any]:
         """Run one program on each rank of a new world, and return what they return."""
         world = self.make_world(len(programs))
         self.worlds.append(world)
         try:
-            return world.run(lambda comm: self.of_rank(comm, programs[comm.rank], start))
-        except (MinidistError, KeyboardInterrupt):
+            results = world.run(lambda comm: self.of_rank(comm, programs[comm.rank], start))
+            self.races.check()
+            return results
+        except MinidistError as error:
+            for race in self.races.sentences if not isinstance(error, BufferReuseError) else ():
+                error.add_note(race)
+            raise
+        except KeyboardInterrupt:
             raise
         except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
             ours = (__file__, user_program.__file__, multiprocessing.process.__file__)
@@ -168,6 +180,7 @@ class _Run:
             process.leave()
 
         thread = RankThread(comm, lambda: self.to_its_end(program), leave, enter)
+        thread.races = self.races
         self.threads.append(thread)
         self.states[thread] = process, state
         return thread.run()
@@ -218,6 +231,40 @@ class _Run:
                 self.results = self.run_world(programs, _Start(began, generator, dtype))
 
         main.call(run)
+
+
+def run_in_orders(
+    program: Callable[[], Any] | UserProgram, ranks: int, orders: int, **options: Any
+) -> tuple[TorchRun, str]:
+    """Run a program, and then with its ranks in so many other orders; return the first run, and what differs, if any.
+
+    options: those of `run_on_ranks`.
+    """
+    first = run_on_ranks(program, ranks, **options)
+    for order in range(orders):
+        other = run_on_ranks(program, ranks, partial(ShuffledWorld, seed=order), **options)
+        if found := first_difference(first, other):
+            return first, f"order {order} of {orders}: {found}; the program depends on the order of its ranks"
+    return first, ""
+
+
+@contextmanager
+def groups_begin_when_asked(wanted: bool) -> Iterator[None]:
+    """Let a program that begins no process group have one as soon as it asks for one, inside the block, if wanted."""
+    name = "_get_default_group"
+    get_group = getattr(distributed_c10d, name)
+
+    def begin_and_get() -> Any:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        return get_group()
+
+    with ExitStack() as stack:
+        # In every module that has imported it by its name, such as DistributedDataParallel's.
+        for module in list(sys.modules.values()) if wanted else ():
+            if getattr(module, "__dict__", {}).get(name) is get_group:
+                stack.enter_context(mock.patch.object(module, name, begin_and_get))
+        yield
 
 
 def main_of(program: Callable[[], Any] | UserProgram, rank: int) -> Callable[[], Any]:

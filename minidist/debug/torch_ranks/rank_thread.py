@@ -12,6 +12,7 @@ deterministic as one of greenlets.
 Proved by: tests/torch_ranks/test_rank_thread.py
 """
 
+import io
 import sys
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from types import CodeType
 from typing import Any
 
 from minidist.comm import Comm
-from minidist.comm.call_site import CallSite, call_site
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
 
 STACK_BYTES = 64 << 20  # of a rank's thread; backward of a deep model recurses
 
@@ -62,6 +63,8 @@ class RankThread:
         self._failure: BaseException | None = None
         self.open_works: list[Any] = []  # that the program has begun
         self.groups: list[Any] = []  # process groups that the program has made
+        self.races: Any = None  # where its uses of tensors in flight are noted
+        self.site = NOWHERE  # the line of the program at which it has communicated last
 
     def run(self) -> Any:
         """Run the program to its end and return its result. This is what the rank does in its world."""
@@ -69,6 +72,8 @@ class RankThread:
         thread = threading.Thread(target=self._run_program, name=f"rank {self.comm.rank}", daemon=True)
         thread.start()
         threading.stack_size(size)
+        world: Any = self.comm.world
+        world.state.programs[self.comm.rank] = thread.ident
 
         # The program runs until it wants to communicate; the rank does so, and may wait for other ranks meanwhile.
         while True:
@@ -96,11 +101,16 @@ class RankThread:
         """Let the rank run `function` in its world, and return its result. Called in the thread of the program."""
         if isinstance(self._error, RankEnded):
             raise self._error
-        self._request = at_line(call_site(sys._getframe(1)), function)
+        # Whatever waits when the program has ended has no line of the program on its stack.
+        self.site = call_site(sys._getframe(1), self.site)
+        self._request = at_line(self.site, function)
         self.on_leave()
         self._to_rank.release()
         self._to_program.acquire()
         self.on_return()
+        world: Any = self.comm.world
+        if world.looking_ahead:  # what the program prints from here on is no result
+            sys.stdout = io.StringIO()
         error, answer = self._error, self._answer
         if error is not None:
             raise error

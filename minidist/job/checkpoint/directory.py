@@ -233,7 +233,7 @@ def _compact(array: np.ndarray, kept: int | None = None) -> tuple[np.ndarray, np
 
 
 def _expanded(bits: np.ndarray, values: np.ndarray, size: int) -> np.ndarray:
-    """Return the elements of which `_compact` made bits and values; ValueError when these do not fit."""
+    """Return the elements from the bits and values of `_compact`; ValueError when these do not fit."""
     mask = np.unpackbits(bits, count=size).astype(bool) if bits.shape == (-(-size // 8),) else np.zeros(0, bool)
     if values.dtype == bool and mask.size == size:
         return mask
@@ -380,13 +380,13 @@ Pair = Annotated[list[Count], Field(min_length=2, max_length=2)]
 class _Piece(BaseModel):
     """One shard: where its elements are in the tensor, and where in a file."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     file: str
     key: str
     checksum: str
     range: Pair | None = None
     box: list[Pair] | None = None
-    kept: Count | None = None  # values that are stored, beside a bit for each element; None: all of them
+    kept: Count | None = None  # values that are stored, with a bit for each element; None: all of them
 
     def stored_bytes(self, shape: Sequence[int], itemsize: int) -> int:
         """Return the bytes of the shard in its file."""
@@ -410,7 +410,7 @@ class _Piece(BaseModel):
 class _Entry(BaseModel):
     """One tensor."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     shape: Annotated[list[Count], Field(max_length=32)]
     dtype: Literal[DTYPES]  # type: ignore[valid-type]
     pieces: list[_Piece]
@@ -419,7 +419,7 @@ class _Entry(BaseModel):
 class _Metadata(BaseModel):
     """The whole file."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     format: Literal["minidist-checkpoint-1"]
     step: Count
     state: dict[str, Any]

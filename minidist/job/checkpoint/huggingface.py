@@ -48,7 +48,7 @@ SHARD = "shard-{:05d}-model-00001-of-00001.safetensors"
 # What --save-hf writes before config.json: a folder with no other files is one that it did not finish.
 WRITTEN = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|shard-\d+-model-00001-of-00001\.safetensors")
 
-# Tensors that older files hold beside the parameters: masks, and the table of rotary angles.
+# Tensors that older files hold in addition to the parameters: masks, and the table of rotary angles.
 NOT_PARAMETERS = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)|.*rotary_emb\.inv_freq")
 
 
@@ -188,7 +188,7 @@ class HuggingFaceFolder:
             xp.store(parameter.data, value.astype(parameter.dtype))
             parameter.updated()
 
-        # A head that is stored beside the embedding to which it is tied must be equal to it.
+        # A head that is stored in addition to the embedding to which it is tied must be equal to it.
         if "lm_head.weight" in names and self.model == "gpt":
             names.discard("lm_head.weight")
             table = next(p for p in parameters if p.name.endswith("wte.weight"))
@@ -220,23 +220,24 @@ class HuggingFaceFolder:
             return "gelu_new"
         return found
 
-    def _pieces(self) -> dict[str, list[tuple[Path, list[int]]]]:
-        """Return for every tensor the files that have it or a part of it, and where in the tensor that part begins."""
-        from safetensors import SafetensorError, safe_open
-
-        parts = sorted(path.name for path in self.path.glob("shard-*.safetensors"))
+    def _files(self) -> list[str]:
+        """Return the names of the files with tensors: those of the index, the only file, or the parts."""
         if (self.path / INDEX).is_file():
             index = read_json(self.path / INDEX, "--init-from", REMEDY)
             table = index.get("weight_map") if isinstance(index, dict) else None
             if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
                 raise UsageError(f"{self.where}: {INDEX} has no weight_map of tensors to files; {REMEDY}")
-            listed = sorted(set(table.values()))
-        else:
-            listed = parts if parts and not (self.path / SINGLE).is_file() else [SINGLE]
+            return sorted(set(table.values()))
+        parts = sorted(path.name for path in self.path.glob("shard-*.safetensors"))
+        return parts if parts and not (self.path / SINGLE).is_file() else [SINGLE]
+
+    def _pieces(self) -> dict[str, list[tuple[Path, list[int]]]]:
+        """Return for every tensor the files that have it or a part of it, and where in the tensor that part begins."""
+        from safetensors import SafetensorError, safe_open
 
         # A file's own header says what is in it; the index may be another model's.
         result: dict[str, list[tuple[Path, list[int]]]] = {}
-        for name in listed:
+        for name in self._files():
             path = self.path / name
             if path.parent != self.path or not path.is_file():
                 raise UsageError(f"{self.where} has no file {quoted(name)}; {REMEDY}")
@@ -303,12 +304,24 @@ def only_written(config: TrainConfig) -> bool:
     return Checkpoint(config.save).step >= config.steps
 
 
+def _files_of(nbytes: Mapping[str, int], limit: int) -> dict[str, list[str]]:
+    """Return {file: tensors}: tensors in their order, into the next file when the last one is full."""
+    parts: list[list[str]] = [[]]
+    for name in nbytes:
+        if parts[-1] and sum(nbytes[other] for other in parts[-1]) + nbytes[name] > limit:
+            parts.append([])
+        parts[-1].append(name)
+    if len(parts) == 1:
+        return {SINGLE: parts[0]}
+    return {f"model-{n:05d}-of-{len(parts):05d}.safetensors": names for n, names in enumerate(parts, 1)}
+
+
 def write_huggingface(
     checkpoint: Checkpoint, folder: Path, file_bytes: int = FILE_BYTES, shards: int | None = None
 ) -> None:
     """Write a checkpoint's weights as a folder of Hugging Face. file_bytes: of tensors in a file at most.
 
-    shards: write so many files, each with a part of the rows of every tensor, as torch.distributed.checkpoint does.
+    shards: the number of files, each with a part of the rows of every tensor, as torch.distributed.checkpoint does.
     """
     from safetensors.numpy import save_file
 
@@ -321,27 +334,20 @@ def write_huggingface(
     }
     content["torch_dtype"] = str(checkpoint.tensors[next(iter(weights.values()))]["dtype"])
 
-    # Tensors in their order, into the next file when the last one is full.
-    parts: list[list[str]] = [[]]
-    for name in weights:
-        if parts[-1] and sum(nbytes[other] for other in parts[-1]) + nbytes[name] > file_bytes:
-            parts.append([])
-        parts[-1].append(name)
-    files = [SINGLE]
-    if len(parts) > 1:
-        files = [f"model-{number:05d}-of-{len(parts):05d}.safetensors" for number in range(1, len(parts) + 1)]
+    files = _files_of(nbytes, file_bytes) if shards is None else {}
 
     with writing("the model", folder, "make room there, or choose another --save-hf"):
         folder.mkdir(parents=True, exist_ok=True)
         for left in [file for file in folder.iterdir() if WRITTEN.fullmatch(file.name)]:
             left.unlink()  # of a process that was ended, and that may have had another number of files
-        for number in range(shards or 0):
-            _write_shard(checkpoint, weights, folder / SHARD.format(number + 1), number, shards or 1)
-        for file, names in zip(files, parts, strict=True) if shards is None else ():
+        if shards is not None:
+            for number in range(shards):
+                _write_shard(checkpoint, weights, folder / SHARD.format(number + 1), number, shards)
+        for file, names in files.items():
             tensors = {name: checkpoint.tensor(weights[name]) for name in names}
             save_file(tensors, folder / file, metadata={"format": "pt"})
-        if len(parts) > 1 and shards is None:
-            where = {name: file for file, names in zip(files, parts, strict=True) for name in names}
+        if len(files) > 1:
+            where = {name: file for file, names in files.items() for name in names}
             index = {"metadata": {"total_size": sum(nbytes.values())}, "weight_map": where}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
         # Last, because a folder with it is taken for whole.

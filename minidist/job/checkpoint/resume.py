@@ -232,7 +232,7 @@ def job_state(
 class JobState(BaseModel):
     """What `job_state` wrote, read back: every value has the type and the range that the loaders rely on."""
 
-    model_config = ConfigDict(strict=True, extra="allow")  # extensions read their own keys
+    model_config = ConfigDict(strict=True, extra="allow", defer_build=True)  # extensions read their own keys
     config: dict[str, Any]
     global_batch: int = Field(ge=1)
     optimizer_steps: int = Field(ge=0)
@@ -283,7 +283,7 @@ def _job_shards(strategy: SavedStrategy) -> list[CheckpointShard]:
 
 
 def _shards(strategy: SavedStrategy) -> list[CheckpointShard]:
-    """Return this rank's shards of weights, of what techniques keep beside them, and of optimizer state."""
+    """Return this rank's shards of weights, of what techniques keep with them, and of optimizer state."""
     result: list[CheckpointShard] = []
     for axis in strategy.data_axes:
         # (name, shard, replica on the data axis); on the other axes a parameter may have replicas, too.
@@ -397,7 +397,7 @@ def _same_replicas(checkpoint: Checkpoint, strategy: SavedStrategy) -> None:
 
 
 def _beside(checkpoint: Checkpoint, axes: Axes, axis: SavedAxis, extension: Extension) -> dict[str, list[LocalShard]]:
-    """Return what a technique keeps beside the weights of a data axis, by kind, from the checkpoint."""
+    """Return what a technique keeps with the weights of a data axis, by kind, from the checkpoint."""
     return {
         kind: [replace(s, values=_read(checkpoint, axes, s.parameter, s.start, s.stop, kind, dtype)) for s in shards]
         for kind, (dtype, shards) in extension.shards_after(axis, checkpoint.step).items()
@@ -448,8 +448,31 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
 
     The content of the data is read and compared by rank 0 alone.
     """
-    state, config, path = read_job_state(checkpoint), job.config, str(checkpoint.path)
-    kept = state.model_extra or {}
+    state, path = read_job_state(checkpoint), str(checkpoint.path)
+    _check_settings(state, job, path)
+    if rank == 0:
+        _check_content(state, job, checkpoint)
+
+    # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
+    if state.global_batch != job.batches.global_batch:
+        raise UsageError(
+            f"the checkpoint {quoted_path(path)} was made with a global batch of {state.global_batch}, this job has"
+            f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
+            f" --global-batch {state.global_batch}"
+        )
+    for extension in job.extensions:
+        extension.check_resume(checkpoint)
+    if checkpoint.step >= job.config.steps:
+        raise UsageError(
+            f"the checkpoint {quoted_path(path)} has {checkpoint.step} steps already; raise --steps above"
+            f" {checkpoint.step}"
+        )
+    return state
+
+
+def _check_settings(state: JobState, job: SavedJob, path: str) -> None:
+    """Raise UsageError for a setting that differs from the checkpoint's, and may not."""
+    config, kept = job.config, state.model_extra or {}
     by_content = {name for extension in job.extensions if extension.key in kept for name in extension.by_content}
     for name in fixed_settings():
         # Data are the same when their content is, whatever their path.
@@ -473,35 +496,24 @@ def same_job(checkpoint: Checkpoint, job: SavedJob, rank: int = 0) -> JobState:
                 f" {_short(now)}; "
                 + (f"leave out {flag(name)}" if then is None else f"resume with {flag(name)} {_short(then)}")
             )
-    if rank == 0 and state.data_digest not in (None, job.data_digest):
+
+
+def _check_content(state: JobState, job: SavedJob, checkpoint: Checkpoint) -> None:
+    """Raise UsageError when the data, or what a technique reads, are not what they were."""
+    path, kept = str(checkpoint.path), state.model_extra or {}
+    if state.data_digest not in (None, job.data_digest):
         name = _short(state.config.get("data"))
         raise UsageError(
             f"the checkpoint {quoted_path(path)} was made with --data {name}, whose content was not that of --data"
-            f" {_short(config.data)} now; resume with the data as they were, or train anew in another --save directory"
+            f" {_short(job.config.data)} now; resume with the data as they were, or train anew in another --save"
+            " directory"
         )
-
-    for extension in job.extensions if rank == 0 else ():
+    for extension in job.extensions:
         if extension.key in kept:
             with _describing_a_job(checkpoint, extension.key):
                 difference = extension.differs(kept[extension.key])
             if difference:
                 raise UsageError(f"the checkpoint {quoted_path(path)} was made with {difference}")
-
-    # Step n's samples are numbers n * global_batch and following, so another size would skip or repeat some.
-    if state.global_batch != job.batches.global_batch:
-        raise UsageError(
-            f"the checkpoint {quoted_path(path)} was made with a global batch of {state.global_batch}, this job has"
-            f" {job.batches.global_batch}, so the data would not continue where they stopped; resume with"
-            f" --global-batch {state.global_batch}"
-        )
-    for extension in job.extensions:
-        extension.check_resume(checkpoint)
-    if checkpoint.step >= config.steps:
-        raise UsageError(
-            f"the checkpoint {quoted_path(path)} has {checkpoint.step} steps already; raise --steps above"
-            f" {checkpoint.step}"
-        )
-    return state
 
 
 def _short(value: object) -> str:

@@ -16,13 +16,14 @@ Source: DeepSpeed's documentation, "Configuration JSON".
 Proved by: tests/config/test_deepspeed.py
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted, quoted_path
-from minidist.base.read_file import read_json
+from minidist.base.read_file import read_json, read_text
 from minidist.job.config.deepspeed_keys import NVME, UNBOUNDED, note_of, unknown
 from minidist.job.config.train_config import TrainConfig, flag
 from minidist.techniques import installed
@@ -141,10 +142,27 @@ def _flags(settings: Settings) -> str:
 
 def read_deepspeed(path: str | Path) -> Translation:
     """Translate a file. UsageError when it is not a JSON object, a value is wrong, or the batch is undetermined."""
-    content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
+    try:
+        content = read_json(path, "--deepspeed", "name a DeepSpeed configuration file")
+    except UsageError:
+        _check_template(path)
+        raise
     if not isinstance(content, dict):
         raise UsageError(f"--deepspeed {quoted_path(path)} holds a {type(content).__name__}, not a JSON object")
     return translate(content)
+
+
+def _check_template(path: str | Path) -> None:
+    """Raise UsageError for a file in which a program puts values, such as "stage": ${zero_stage}."""
+    lines = read_text(path, "--deepspeed", "name a DeepSpeed configuration file").splitlines()
+    for number, line in enumerate(lines, 1):
+        found = re.search(r":\s*(\$\{\w+\}|\{\{[^{}]*\}\}|<\w+>)", line)
+        if found:
+            place = f"{quoted(found[1], marks=False)} in line {number}"
+            raise UsageError(
+                f"--deepspeed {quoted_path(path)} is a template: {place} stands for a value; put one in its place, or"
+                ' "auto"'
+            )
 
 
 def translate(content: Mapping[str, Any]) -> Translation:
@@ -338,12 +356,7 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
     fields = {"lr": "lr", "weight_decay": "weight_decay"}
     fields |= {"momentum": "momentum"} if name in ("sgd", "rmsprop", "muon") else {}
     _numbers("optimizer", params, result, fields)
-    for key, value in DEFAULTS[name].items():
-        if key not in params:
-            result.default(f"optimizer.params.{key}", value, **{key: value})
-    # PyTorch's AdamW decays weights by default, DeepSpeed's does not.
-    if name == "adamw" and params.get("torch_adam") is True and "weight_decay" not in params:
-        result.default("optimizer.params.weight_decay", 0.01, weight_decay=0.01)
+    _optimizer_defaults(name, params, result)
     _betas_and_more(name, params, result)
     _steps_of_another_length(name, params, result)
 
@@ -355,11 +368,24 @@ def _optimizer(section: Mapping[str, Any], result: Translation) -> None:
             result.apply(f"optimizer.params.{key}", value)
         else:
             result.note(f"optimizer.params.{key}", value)
+    _note_others("optimizer", section, result)
 
-    # Keys beside type and params, such as legacy_fusion, concern DeepSpeed's kernels.
+
+def _note_others(name: str, section: Mapping[str, Any], result: Translation) -> None:
+    """List the keys other than type and params: such as legacy_fusion, they concern DeepSpeed's kernels."""
     for key in section:
         if key not in ("type", "params"):
-            result.note(f"optimizer.{key}", section[key])
+            result.note(f"{name}.{key}", section[key])
+
+
+def _optimizer_defaults(name: str, params: Settings, result: Translation) -> None:
+    """List DeepSpeed's values, where they differ from minidist's, of the parameters that the file leaves out."""
+    for key, value in DEFAULTS[name].items():
+        if key not in params:
+            result.default(f"optimizer.params.{key}", value, **{key: value})
+    # PyTorch's AdamW decays weights by default, DeepSpeed's does not.
+    if name == "adamw" and params.get("torch_adam") is True and "weight_decay" not in params:
+        result.default("optimizer.params.weight_decay", 0.01, weight_decay=0.01)
 
 
 def _betas_and_more(name: str, params: Settings, result: Translation) -> None:
@@ -402,33 +428,32 @@ def _are_betas(value: Any) -> bool:
     return numbers and len(value) == 2 and all(0 <= b < 1 for b in value)
 
 
+# DeepSpeed's scheduler -> the decay, and the settings of its parameters.
+SCHEDULERS = {
+    "WarmupLR": ("constant", {"warmup_max_lr": "lr"}),
+    "WarmupDecayLR": ("linear", {"warmup_max_lr": "lr", "total_num_steps": "decay_steps"}),
+    "WarmupCosineLR": (
+        "cosine",
+        {"cos_min_ratio": "final_lr", "total_num_steps": "decay_steps", "warmup_min_ratio": "warmup_start"},
+    ),
+}
+
+
 def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     kind, params = section.get("type"), _params("scheduler", section)
-    decays = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-    if not isinstance(kind, str) or kind not in decays:
+    if not isinstance(kind, str) or kind not in SCHEDULERS:
         result.replace("scheduler", section, "minidist has a warm-up, then a constant, a line or a cosine")
         return
     cosine = kind == "WarmupCosineLR"
-    result.apply("scheduler.type", kind, decay=decays[kind])
-    own = {"cos_min_ratio": "final_lr"} if cosine else {"warmup_max_lr": "lr"}
-    if decays[kind] != "constant":
-        own["total_num_steps"] = "decay_steps"
-    own |= {"warmup_min_ratio": "warmup_start"} if cosine else {}
+    decay, own = SCHEDULERS[kind]
+    result.apply("scheduler.type", kind, decay=decay)
     fields = {"warmup_num_steps": "warmup", **own}
     _numbers("scheduler", params, result, fields)
     # A job is as long as its schedule, unless a flag says otherwise.
     if "decay_steps" in result.settings:
         result.default("scheduler: the steps of the job", params["total_num_steps"], steps=params["total_num_steps"])
 
-    # DeepSpeed's warm-up is logarithmic unless told otherwise, also by a word that it does not know.
-    curve = params.pop("warmup_type", None)
-    if curve is None:
-        result.default("scheduler.params.warmup_type", "log", warmup_curve="deepspeed-log")
-    elif curve == "auto":
-        result.ignore("scheduler.params.warmup_type", AUTO)
-    else:
-        shape = "linear" if curve == "linear" else "log"
-        result.apply("scheduler.params.warmup_type", curve, warmup_curve=f"deepspeed-{shape}")
+    _warmup_curve(params.pop("warmup_type", None), result)
 
     # Defaults that are not minidist's.
     if "warmup_num_steps" not in params:
@@ -446,9 +471,18 @@ def _scheduler(section: Mapping[str, Any], result: Translation) -> None:
     for key, value in params.items():
         if key not in fields and value != "auto" and (cosine or key != "warmup_min_lr"):
             result.note(f"scheduler.params.{key}", value)
-    for key in section:
-        if key not in ("type", "params"):
-            result.note(f"scheduler.{key}", section[key])
+    _note_others("scheduler", section, result)
+
+
+def _warmup_curve(curve: Any, result: Translation) -> None:
+    """Translate warmup_type: DeepSpeed's warm-up is logarithmic, also with a word that it does not know."""
+    if curve is None:
+        result.default("scheduler.params.warmup_type", "log", warmup_curve="deepspeed-log")
+    elif curve == "auto":
+        result.ignore("scheduler.params.warmup_type", AUTO)
+    else:
+        shape = "linear" if curve == "linear" else "log"
+        result.apply("scheduler.params.warmup_type", curve, warmup_curve=f"deepspeed-{shape}")
 
 
 def _half(precision: str) -> Callable[[Any, Translation], None]:
@@ -490,38 +524,40 @@ def _zero(section: Mapping[str, Any], result: Translation) -> None:
         raise UsageError(f"DeepSpeed's zero_optimization.stage is {quoted(stage)}; it must be 0, 1, 2 or 3")
     result.apply("zero_optimization.stage", stage, zero=stage)
 
-    # Keys about buckets, offloading and small parameters apply; those about DeepSpeed's own memory do not.
     for key, value in section.items():
-        name = f"zero_optimization.{key}"
-        if key == "stage" or (key == "zero_hpz_partition_size" and value != "auto"):
-            continue
-        if value == "auto":
-            result.ignore(name, AUTO)
-        elif key == "reduce_bucket_size":
-            size = whole(name, value)
-            if stage in (1, 2):
-                result.apply(name, value, reduce_bucket_size=size)
-            else:
-                result.ignore(name, BUCKETS[stage])
-        elif key in OFFLOAD and (isinstance(value, dict) or value is None):
-            _offload(name, value or {"device": None}, OFFLOAD[key], stage, result)
-        elif key in LEGACY_OFFLOAD and isinstance(value, bool):
-            _offload_device(name, value, "cpu" if value else None, LEGACY_OFFLOAD[key], stage, result)
-        elif key in STAGE_3_KEYS:
-            number = whole(name, value)
-            if stage != 3:
-                result.ignore(name, STAGE_3)
-            elif key == "stage3_param_persistence_threshold":
-                result.apply(name, value, persistence_threshold=number)
-            elif number == 0:
-                result.apply(name, value, prefetch=0)
-            else:
-                result.ignore(name, "minidist gathers whole blocks ahead, and --prefetch is their number")
-        else:
-            result.note(name, value)
-
+        if key != "stage" and (key != "zero_hpz_partition_size" or value == "auto"):
+            _zero_key(key, value, stage, result)
     if stage == 3 and "stage3_param_persistence_threshold" not in section:
         result.default("zero_optimization.stage3_param_persistence_threshold", 100_000, persistence_threshold=100_000)
+
+
+def _zero_key(key: str, value: Any, stage: int, result: Translation) -> None:
+    """Translate a key. Those about buckets, offloading and small parameters apply, others concern DeepSpeed alone."""
+    name = f"zero_optimization.{key}"
+    if value == "auto":
+        result.ignore(name, AUTO)
+    elif key == "reduce_bucket_size":
+        size = whole(name, value)
+        if stage in (1, 2):
+            result.apply(name, value, reduce_bucket_size=size)
+        else:
+            result.ignore(name, BUCKETS[stage])
+    elif key in OFFLOAD and (isinstance(value, dict) or value is None):
+        _offload(name, value or {"device": None}, OFFLOAD[key], stage, result)
+    elif key in LEGACY_OFFLOAD and isinstance(value, bool):
+        _offload_device(name, value, "cpu" if value else None, LEGACY_OFFLOAD[key], stage, result)
+    elif key in STAGE_3_KEYS:
+        number = whole(name, value)
+        if stage != 3:
+            result.ignore(name, STAGE_3)
+        elif key == "stage3_param_persistence_threshold":
+            result.apply(name, value, persistence_threshold=number)
+        elif number == 0:
+            result.apply(name, value, prefetch=0)
+        else:
+            result.ignore(name, "minidist gathers whole blocks ahead, and --prefetch is their number")
+    else:
+        result.note(name, value)
 
 
 STAGE_3 = "it applies at stage 3 only, in DeepSpeed too"

@@ -817,7 +817,7 @@ ONE_RANK: tuple[tuple[str, Callable[[ResolvedJob], bool]], ...] = (
     ("orthogonalize", lambda j: False),
     *(pair for kind in installed() for pair in kind.alone),
 )
-# Those that happen every so many steps, of which the job has fewer.
+# Those that happen every N steps, in a job that has fewer.
 PERIODS = {"every": 0, "evaluate_every": 0}  # and how many steps must follow
 PERIODS |= {name: after for kind in installed() for name, after in kind.periods.items()}
 
@@ -827,19 +827,11 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
     job, lines = ResolvedJob(config, batches), []
 
     # One line for all settings that have nothing to share.
-    if job.data_ranks == 1:
+    words = [_flag_and_value(job, name) for name in _unshared(job) if name not in without]
+    if words:
+        listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
         ranks = "on one rank" if batches.dims.ranks == 1 else "with one data-parallel rank"
-        # The other settings a server refuses.
-        names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
-        # A technique may give one of them an effect that needs no other rank.
-        kept = [name for kind in installed() for name, matters in kind.matters_alone if matters(job)]
-        names = [name for name in names if name not in kept]
-        names = [name for name in names if name == "weights" or not job.server]
-        words = [_flag_and_value(job, name) for name in names if name not in without]
-        if words:
-            listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-            lines.append(f"{listed} {'has' if len(words) == 1 else 'have'} no effect {ranks}")
-
+        lines.append(f"{listed} {'has' if len(words) == 1 else 'have'} no effect {ranks}")
     for extension in of_job(config):
         lines += extension.notices(job)
 
@@ -848,6 +840,16 @@ def notices(config: TrainConfig, batches: Batches, without: Collection[str] = ()
         for name, after in PERIODS.items()
         if (getattr(job, name) or -after) + after > job.steps
     ]
+
+
+def _unshared(job: ResolvedJob) -> list[str]:
+    """Return the settings that need data-parallel ranks to share the work, in a job that has one such rank."""
+    if job.data_ranks > 1:
+        return []
+    # A technique may give one of them an effect that needs no other rank; all but the weights a server refuses.
+    kept = [name for kind in installed() for name, matters in kind.matters_alone if matters(job)]
+    names = [name for name, effective in ONE_RANK if changed(job, name) and not effective(job)]
+    return [name for name in names if name not in kept and (name == "weights" or not job.server)]
 
 
 def _flag_and_value(job: ResolvedJob, name: str) -> str:

@@ -34,7 +34,9 @@ from minidist.techniques import installed, ranks_beside
 class JobSettings(BaseModel):
     """The settings of every job: model, data, batch, layout. Those of a technique are in its folder of `techniques`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, defer_build=True
+    )  # made at first use: what it is a base of, too
 
     # model and data
     model: str = Field(
@@ -454,27 +456,13 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     """Return the complete batch triple and the shares; UsageError when three given numbers contradict each other."""
     dims = resolve_dims(config, ranks)
     dp = dims.dp
-    if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
-        raise UsageError(
-            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are the same number; give"
-            " one of them"
-        )
-    if config.micro_batch == "auto":
-        raise UsageError("--micro-batch auto is chosen by minidist train and minidist compare; give a number here")
-    given = config.accumulation or config.microbatches
-    total, micro, accumulation = config.global_batch, config.micro_batch, given
-
-    # A pipeline that drains needs several micro-batches, unless its file says how many it has.
+    total, micro, given = _given_batches(config)
+    accumulation = given
     if accumulation is None and config.pp > 1 and (total is None or micro is None):
-        accumulation = 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
-        if config.schedule.endswith(".csv"):
-            accumulation = read_csv(config.schedule).microbatches
+        accumulation = _pipeline_microbatches(config)
 
     # Two of the three numbers determine the third; the defaults are a micro batch of 4 and an accumulation of 1.
-    exact = config.weights == "equal"
-    weights = None
-    if config.weights is not None and not exact and not measured_every(config.weights):
-        weights = parse_weights(config.weights)
+    exact, weights = config.weights == "equal", _given_weights(config)
     if total is None:
         total = (micro or 4) * (accumulation or 1) * dp
     elif micro is not None and accumulation is None:
@@ -486,21 +474,56 @@ def resolve_batches(config: TrainConfig, ranks: int) -> Batches:
     # A batch that the ranks do not divide is cut into shares that differ by one row, unless they must be equal or all
     # three numbers were given, so that any of them may be the wrong one.
     all_given = None not in (config.global_batch, micro, given)
-    if (exact or all_given) and (micro or total // (accumulation * dp)) * accumulation * dp != total:
-        micro = micro or total // (accumulation * dp)
-        unit = (accumulation if config.micro_batch is None else micro) * dp
-        below = total // unit * unit
-        choices = f"{below} or {below + unit}" if below else f"{unit}"
-        if all_given:
-            choices = f"{micro * accumulation * dp}"
-            if total % (micro * accumulation) == 0:
-                choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
-        raise UsageError(
-            f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
-            f"= {micro * accumulation * dp}; change one of them, for example --global-batch {choices}"
-        )
+    if exact or all_given:
+        _check_product(total, micro, accumulation, dp, all_given)
     largest = cut_batch(total, dp, accumulation, weights).largest
     return Batches(dims=dims, global_batch=total, micro_batch=largest, accumulation=accumulation, weights=weights)
+
+
+def _given_batches(config: TrainConfig) -> tuple[int | None, int | None, int | None]:
+    """Return the global batch, the micro batch and the accumulation that the configuration gives."""
+    if config.microbatches is not None and config.accumulation not in (None, config.microbatches):
+        raise UsageError(
+            f"--microbatches {config.microbatches} and --accumulation {config.accumulation} are the same number; give"
+            " one of them"
+        )
+    if config.micro_batch == "auto":
+        raise UsageError("--micro-batch auto is chosen by minidist train and minidist compare; give a number here")
+    return config.global_batch, config.micro_batch, config.accumulation or config.microbatches
+
+
+def _pipeline_microbatches(config: TrainConfig) -> int:
+    """Return a pipeline's default: several micro-batches if it drains, unless its file says how many it has."""
+    if config.schedule.endswith(".csv"):
+        return read_csv(config.schedule).microbatches
+    return 1 if updates_of(config.schedule) in ("stash", "vertical-sync") else 2 * config.pp
+
+
+def _given_weights(config: TrainConfig) -> tuple[float, ...] | None:
+    """Return the shares of the replicas, or None for shares that are equal or measured."""
+    if config.weights in (None, "equal") or measured_every(config.weights):
+        return None
+    return parse_weights(config.weights)
+
+
+def _check_product(total: int, given: int | None, accumulation: int, dp: int, all_given: bool) -> None:
+    """Raise UsageError for a batch that is not the product. given: the micro batch. all_given: so are the others."""
+    micro = given or total // (accumulation * dp)
+    product = micro * accumulation * dp
+    if product == total:
+        return
+    if all_given:
+        choices = f"{product}"
+        if total % (micro * accumulation) == 0:
+            choices += f", or {total // (micro * accumulation)} data-parallel ranks instead of {dp}"
+    else:
+        unit = (given or accumulation) * dp
+        below = total // unit * unit
+        choices = f"{below} or {below + unit}" if below else f"{unit}"
+    raise UsageError(
+        f"global batch = micro batch x accumulation x dp does not hold: {total} != {micro} x {accumulation} x {dp} "
+        f"= {product}; change one of them, for example --global-batch {choices}"
+    )
 
 
 def updates_of(schedule: str) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+NO_PATTERN = "no known pattern"
 MOST_FACTOR = 4096  # a larger one is not recognised
 
 
@@ -80,7 +81,7 @@ def explain(theirs: np.ndarray, ours: np.ndarray, context: Context) -> list[str]
     if theirs.shape != ours.shape:
         return [f"of shape {theirs.shape}, and ours is {ours.shape}"]
     cosine = float(np.vdot(theirs, ours)) / (float(np.linalg.norm(theirs) * np.linalg.norm(ours)) or 1.0)
-    return [f"no known pattern: relative distance {distance(theirs, ours):.3g}, cosine {cosine:.4f}"]
+    return [f"{NO_PATTERN}: relative distance {distance(theirs, ours):.3g}, cosine {cosine:.4f}"]
 
 
 def factor(theirs: np.ndarray, ours: np.ndarray, context: Context) -> str:

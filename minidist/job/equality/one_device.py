@@ -21,6 +21,7 @@ from minidist.job.train.loss import ordered_sum
 from minidist.job.train.strategies.data_axis import DataAxis, Tensors, gradient_of
 from minidist.job.train.strategies.sharded import unit_parameters
 from minidist.job.train.strategies.strategy import Strategy
+from minidist.nn import Module
 from minidist.nn.flat import FlatParameters
 from minidist.optim import block_square_sums
 
@@ -72,14 +73,17 @@ class OneDevice(Strategy):
         units = [np.concatenate([gradient_of(p).reshape(-1) for p in unit]) for unit in self._clip_units()]
         return np.concatenate([block_square_sums(unit) for unit in units])
 
+    def _stages(self) -> tuple[list[Module], list[str]]:
+        """Return the modules of the pipeline's stages, or the model, and the names that several stages share."""
+        config, model = self.job.config, self.job.model
+        if config.pp == 1:
+            return [model], []
+        return cut_stages(config, model, make_plan(config, self.job.batches.accumulation).stages)
+
     def _clip_units(self) -> list[list[Parameter]]:
         """Return the parameters whose gradients lie one after the other where the layout takes the norm."""
-        config, stages = self.job.config, [self.job.model]
-        tied: list[str] = []
-        if config.pp > 1:
-            plan = make_plan(config, self.job.batches.accumulation)
-            stages, tied = cut_stages(config, self.job.model, plan.stages)
-
+        config = self.job.config
+        stages, tied = self._stages()
         units = []
         for number, module in enumerate(stages):
             parts = [list(module.parameters())]

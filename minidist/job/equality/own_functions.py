@@ -15,7 +15,7 @@ Proved by: tests/equality/test_own_functions.py
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,13 @@ from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 from minidist.base.user_file import load_function
 from minidist.comm import Comm, SimWorld
 from minidist.comm.has_run import has_run
+from minidist.job.equality.difference_patterns import NO_PATTERN, Context, distance, explain
 
 WHAT_TO_RETURN = (
     "return arrays, numbers or texts, or lists or dicts of them, such as {'loss': loss, 'weights': {name: p.data.copy()"
     " for name, p in model.named_parameters()}}"
 )
+MOST_EXPLAINED = 64  # tensors
 
 
 @dataclass
@@ -39,7 +41,8 @@ class ReturnedComparison:
 
     max_difference: the largest of all, as such a share (infinite where a value is not finite, or not a number at all).
     first_difference: the first tensor beyond the tolerance, or None. not_finite: tensors with infinities or NaN, which
-    one device has at the same places; first_not_finite: the first of them, with its first place.
+    one device has at the same places; first_not_finite: the first of them, with its first place. patterns: what the
+    tensors that differ have in common, such as a factor.
     """
 
     tolerance: float
@@ -49,6 +52,7 @@ class ReturnedComparison:
     first_difference: str | None = None
     not_finite: int = 0
     first_not_finite: str = ""
+    patterns: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
@@ -60,6 +64,8 @@ class ReturnedComparison:
         kept = asdict(self)
         if not self.not_finite:
             del kept["not_finite"], kept["first_not_finite"]
+        if not self.patterns:
+            del kept["patterns"]
         return {"equal": self.equal, **kept}
 
     def sentence(self) -> str:
@@ -78,7 +84,8 @@ class ReturnedComparison:
         if self.tolerance == 0 and 0 < self.max_difference < 1e-2:
             hint = "; if that is rounding (ranks add in another order), allow it: --tolerance 1e-3"
         largest = largest if self.max_difference else ""
-        return f"NOT equal {how}: {self.first_difference}{largest}{hint}{self._not_finite_on_both()}"
+        patterns = "".join(f"\n{pattern}" for pattern in self.patterns)
+        return f"NOT equal {how}: {self.first_difference}{patterns}{largest}{hint}{self._not_finite_on_both()}"
 
     def _not_finite_on_both(self) -> str:
         """Return the line about values that are not finite on both sides: what both sides do wrong is no difference."""
@@ -95,11 +102,14 @@ def compare_returned(
 ) -> ReturnedComparison:
     """Compare the `returned_tensors` of every rank, in rank order, with those of one device."""
     verdict = ReturnedComparison(tolerance, len(ranks))
+    unlike: list[tuple[int, str, Array, Array]] = []  # rank, name, its tensor and that of one device
     for rank, tensors in enumerate(ranks):
         for name, actual in tensors.items():
             what = f"{name or 'the result'} of rank {rank}"
             if name in alone:
                 wrong = _difference(verdict, actual, alone[name], what)
+                if wrong and actual.dtype.kind in "biuf" and alone[name].dtype.kind in "biuf":
+                    unlike.append((rank, name, actual, alone[name]))
             else:
                 wrong = f"is not returned on one device{nearest(name, alone)}; give both the same names"
             if wrong and verdict.first_difference is None:
@@ -109,7 +119,51 @@ def compare_returned(
     missing = [name for name in alone if not any(name in tensors for tensors in ranks)]
     if missing and verdict.first_difference is None:
         verdict.first_difference = f"{missing[0]} of one device is returned by no rank"
+    if unlike:
+        verdict.patterns = _patterns(unlike, Context(max(8 * tolerance, 1e-6), {"the world": len(ranks)}))
     return verdict
+
+
+def _patterns(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> list[str]:
+    """Return what tensors that differ have in common. unlike: rank, name, tensor, that of one device."""
+    # How each of the first tensors is made of the one that it should be: "2 times (the world has 2 ranks) ours".
+    found: dict[str, list[tuple[int, str]]] = {}
+    for rank, name, actual, expected in unlike[:MOST_EXPLAINED]:
+        pattern = explain(actual.astype(np.float64), expected.astype(np.float64), context)[0]
+        if not pattern.startswith(NO_PATTERN):
+            found.setdefault(re.sub(r"\bours\b", "that of one device", pattern), []).append((rank, name))
+    explained = sum(map(len, found.values()))
+
+    # Where all of a rank's tensors have one factor, and those of the next another one, a sum over ranks is missing.
+    of_rank = {rank: {text for text, who in found.items() if rank in dict(who)} for rank, *_ in unlike}
+    if len(found) > 1 and explained == len(unlike) and all(len(texts) == 1 for texts in of_rank.values()):
+        each = "; ".join(f"of rank {rank}: {text}" for rank, (text,) in list(of_rank.items())[:8])
+        return [
+            f"every tensor that differs is, {each}; the factor is another one on each rank, as where a rank clips by"
+            " the norm of its own parameters, or divides by its own number of tokens"
+        ]
+    if len(found) == 1 and explained == len(unlike) > 1:
+        return [f"each of the {len(unlike)} tensors that differ is {next(iter(found))}"]
+    if not found and (text := _unreduced(unlike, context)):
+        return [text]
+    return [
+        f"{name or 'the result'} of rank {rank} is {text}" + (f", and {len(more)} more are" if more else "")
+        for text, ((rank, name), *more) in list(found.items())[:4]
+    ]
+
+
+def _unreduced(unlike: Sequence[tuple[int, str, Array, Array]], context: Context) -> str:
+    """Return how the first tensor of one device is a sum of the ranks' ones, which no reduction has added; or ""."""
+    _, first, _, expected = unlike[0]
+    ours = {rank: actual.astype(np.float64) for rank, name, actual, _ in unlike if name == first}
+    if len(ours) < 2 or any(actual.shape != expected.shape for actual in ours.values()):
+        return ""
+    basis = np.stack([actual.ravel() for actual in ours.values()], axis=1)
+    weights, _, independent, _ = np.linalg.lstsq(basis, expected.astype(np.float64).ravel(), rcond=None)
+    if independent < len(ours) or distance(basis @ weights, expected.astype(np.float64).ravel()) > context.tolerance:
+        return ""
+    terms = " + ".join(f"{weight:.4g} x rank {rank}'s" for weight, rank in zip(weights, ours, strict=True))
+    return f"{first or 'the result'} of one device is {terms}: the ranks return what no reduction has added"
 
 
 def _difference(verdict: ReturnedComparison, actual: Array, expected: Array, what: str) -> str:

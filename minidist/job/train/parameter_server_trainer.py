@@ -1,6 +1,6 @@
 """The loop of `--strategy ps`: servers and workers run until all pushes are made, and observers are told afterwards.
 
-It stands beside `trainer.train`, not inside it, because there is no moment at which all ranks have made the same step.
+It is separate from `trainer.train`, because there is no moment at which all ranks have made the same step.
 
 Proved by: tests/train/test_servers.py
 """
@@ -52,6 +52,29 @@ class ServedJob:
     updates: list[Tensors] = field(default_factory=list)
 
 
+@dataclass
+class UpdateRecord:
+    """What a server notes of its updates; `per_step` of them make a step. keep: the tensors of every update.
+
+    ends: of each step. last: the last update, whose tensors are the checkpoint's. kept: the tensors.
+    """
+
+    comm: Comm
+    per_step: int
+    keep: bool
+    ends: list[StepEnd] = field(default_factory=list)
+    last: list[Updates] = field(default_factory=list)
+    kept: list[Tensors] = field(default_factory=list)
+
+    def observe(self, updates: Updates) -> None:
+        """Note an update."""
+        if updates.version % self.per_step == 0:
+            self.ends.append(StepEnd.now(self.comm))
+        self.last[:] = [updates]
+        if self.keep:
+            self.kept.append(server_tensors(updates))
+
+
 def run_parameter_server(
     comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), keep: bool = False
 ) -> ServedJob:
@@ -61,42 +84,29 @@ def run_parameter_server(
     the steps of that worker while it works. keep: keep the tensors of every update, for a comparison.
     """
     batches = resolve_batches(config, comm.size)
-    last_update: list[Updates] = []  # of a server
-    kept: list[Tensors] = []
-    # On a server, the end of each step: its last update. A whole clock is one update, or each worker's push is one.
-    ends: list[StepEnd] = []
-    updates_per_step = 1 if ps.parse_consistency(config.consistency).aggregate else batches.dp
-
-    def observe(updates: Updates) -> None:
-        if updates.version % updates_per_step == 0:
-            ends.append(StepEnd.now(comm))
-        # Only the last update is needed at the end: its tensors are the checkpoint's.
-        last_update[:] = [updates]
-        if keep:
-            kept.append(server_tensors(updates))
-
+    # A whole clock is one update, or each worker's push is one.
+    per_step = 1 if ps.parse_consistency(config.consistency).aggregate else batches.dp
+    noted = UpdateRecord(comm, per_step, keep)
     with account_memory() as account, xp.quiet_overflow(), ExitStack() as stack:
         storage = stack.enter_context(saving_alone(comm, config))
 
         # The model, from the seed or from a checkpoint.
         job = build(config, batches, comm)
         apply_activation_checkpointing(job)
-        checkpoint = None
-        if config.resume and config.save:
-            checkpoint = Checkpoint(config.save, step=config.from_step)
-            load_extensions(job, same_job(checkpoint, job, comm.rank), checkpoint)
-            load_buffers(checkpoint, job.model)
+        checkpoint = _resumed(job, comm)
         progress = [observer for observer in observers if isinstance(observer, Progress)]
         losses: list[float] = list(checkpoint.state["losses"]) if checkpoint else []
         done = len(losses)
 
+        def finish(steps: range) -> None:
+            losses.extend(_global_losses(comm, worker, steps))
+            _updated(comm, job, steps)
+
         # With bsp a moment lies between two steps: every worker has the weights of a clock, and none has pushed.
         def between(clock: int) -> None:
             if config.save and config.every and (done + clock) % config.every == 0 and done + clock < config.steps:
-                since = len(losses)
-                losses.extend(_global_losses(comm, worker, range(since, done + clock)))
-                _updated(comm, job, range(since, done + clock))
-                _save(comm, config.save, job, last_update, losses, storage)
+                finish(range(len(losses), done + clock))
+                _save(comm, config.save, job, noted.last, losses, storage)
 
         worker = Worker(job, comm, checkpoint, [bar.working for bar in progress], between)
         # A worker is a replica, and reads the batches that the replica of the same number would read.
@@ -114,7 +124,7 @@ def run_parameter_server(
             worker.initial_weights(),
             worker.gradient,
             steps,
-            observe=observe,
+            observe=noted.observe,
             between=between,
         )
         # Close the span of the worker's last step.
@@ -122,15 +132,13 @@ def run_parameter_server(
             worker.end_step(steps)
 
         # The steps' losses are known now that all workers have finished.
-        since = len(losses)
-        losses.extend(_global_losses(comm, worker, range(since, config.steps)))
-        _updated(comm, job, range(since, config.steps))
+        finish(range(len(losses), config.steps))
         if config.save:
-            _save(comm, config.save, job, last_update, losses, storage)
+            _save(comm, config.save, job, noted.last, losses, storage)
 
     # Observers see this run's steps in order, as those of the training loop do.
     for step in range(worker.done, config.steps):
-        end = ends[step - worker.done] if ends else None
+        end = noted.ends[step - worker.done] if noted.ends else None
         for observer in observers:
             observer(StepState(comm.rank, step, losses[step], job, None, comm=comm, end=end))
     result = TrainResult(
@@ -142,7 +150,18 @@ def run_parameter_server(
         _digest(run.weights),
         worker.done,
     )
-    return ServedJob(result, run.weights, worker.losses, kept)
+    return ServedJob(result, run.weights, worker.losses, noted.kept)
+
+
+def _resumed(job: Job, comm: Comm) -> Checkpoint | None:
+    """Return the checkpoint that the job goes on from, with the state of its techniques and its buffers loaded."""
+    config = job.config
+    if not config.resume or not config.save:
+        return None
+    checkpoint = Checkpoint(config.save, step=config.from_step)
+    load_extensions(job, same_job(checkpoint, job, comm.rank), checkpoint)
+    load_buffers(checkpoint, job.model)
+    return checkpoint
 
 
 def _global_losses(comm: Comm, worker: Worker, steps: range) -> list[float]:
@@ -186,7 +205,7 @@ def _save(
 
 
 def _mean_buffers(comm: Comm, job: Job) -> list[Buffer]:
-    """Return the mean of the workers' running statistics of batch normalisation, each of which saw its own rows.
+    """Return the mean of the workers' running statistics of batch normalisation: each worker saw its own rows.
 
     Every rank calls it; an all-reduce of 8 B per number (purpose checkpoint).
     """

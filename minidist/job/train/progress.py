@@ -80,7 +80,7 @@ class Progress:
 
 
 class Clock:
-    """Prints a line with the seconds so far every few seconds, while a block runs whose steps are not known."""
+    """Prints lines with the seconds so far while a block runs whose steps are not known: 2, 6, 14, ... seconds."""
 
     def __init__(self, title: str, seconds: float = SECONDS_BETWEEN_LINES) -> None:
         self.title, self.seconds = title, seconds
@@ -92,8 +92,9 @@ class Clock:
         return self
 
     def _work(self) -> None:
-        began = time.monotonic()
-        while not self._ended.wait(self.seconds):
+        began, wait = time.monotonic(), self.seconds
+        while not self._ended.wait(wait):
+            wait = min(2 * wait, MOST_SECONDS_BETWEEN_LINES)
             print(f"{self.title}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:

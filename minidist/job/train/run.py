@@ -21,7 +21,7 @@ from typing import Any
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.exponents import count_exponents
-from minidist.base.memory import account_memory
+from minidist.base.memory import MemoryAccount, account_memory
 from minidist.comm import Comm
 from minidist.job.checkpoint.resume import resume_job, resumed_config, save_job, saved_bytes, saving_alone
 from minidist.job.checkpoint.saved_model import SavedModel
@@ -108,16 +108,18 @@ class Run:
             save_job(self.comm, config.save, self.job, self.strategy, done, self.losses, self.storage)
             self.saved = done
 
-    def result(self, building: Peak, training: Peak) -> TrainResult:
-        """Return the outcome. building, training: the peaks of memory before the first step, and of the steps."""
-        peak_bytes, peak_by_purpose = max(building, training, key=itemgetter(0))
+    def result(self, building: Peak, account: MemoryAccount) -> TrainResult:
+        """Return the outcome. building: the peak of memory before the first step; account: has that of the steps."""
+        peak_bytes, peak_by_purpose = max(building, (account.peak, account.at_peak), key=itemgetter(0))
         job, strategy = self.job, self.strategy
         return TrainResult(
             rank=self.comm.rank,
             losses=self.losses,
             peak_bytes=peak_bytes,
             peak_by_purpose=dict(peak_by_purpose),
-            step_peak=dict(training[1]),
+            step_peak=dict(account.at_peak),
+            held=dict(account.by_purpose),
+            highest=dict(account.peak_by_purpose),
             checkpoint_bytes=saved_bytes(self.comm, strategy, self.storage) if self.config.save else {},
             sizes=strategy.sizes(),
             digest=digest(strategy),

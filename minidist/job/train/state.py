@@ -77,6 +77,7 @@ class TrainResult:
     """One rank's outcome of a job. `peak_bytes`: the most bytes alive at once, over all purposes.
 
     step_peak: the most of the steps alone, by purpose; while a rank builds its part, it has the whole model.
+    held: by purpose, the bytes at the end of the steps. highest: the most of each purpose on its own.
     """
 
     rank: int
@@ -93,4 +94,6 @@ class TrainResult:
     phases: list[Phase] = field(default_factory=list)  # the layouts that the job had, in order
     checkpoint_bytes: dict[int, int] = field(default_factory=dict)  # see `checkpoint.resume.saved_bytes`; with --save
     step_peak: dict[str, int] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    highest: dict[str, int] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)  # what the techniques report: see `Extension.result`

@@ -84,7 +84,7 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
                 observer(StepState(comm.rank, step, run.losses[-1], run.job, run.strategy, held_out, comm))
             run.change_layout(step + 1)
             run.save(step + 1)
-        return run.result(building, (account.peak, account.at_peak))
+        return run.result(building, account)
 
 
 def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> bool:

@@ -3,10 +3,10 @@
     rank 0   Q of chunks 0 and 3     all-gather K, V     chunk 0 x keys of chunk 0      chunk 3 x keys of chunks 0..3
     rank 1   Q of chunks 1 and 2                         chunk 1 x keys of chunks 0..1  chunk 2 x keys of chunks 0..2
 
-A rank holds chunk i and chunk 2P-1-i of 2P (zig-zag), so all compute alike. Unlike a ring, no message overlaps with
-computing, and every rank holds all keys of a layer; with few key-value heads these are small beside the queries, and
-any mask is possible: here documents (`documents`), whose masks differ from row to row, so that a ring would not know
-which blocks to skip. Backward reduce-scatters the gradients of K and V to their owners.
+A rank holds chunk i and chunk 2P-1-i of 2P (zig-zag), so all ranks compute equally long. Unlike in a ring, no message
+overlaps with computing, and every rank holds all keys of a layer. With few key-value heads these are smaller than the
+queries, and any mask is possible: here documents (`documents`), whose masks differ from row to row, so that a ring
+would not know which blocks to skip. Backward reduce-scatters the gradients of K and V to their owners.
 
 A rank sends 2 (P-1) N/P h numbers forward, and as many backward, where a ring sends 2 (2P-1) N/P h (purposes
 tensor_forward and tensor_backward). Source: Llama 3, arXiv:2407.21783, section 3.3.2.
@@ -47,14 +47,8 @@ class AllGatherAttention(SplitAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
         """Return the outputs (batch, T_local, heads, n) of this rank's queries. Raises ShapeError for wrong shapes."""
-        if q.ndim != 4 or q.shape[1] != self.rows or k.shape != v.shape or k.shape[1] != self.rows:
-            raise ShapeError(
-                f"all-gather attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.rank} of {self.size} holds"
-                f" {self.rows} of {self.length} tokens: (batch, {self.rows}, heads, size)"
-            )
         ids = current_documents()
-        if ids is not None and ids.shape != (q.shape[0], self.length):
-            raise ShapeError(f"document ids have shape {ids.shape}; they must be ({q.shape[0]}, {self.length})")
+        self._check(q, k, v, ids)
 
         # All keys and values, in the order of the text; 16-bit ones travel as they are and are upcast here.
         dtype = q.dtype
@@ -76,6 +70,15 @@ class AllGatherAttention(SplitAttention):
                 done = rows.stop
         mixed = concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
         return cast(mixed, dtype) if is_half(dtype) else mixed
+
+    def _check(self, q: Tensor, k: Tensor, v: Tensor, ids: xp.Array | None) -> None:
+        if q.ndim != 4 or q.shape[1] != self.rows or k.shape != v.shape or k.shape[1] != self.rows:
+            raise ShapeError(
+                f"all-gather attention: q {q.shape}, k {k.shape}, v {v.shape}; rank {self.rank} of {self.size} holds"
+                f" {self.rows} of {self.length} tokens: (batch, {self.rows}, heads, size)"
+            )
+        if ids is not None and ids.shape != (q.shape[0], self.length):
+            raise ShapeError(f"document ids have shape {ids.shape}; they must be ({q.shape[0]}, {self.length})")
 
 
 def _visible(start: int, end: int, ids: xp.Array | None) -> xp.Array:

@@ -1,4 +1,4 @@
-"""Documents: several texts in one sequence, of which no token sees another text's.
+"""Documents: several texts in one sequence, in which no token sees another text's.
 
     tokens   a b . c d e . f        ids   0 0 0 1 1 1 1 2        a token belongs to the document that it ends
     f sees   - - - - - - - f        c d e sees c, d, e only: the causal mask, block-diagonal

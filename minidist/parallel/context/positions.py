@@ -1,4 +1,4 @@
-"""The *global* positions of the tokens that a rank holds when the sequence is split, so that all ranks work alike.
+"""The *global* positions of the tokens that a rank holds when the sequence is split, so that all compute equally long.
 
     contiguous (Ulysses)   | 0 0 | 1 1 | 2 2 | 3 3 |
     zig-zag (the others)   | 0 | 1 | 2 | 3 | 3 | 2 | 1 | 0 |
@@ -22,7 +22,7 @@ ORDERS = ("zigzag", "contiguous")
 
 def chunks_of(length: int, rank: int, ranks: int) -> list[tuple[int, int]]:
     """Return [start, end) of the two zig-zag chunks of a rank, the earlier first."""
-    # 2P chunks, of which rank r holds number r from the front and number r from the end.
+    # 2P chunks: rank r holds number r from the front and number r from the end.
     starts = offsets(chunk_sizes(length, 2 * ranks))
     late = 2 * ranks - 1 - rank
     return [(starts[rank], starts[rank + 1]), (starts[late], starts[late + 1])]

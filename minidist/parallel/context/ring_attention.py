@@ -48,7 +48,7 @@ Span = tuple[slice, int]  # rows of a rank's array, and the global chunk that th
 
 
 class RingAttention(SplitAttention):
-    """Causal attention over `length` tokens, of which each rank holds its zig-zag part (`sequence_positions`).
+    """Causal attention over `length` tokens; each rank holds its zig-zag part (`sequence_positions`).
 
     Called as `SplitAttention` is, by GPT and by Llama. Every rank must call it for the same layers in the same order.
     """
@@ -204,7 +204,7 @@ class RingAttention(SplitAttention):
         """Yield (owner, its block) per rank, this one's first; the next block travels while the caller computes."""
         comm, (n, rank) = self.comm, (self.comm.size, self.comm.rank)
         for step in range(n):
-            # After so many hops the block of the rank `step` places back has come here.
+            # After `step` hops the block of the rank `step` places back has come here.
             owner = (rank - step) % n
             requests = []
             if step < n - 1:

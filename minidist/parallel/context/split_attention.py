@@ -13,7 +13,7 @@ from minidist.nn.module import Module
 
 
 class SplitAttention(Module):
-    """Attention of which each rank computes the rows of its own tokens. A subclass defines `attend`.
+    """Attention whose rows each rank computes for its own tokens. A subclass defines `attend`.
 
     Called with (qkv, heads), qkv (batch, T_local, 3 D), it is an `attention_fn` for GPT; with (q, k, v) of shapes
     (batch, T_local, heads or kv_heads, n) one for Llama. The last argument may be the dropout of the weights.

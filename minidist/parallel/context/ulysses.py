@@ -34,7 +34,7 @@ from minidist.parallel.volume import Volume
 
 
 class UlyssesAttention(Module):
-    """Causal attention over `length` tokens, of which each rank holds a contiguous part, for heads split over `comm`.
+    """Causal attention over `length` tokens; each rank holds a contiguous part, for heads split over `comm`.
 
     Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `SplitAttention`; the
     last argument may be the dropout of the weights.

@@ -12,7 +12,7 @@ D.
 Ranks with different numbers of rows have different capacities C_r. Then every forward pass of a layer begins with an
 all-gather of the capacities, 8 B per rank, and an expert computes (experts / P, C_0 + C_1 + ..., D).
 
-An ep rank is a data rank too: it has rows of its own. So the replicated parameters' gradients are summed over dp, cp
+An ep rank is a data rank too: it has its own rows. So the replicated parameters' gradients are summed over dp, cp
 and ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
 
 Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2021.

@@ -3,7 +3,7 @@
     fc (experts, D, H)      ep: | e0 e1 | e2 e3 |     tp: H split, as a column-parallel layer
     proj (experts, H, D)    ep: | e0 e1 | e2 e3 |     tp: H split, as a row-parallel layer, its bias added after the sum
 
-The ranks of tp see the same tokens, so all of them route alike, and the router is a replica whose gradient is the same
+The ranks of tp see the same tokens, so all route them equally, and the router is a replica whose gradient is the same
 on each. With the sequence split a group of tokens is still what the tp ranks hold together: it is gathered before the
 router, and each rank keeps its own rows of the result.
 
@@ -72,7 +72,7 @@ class ExpertTensorParallel(ParallelStyle):
 
 
 def _gather_sequence(comm: Comm, _: Module, arguments: tuple[Tensor, ...]) -> Tensor:
-    """Return all tokens (batch, T, D): every rank routes all of them alike, so each has the whole gradient of them."""
+    """Return all tokens (batch, T, D): every rank routes them equally, so each has their whole gradient."""
     return gather_from_sequence_parallel_region(arguments[0], comm, tensor_parallel_output_grad=False)
 
 

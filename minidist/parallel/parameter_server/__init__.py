@@ -11,7 +11,7 @@ when the *consistency* allows that worker to start clock c+1:
 
     bsp        all workers' gradients of a clock are added in worker order and applied as one update; all workers wait
     delay:t    the same, but a worker may run up to t clocks ahead of the last update (bounded delay; delay:0 is bsp)
-    ssp:s      every push is an update of its own, applied as it comes; a worker may start clock c when the slowest has
+    ssp:s      every push is a separate update, applied as it comes; a worker may start clock c when the slowest has
                done c-s pushes: it sees all updates of the clocks up to c-s-1, and its own (stale synchronous)
     asp        ssp without a bound: no worker waits for another
 

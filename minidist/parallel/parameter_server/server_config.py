@@ -48,7 +48,7 @@ class ServerConfig:
     """The settings of one run with servers.
 
     servers: how many of the ranks, the first ones, are servers. consistency: see `parse_consistency`. optimizer: makes
-    each server's optimizer from its slices. sparse: keys (matrices) of which only touched rows are pushed.
+    each server's optimizer from its slices. sparse: keys of matrices whose touched rows alone are pushed.
     staleness_aware: the learning rate of an update is divided by the number of updates that its worker had not seen
     (asp and ssp). rate(clock): factor of the learning rate of an update of that clock. clip: the largest norm of an
     update's gradient; one server has the whole gradient, and of several each knows a part.

@@ -83,7 +83,7 @@ def _read(trace: Trace, servers: int, workers: int, aggregate: bool) -> ServerRe
         notice_deaths(place)
         worker = message.peer - servers
         if place in whole:
-            # A push: in asp and ssp an update of its own, in bsp and delay a part of one.
+            # A push: in asp and ssp a separate update, in bsp and delay a part of one.
             seen[worker] += 1
             if not aggregate:
                 record.updates.append([(worker, seen[worker] - 1)])
@@ -136,7 +136,7 @@ def replay(
 
     observe(server, updates): called after each update with what that server has then.
     """
-    # history[server][version]: its weights after so many updates, for gradients that were computed with old ones.
+    # history[server][version]: its weights after `version` updates, for gradients that were computed with old ones.
     shards = make_shards(config.servers, initial, config.sparse)
     states = [Updates(config, shard, partial(observe, server)) for server, shard in enumerate(shards)]
     history = [[xp.array(shard.flat)] for shard in shards]

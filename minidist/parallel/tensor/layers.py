@@ -41,10 +41,10 @@ class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
 
     in_features, out_features, bias, activation, dtype, seed: of the layer as one device has it; this rank keeps its
-    columns. `from_linear` shards a layer that exists. blocks: so many equal blocks of output features are each split (3
-    for a fused Q|K|V). replicas > 1: so many neighbouring ranks have the same columns (key-value heads, when there are
-    fewer than ranks). Each has a part of their gradient, so backward sums it over those ranks: an all-reduce of the
-    shard's size.
+    columns. `from_linear` shards a layer that exists. blocks: the number of equal blocks of output features, each of
+    them split (3 for a fused Q|K|V). replicas > 1: this number of neighbouring ranks has the same columns (key-value
+    heads, when there are fewer than ranks). Each has a part of their gradient, so backward sums it over those ranks: an
+    all-reduce of the shard's size.
 
     gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first.
     copy_input=False: x has passed f already (several layers share it). Sends nothing in forward (with
@@ -192,11 +192,7 @@ def row_parallel_sum(product: Tensor, bias: Parameter | None, comm: Comm) -> Ten
 
     # Once, after the sum; added on each rank before it, the bias would count t times.
     y += bias.data
-
-    def grad(g: xp.Array, out: xp.Array | None = None) -> xp.Array:
-        return xp.sum_rows(xp.as_rows(g), out)
-
-    return record("row_parallel_sum", y, edges, ((operand(bias), grad),), cost=y.size)
+    return record("row_parallel_sum", y, edges, ((operand(bias), xp.sum_rows),), cost=y.size)
 
 
 class HeadParallelDropout(AttentionDropout):

@@ -74,7 +74,7 @@ def gather_from_sequence_parallel_region(
 ) -> Tensor:
     """Return all ranks' rows; backward reduce-scatters the gradient.
 
-    tensor_parallel_output_grad=False: every rank has the same gradient, of which backward keeps its own rows.
+    tensor_parallel_output_grad=False: every rank has the same gradient, and backward keeps its own rows.
     regather: a node that would save the result saves this rank's rows instead and gathers again in backward, under
     purpose `regather`; without it, splitting the sequence would save nothing.
     """
@@ -183,7 +183,7 @@ class _Alias(Tensor):
 
 
 class _Gathered(Tensor):
-    """A gathered tensor of which only the shard is saved."""
+    """A gathered tensor that saves only the shard."""
 
     __slots__ = ("_kept",)
 

@@ -49,7 +49,7 @@ def take_shard(array: xp.Array, layout: Layout, rank: int, ranks: int) -> xp.Arr
     number = rank // layout.copies
     parts = front.reshape(blocks, shards, size, *front.shape[1:])[:, number].reshape(blocks * size, *front.shape[1:])
 
-    # The split dim goes back to its place, in an array of its own: the whole one may be freed.
+    # The split dim goes back to its place, in a new array: the whole one may be freed.
     shard = xp.empty(xp.moveaxis(parts, 0, dim).shape, array.dtype, array)
     xp.copyto(shard, xp.moveaxis(parts, 0, dim))
     return shard
@@ -93,7 +93,7 @@ def local_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike) -> xp.A
 
 
 def full_tensor(array: xp.Array, layout: Layout | None, mesh: MeshLike, why: str = "checkpoint") -> xp.Array:
-    """Return the global array of which `array` (in the shard's shape, or flat) is this rank's shard; on every rank.
+    """Return the global array whose shard on this rank is `array` (in the shard's shape, or flat); on every rank.
 
     Sends one all-gather over each of the layout's axes under purpose `why`; a replicated array sends nothing.
     """

@@ -12,11 +12,13 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3 (embedding, cross-entropy
 Proved by: tests/parallel/test_tensor.py
 """
 
+from functools import partial
+from operator import imul
 from typing import Any
 
 from minidist.autograd import Parameter, ShapeError, Tensor, linear
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import checked_divisor
+from minidist.autograd.ops.cross_entropy import divisor_and_rows
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -180,27 +182,9 @@ def vocab_parallel_cross_entropy(
     targets (...), words in [0, vocab_size) or ignore_index. Sends three all-reduces of one number per row in forward
     (largest logit, target's logit, sum of exponentials), purpose `tensor_forward`, and nothing in backward.
     """
-    targets = xp.as_array(targets)
-    if targets.shape != logits.shape[:-1]:
-        raise ShapeError(
-            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
-        )
-
-    # Check the targets, (batch x T,), and count those that are not ignored.
+    flat, counted = _checked_words(xp.as_array(targets), logits, ignore_index, comm.rank, vocab_size)
+    divisor, mean_over = divisor_and_rows("vocab_parallel_cross_entropy", divisor, flat, counted)
     first, last = vocab_range(vocab_size, comm.rank, comm.size)
-    flat = targets.reshape(-1)
-    counted = flat != ignore_index
-    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
-    if wrong.size:
-        raise UsageError(
-            f"rank {comm.rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
-        )
-    mean_over = ""
-    if divisor is None:
-        count = int(counted.sum())
-        divisor, mean_over = float(count or "nan"), f"{count} rows"
-    else:
-        divisor = checked_divisor("vocab_parallel_cross_entropy", divisor)
 
     # The three numbers of each token that need all words; `exponentials` holds scores, then their exponentials.
     x = operand(logits)
@@ -238,7 +222,7 @@ def vocab_parallel_cross_entropy(
 
     # As `cross_entropy`: 16 bits hold the logits, not their gradient before the loss scale, so it is computed in
     # backward. In float32 the exponentials become the gradient in place, and backward only scales it.
-    flops = 5 * scores.size
+    saved: tuple[xp.Array, ...]
     if x.half:
         kept, scores_shape = x.saved(), scores.shape
 
@@ -248,19 +232,30 @@ def vocab_parallel_cross_entropy(
             again[:, last - first :] = -xp.inf
             return gradient_from(xp.exp(again, out=again)) * g
 
-        edges, saved = ((x, grad_again),), (largest, totals)
-        again = record("vocab_parallel_cross_entropy", loss, edges, cost=flops, saved=saved)
-        return named_mean(again, mean_over) if mean_over else again
-
-    gradient = gradient_from(exponentials)
-
-    def grad(g: xp.Array) -> xp.Array:
-        result = gradient
-        result *= g  # in place: this node runs once
-        return result
-
-    recorded = record("vocab_parallel_cross_entropy", loss, ((x, grad),), cost=flops, saved=(gradient,))
+        edge, saved = (x, grad_again), (largest, totals)
+    else:
+        gradient = gradient_from(exponentials)
+        edge, saved = (x, partial(imul, gradient)), (gradient,)
+    recorded = record("vocab_parallel_cross_entropy", loss, (edge,), cost=5 * scores.size, saved=saved)
     return named_mean(recorded, mean_over) if mean_over else recorded
+
+
+def _checked_words(
+    targets: xp.Array, logits: Tensor, ignore_index: int, rank: int, vocab_size: int
+) -> tuple[xp.Array, xp.Array]:
+    """Return the targets (batch x T,), and which are not ignored; ShapeError and UsageError for wrong ones."""
+    if targets.shape != logits.shape[:-1]:
+        raise ShapeError(
+            f"vocab_parallel_cross_entropy: targets of shape {targets.shape} for logits of shape {logits.shape}"
+        )
+    flat = targets.reshape(-1)
+    counted = flat != ignore_index
+    wrong = flat[counted & ((flat < 0) | (flat >= vocab_size))]
+    if wrong.size:
+        raise UsageError(
+            f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
+        )
+    return flat, counted
 
 
 def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:

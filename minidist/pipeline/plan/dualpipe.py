@@ -81,7 +81,7 @@ def _rank_order(
     # Step 3, warm-up: the first backwards of the far direction; W fills the time.
     for _ in range(outer):
         order += [backward(1, True), waiting.popleft(), forward(1)]
-    # Step 4, steady state: the forward of one direction beside the backward of the other.
+    # Step 4, steady state: the forward of one direction together with the backward of the other.
     for i in range(pairs):
         if i == 0 and middle:
             order += [forward(0), backward(1)]

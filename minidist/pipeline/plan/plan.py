@@ -4,7 +4,7 @@
     rank 1   1F0 1B0 1F1 1B1          CSV: one line per rank, a comma between actions, an empty cell for an idle slot
 
 A stage is placed on the rank that computes its actions; nothing else says where it is. In DualPipe, and where a stage
-is replicated, several ranks compute one stage, each for micro-batches of its own.
+is replicated, several ranks compute one stage, each for different micro-batches.
 
 Proved by: tests/pipeline/test_plans.py
 """

@@ -10,7 +10,7 @@ Proved by: tests/pipeline/test_plans.py
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,32 @@ class Schedule:
 
         Raises UsageError when the schedule cannot be made.
         """
-        # Sizes.
+        v = self._chunks_per_rank(stages, microbatches, chunks)
+        known = inspect.signature(self.function).parameters
+        self._check_options(known, options)
+
+        # The orders.
+        judged = inspect.signature(self.takes).parameters if self.takes else {}
+        given = {option: value for option, value in options.items() if option in judged}
+        problem = self.takes(stages, microbatches, v, **given) if self.takes else None
+        if problem:
+            raise UsageError(
+                f"schedule {quoted(self.name)} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
+            )
+        arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
+        orders = self.function(**arguments, **options)
+
+        # What a plan has in addition to its orders.
+        batches = options.get("batches", 1)
+        updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
+        if options.get("replicas") is not None:  # then there are fewer stages than ranks
+            stages = 1 + actions_of(orders[-1][0])[0].stage
+        return Plan(
+            self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1
+        )
+
+    def _chunks_per_rank(self, stages: int, microbatches: int, chunks: int | None) -> int:
+        """Return how many stages each rank has; UsageError for sizes that the schedule cannot have."""
         for name, value in (("--stages", stages), ("--microbatches", microbatches), ("--chunks", chunks)):
             if value is not None and value < 1:
                 raise UsageError(f"{name} is {value}; it must be at least 1")
@@ -64,9 +89,10 @@ class Schedule:
                 f"{quoted(stages)} ranks x {quoted(v)} chunks x {quoted(microbatches)} micro-batches do not fit in"
                 f" memory; a plan has at most {MAX_FORWARDS:,} forwards"
             )
+        return v
 
-        # Options: the function's further arguments, of the types of their defaults.
-        known = inspect.signature(self.function).parameters
+    def _check_options(self, known: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
+        """Raise UsageError unless options are the function's further arguments, of the types of their defaults."""
         for option, value in options.items():
             if option in ("p", "m", "v") or option not in known:
                 allowed = [name for name in known if name not in ("p", "m", "v")]
@@ -80,26 +106,6 @@ class Schedule:
                     f"{option}={quoted(value)} of schedule {quoted(self.name)}; it must be"
                     f" {'true or false' if kind is bool else 'a whole number'}"
                 )
-
-        # The orders.
-        judged = inspect.signature(self.takes).parameters if self.takes else {}
-        given = {option: value for option, value in options.items() if option in judged}
-        problem = self.takes(stages, microbatches, v, **given) if self.takes else None
-        if problem:
-            raise UsageError(
-                f"schedule {quoted(self.name)} on {stages} stages cannot take {microbatches} micro-batches: {problem}"
-            )
-        arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
-        orders = self.function(**arguments, **options)
-
-        # What a plan is besides its orders.
-        batches = options.get("batches", 1)
-        updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
-        if options.get("replicas") is not None:  # then there are fewer stages than ranks
-            stages = 1 + actions_of(orders[-1][0])[0].stage
-        return Plan(
-            self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1
-        )
 
 
 SCHEDULES: Registry[Schedule] = Registry("schedule")

@@ -28,7 +28,7 @@ class LayerTimes(NamedTuple):
     """What a rank measured of each layer, zeros for those of other ranks; and of what is in front and behind.
 
     seconds: per step. flops: of the forward passes of a step. front, back: seconds per step of what the first and the
-    last stage compute beside their layers.
+    last stage compute in addition to their layers.
     """
 
     seconds: np.ndarray

@@ -20,18 +20,18 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.base.watchers import watchers
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
-from minidist.pipeline.runtime.shapes import TENSORS, Key, StageMetadata, dtype_of
+from minidist.pipeline.runtime.shapes import TENSORS, Key, StageMetadata
 
 MAX_TAG = 2**14
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
-Message = tuple[
-    str, int, int, int
-]  # "F" or "B", from stage, to stage, micro-batch; a gradient goes to an earlier stage
+# "F" or "B", from stage, to stage, micro-batch; a gradient goes to an earlier stage
+Message = tuple[str, int, int, int]
 Orders = Sequence[Sequence[Sequence[Action]]]  # of all ranks, items as their actions
 
 
@@ -56,13 +56,8 @@ class Messages:
     def set_shapes(self, metadata: StageMetadata) -> None:
         """Set what will cross this rank's stage boundaries: the buffers, ranks and tags of all messages of a step."""
         self.metadata = metadata
-        skipping = any(target > stage + 1 for (stage, _), targets in metadata.targets.items() for target in targets)
         pairs = (self.plan.stages - 1) * (self.plan.stages - 2) // 2  # of stages that are not neighbours
-        if skipping and self.plan.microbatches * pairs * TENSORS > MAX_TAG:
-            raise UsageError(
-                f"with connections that skip some of {self.plan.stages} stages at most {MAX_TAG // (pairs * TENSORS)}"
-                f" micro-batches fit, not {self.plan.microbatches}; take fewer"
-            )
+        self._check_tags(pairs)
 
         # What crosses from rank to rank: communicator, the other rank, first tag; and each tensor's shape and dtype.
         self.routes: dict[Message, tuple[Comm, int, int]] = {}
@@ -72,7 +67,7 @@ class Messages:
                 continue
             sends = self.rank_of[source, i] == self.comm.rank
             other = self.rank_of[target if sends else source, i]
-            shapes = [(shape, dtype_of(dtype)) for shape, dtype in tensors]
+            shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
             for message in (("F", source, target, i), ("B", target, source, i)):
                 if target == source + 1:
                     self.routes[message] = self.comm, other, self.tags[message[0], message[2], i]
@@ -82,6 +77,16 @@ class Messages:
                 floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in "fV"]
                 self.tensors[message] = shapes if message[0] == "F" else floats
         self.released = self._arrivals()
+
+    def _check_tags(self, pairs: int) -> None:
+        """Raise UsageError when messages that skip stages would need more tags than there are."""
+        targets = self.metadata.targets.items()
+        skipping = any(target > stage + 1 for (stage, _), found in targets for target in found)
+        if skipping and self.plan.microbatches * pairs * TENSORS > MAX_TAG:
+            raise UsageError(
+                f"with connections that skip some of {self.plan.stages} stages at most {MAX_TAG // (pairs * TENSORS)}"
+                f" micro-batches fit, not {self.plan.microbatches}; take fewer"
+            )
 
     def begin(self) -> None:
         """Begin a step: nothing is on its way."""

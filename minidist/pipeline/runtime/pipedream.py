@@ -45,9 +45,9 @@ class WeightVersions:
         versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat))
         Pipeline(comm, plan, stages, loss, versions=versions).step(inputs, targets)      # a whole stream, with updates
 
-    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become a flat
-    unit of their own); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
-    first of these. Memory is bounded by the versions in use, of which there are at most as many as stages.
+    make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become another
+    flat unit); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
+    first of these. Memory is bounded by the versions in use: there are at most as many as stages.
     keep_gradients: each unit's `gradient` is a copy of that of its latest update. With keep_history=True, which keeps
     everything: history: the flat weights after each update, version 0 first, of every
     stage with parameters; used: (kind, stage, micro-batch) -> version, also in the trace as spans of category
@@ -87,9 +87,10 @@ class WeightVersions:
         self.units: dict[int, list[UnitVersions]] = {}
         for stage in stages:
             n, flat = stage.number, stage.flats[0]
-            own = [flat] if len(flat) else []
-            rule, keep = self._rule(n), (keep_history, keep_gradients)
-            self.units[n] = [UnitVersions(f, make_optimizer(f), rule, *keep) for f in own]
+            self.units[n] = []
+            if len(flat):
+                arguments = flat, make_optimizer(flat), self._rule(n), keep_history, keep_gradients
+                self.units[n].append(UnitVersions(*arguments))
         for n, flat in separated.items():
             places = self._places_of(n, flat)
             rounds = self._round_of_shared(places)
@@ -107,12 +108,16 @@ class WeightVersions:
         self._ended: tuple[int, int] | None = None  # (stage, micro-batch) whose gradient is whole and not used yet
         self._begun = dict.fromkeys(self.units, 0)  # forwards so far
         self._count = plan.microbatches  # of the stream
-        self.rounds: dict[int, GradientReducer] = {}
-        if self.replicas:
-            group = comm.split(stages[0].number, comm.rank)  # a rank has one stage
-            for n, unit in self.own.items():
-                if n in self.replicas:
-                    self.rounds[n] = GradientReducer(unit.flat, group, algorithm=reduction, unused="fill")
+        self.rounds = self._reducers(stages[0].number, reduction) if self.replicas else {}
+
+    def _reducers(self, stage: int, algorithm: str) -> dict[int, GradientReducer]:
+        """Return what sums a round's gradients over the replicas of this rank's only stage."""
+        group = self.comm.split(stage, self.comm.rank)
+        return {
+            n: GradientReducer(unit.flat, group, algorithm=algorithm, unused="fill")
+            for n, unit in self.own.items()
+            if n in self.replicas
+        }
 
     def _rule(self, stage: int) -> VersionRule | None:
         """Return the version by micro-batch of a stage's own unit; None where the order of actions makes it."""

@@ -13,9 +13,10 @@ validated before anything runs, so a wrong one raises an error and does not hang
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, nor
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.running_statistics import Exchange, RunningStatistics, batch_norms
 from minidist.pipeline.passes import forwards, lower
-from minidist.pipeline.plan import Plan, actions_of
+from minidist.pipeline.plan import Action, Plan, actions_of
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.pipeline.runtime.norm import gather_blocks
@@ -46,6 +47,9 @@ from minidist.pipeline.times import Times
 from minidist.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
+
+
+SENDS = {"SEND_F": 1, "SEND_B": -1}  # the stage that a transfer goes to, relative to its own
 
 
 class Step(NamedTuple):
@@ -71,6 +75,37 @@ def _prepared(plan: Plan, prefetch: int, may_be_wrong: bool) -> tuple[Plan, Orde
     lowered = plan if plan.is_lowered else lower(plan, prefetch)
     orders = [[actions_of(item) for item in order] for order in lowered.orders]
     return lowered, orders, MappingProxyType(lowered.rank_of_stage())
+
+
+def _steps(order: Sequence[Sequence[Action]]) -> list[list[Step]]:
+    """Return a rank's order with its actions taken apart."""
+    return [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in order]
+
+
+def _check_flushes(plan: Plan, versions: WeightVersions | None, data: Comm | None) -> None:
+    """Raise UsageError for a sum over the data axis with weights that change on the way."""
+    if versions is not None and data is not None:
+        raise UsageError(
+            f"plan {plan.name!r} updates its weights on the way, so data= has no moment to sum gradients over it;"
+            " give its stages several ranks in the plan instead, or take a schedule that flushes, such as 1f1b"
+        )
+
+
+def _check_fits(plan: Plan, comm: Comm, stages: Collection[int], versions: WeightVersions | None) -> None:
+    """Raise UsageError unless the plan is for these ranks, and for the stages of this one."""
+    if plan.updates not in ("flush", "none") and versions is None:
+        raise UsageError(
+            f"plan {plan.name!r} updates its weights on the way; give the pipeline versions=WeightVersions(...)"
+        )
+    if plan.ranks != comm.size:
+        raise UsageError(
+            f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks"
+        )
+    if sorted(stages) != plan.stages_of(comm.rank):
+        raise UsageError(
+            f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
+            f" with {sorted(stages)}; build the stages of Plan.stages_of(rank)"
+        )
 
 
 class Pipeline:
@@ -122,36 +157,20 @@ class Pipeline:
         profile: LayerProfile | None = None,
     ) -> None:
         check_communicator(comm, "Pipeline")
-        if versions is not None and data is not None:
-            raise UsageError(
-                f"plan {plan.name!r} updates its weights on the way, so data= has no moment to sum gradients over it;"
-                " give its stages several ranks in the plan instead, or take a schedule that flushes, such as 1f1b"
-            )
+        _check_flushes(plan, versions, data)
 
         # [1] The plan: valid, for these ranks and for these stages.
         fixed = plan.with_orders(tuple(tuple(order) for order in plan.orders))
         lowered, orders, rank_of = _prepared(fixed, prefetch, versions is not None)
-        if plan.updates not in ("flush", "none") and versions is None:
-            raise UsageError(
-                f"plan {plan.name!r} updates its weights on the way; give the pipeline versions=WeightVersions(...)"
-            )
-        if plan.ranks != comm.size:
-            raise UsageError(
-                f"plan {plan.name!r} is for {plan.ranks} ranks and there are {comm.size}; start {plan.ranks} ranks"
-            )
         self.stages = {stage.number: stage for stage in stages}
-        if sorted(self.stages) != plan.stages_of(comm.rank):
-            raise UsageError(
-                f"rank {comm.rank}: plan {plan.name!r} gives it stages {plan.stages_of(comm.rank)} and it was built"
-                f" with {sorted(self.stages)}; build the stages of Plan.stages_of(rank)"
-            )
+        _check_fits(plan, comm, self.stages, versions)
         self.comm, self.loss, self.versions, self.times, self.profile = comm, loss, versions, times, profile
         self.coordinates, self.prefetch, self.reduce_each = coordinates, prefetch, reduce_each
         self.flats = [flat for stage in self.stages.values() for flat in stage.flats]
 
         # [2] What each action does: computations and transfers in one order.
         self.plan = lowered
-        self.order = [[Step(a.kind, a.stage, a.microbatch, str(a)) for a in item] for item in orders[comm.rank]]
+        self.order = _steps(orders[comm.rank])
         self.recomputed = {(a.stage, a.microbatch) for item in self.order for a in item if a.kind == "RECOMPUTE"}
         self.messages = Messages(comm, self.plan, orders, rank_of, period)
         self.metadata = StageMetadata()
@@ -161,32 +180,55 @@ class Pipeline:
             self._know(metadata)
 
         # [3] Who sums the gradients: the places (stage, rank) of a shared parameter first, then a stage's replicas.
-        parameters = {n: stage.parameters for n, stage in self.stages.items()}
-        if shared is None and versions is not None:
-            shared = versions.shared
-        elif shared is None and shards is not None:
-            shared = SharedShards(comm.dup(), parameters, tied, shards)
-        self.shared = shared or SharedGradients(comm.dup(), parameters, tied)
+        self.shared = self._shared_gradients(tied, shards) if shared is None else shared
         self.reducers: dict[int, list[GradientReducer]] = {n: list(given) for n, given in (reducers or {}).items()}
-        if data is not None and data.size > 1 and reducers is None and shards is None:
-            for n, stage in sorted(self.stages.items()):
-                self.reducers[n] = [
-                    GradientReducer(flat, data.dup(), algorithm=reduction, unused="zeros")
-                    for flat in stage.flats
-                    if len(flat)
-                ]
+        if reducers is None and shards is None:
+            self.reducers = self._replica_reducers(data, reduction)
+        # Shared parameters are summed over their places first, at the end of the step.
+        self.reduced_early = set() if reduce_each else self.reducers.keys() - self.shared.stages
 
         # [4] Who combines running statistics of batch norms: the ranks of a stage (two in DualPipe), then its replicas.
-        self.statistics = []
-        for n, ranks in plan.holders().items():
-            if n in self.stages:
-                statistics = RunningStatistics(self.stages[n].module, self._exchange(ranks), data)
-                self.statistics += [statistics] if statistics.layers else []
-        if self.statistics and versions is not None:
+        self.statistics = self._running_statistics(data)
+
+    def _shared_gradients(
+        self, tied: Sequence[str], shards: Mapping[int, Sequence[Shard]] | None
+    ) -> SharedGradients | SharedShards:
+        """Return what sums the gradients of shared parameters over their places."""
+        if self.versions is not None:
+            return self.versions.shared
+        parameters = {n: stage.parameters for n, stage in self.stages.items()}
+        if shards is not None:
+            return SharedShards(self.comm.dup(), parameters, tied, shards)
+        return SharedGradients(self.comm.dup(), parameters, tied)
+
+    def _replica_reducers(self, data: Comm | None, algorithm: str) -> dict[int, list[GradientReducer]]:
+        """Return what sums the gradients of each stage over the data axis."""
+        if data is None or data.size == 1:
+            return {}
+        return {
+            n: [
+                GradientReducer(flat, data.dup(), algorithm=algorithm, unused="zeros")
+                for flat in stage.flats
+                if len(flat)
+            ]
+            for n, stage in sorted(self.stages.items())
+        }
+
+    def _running_statistics(self, data: Comm | None) -> list[RunningStatistics]:
+        """Return those of this rank's stages; UsageError where the ranks of a stage update at different times."""
+        found = [
+            RunningStatistics(self.stages[n].module, self._exchange(ranks), data)
+            for n, ranks in self.plan.holders().items()
+            if n in self.stages
+        ]
+        found = [statistics for statistics in found if statistics.layers]
+        if found and self.versions is not None:
             raise UsageError(
-                f"plan {plan.name!r} updates a stage with batch normalisation on several ranks at different times, and"
-                " its running statistics are those of all rows of one step; take a schedule that flushes, such as 1f1b"
+                f"plan {self.plan.name!r} updates a stage with batch normalisation on several ranks at different times,"
+                " and its running statistics are those of all rows of one step; take a schedule that flushes, such as"
+                " 1f1b"
             )
+        return found
 
     def _exchange(self, ranks: Sequence[int]) -> Exchange | None:
         """Return how the ranks that compute one stage gather their words: each sends its own to all others."""
@@ -254,7 +296,7 @@ class Pipeline:
             got = 0 if targets is None else len(targets)
             raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
         described = inputs.described if isinstance(inputs, MicroBatches) else inputs
-        if self.metadata.inputs != [(value.shape, value.dtype) for value in described]:
+        if self.metadata.inputs != list(map(attrgetter("shape", "dtype"), described)):
             rank_of = self.messages.rank_of
             self._know(exchange_shapes(self.comm, rank_of, self.plan.stages, described, self._dry_run))
         # Zeros of micro-batches whose last stage is elsewhere; a stream's have the places of those that are long ago.
@@ -290,15 +332,12 @@ class Pipeline:
                 if kind in ("RECV_F", "RECV_B"):
                     messages.post(kind[-1], stage, i)
                     continue
-                if kind == "SEND_F":
-                    messages.send("F", stage, stage + 1, i)
-                    continue
-                if kind == "SEND_B":
-                    messages.send("B", stage, stage - 1, i)
+                if kind in SENDS:
+                    messages.send(kind[-1], stage, stage + SENDS[kind], i)
                     continue
                 # Reduction: the stage's gradients are complete, so the sum over the replicas starts behind the compute.
                 if kind == "REDUCE_GRAD":
-                    if stage in self.reducers and stage not in self.shared.stages and not self.reduce_each:
+                    if stage in self.reduced_early:
                         self._start_reduction(stage)
                     continue
 
@@ -307,37 +346,7 @@ class Pipeline:
                     versions.update()
                 if profile is not None:
                     profile.begin(name)
-                # Forward: take the input, bind the weights of its version, compute, enqueue the output.
-                if kind == "F":
-                    arrays = [self.inputs[i]] if stage == 0 else messages.take("F", stage, i)
-                    if versions is not None:
-                        versions.before_forward(stage, i)
-                    with self.coordinates(i):
-                        self._forward(stage, i, arrays)
-                    del arrays  # what is kept for backward is kept in `alive` alone
-                # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
-                elif kind in ("B", "I"):
-                    arrays = messages.take("B", stage, i)
-                    if versions is not None:
-                        versions.before_backward(stage, i)
-                    with self.coordinates(i):
-                        self._backward(stage, i, arrays, "now" if kind == "B" else "deferred")
-                    del arrays
-                    if versions is not None:
-                        versions.after_backward(stage, i)
-                # Weight backward: the weight gradients that I left.
-                elif kind == "W":
-                    if (work := self.deferred.pop((stage, i))) is not None:
-                        with self.coordinates(i):
-                            work.run()
-                    if self.reduce_each:  # a reducer finishes by itself at the end of a pass, but that pass (I) is over
-                        self._finish_reduction(stage)
-                # Recomputation: the second forward from the kept input, this time recorded.
-                else:
-                    if versions is not None:
-                        versions.before_recompute(stage, i)
-                    with self.coordinates(i):
-                        self.alive[stage, i] = self._recompute(stage, i)
+                self._compute_action(kind, stage, i)
 
                 # The virtual clock advances by what was counted, or by what the caller says that an action takes.
                 if self.times is None:
@@ -347,6 +356,40 @@ class Pipeline:
                 if profile is not None:
                     profile.end(stage, kind)
             messages.release(arrived)
+
+    def _compute_action(self, kind: str, stage: int, i: int) -> None:
+        """Compute an action: take what it needs, bind the weights of its version, run the stage's module."""
+        versions = self.versions
+        # Forward: the output is enqueued, and what is kept for backward is kept in `alive` alone.
+        if kind == "F":
+            arrays = [self.inputs[i]] if stage == 0 else self.messages.take("F", stage, i)
+            if versions is not None:
+                versions.before_forward(stage, i)
+            with self.coordinates(i):
+                self._forward(stage, i, arrays)
+        # Backward, of inputs and weights (B) or of inputs alone (I): as the forward, with gradients.
+        elif kind in ("B", "I"):
+            arrays = self.messages.take("B", stage, i)
+            if versions is not None:
+                versions.before_backward(stage, i)
+            with self.coordinates(i):
+                self._backward(stage, i, arrays, "now" if kind == "B" else "deferred")
+            del arrays
+            if versions is not None:
+                versions.after_backward(stage, i)
+        # Weight backward: the weight gradients that I left.
+        elif kind == "W":
+            if (work := self.deferred.pop((stage, i))) is not None:
+                with self.coordinates(i):
+                    work.run()
+            if self.reduce_each:  # a reducer finishes by itself at the end of a pass, but that pass (I) is over
+                self._finish_reduction(stage)
+        # Recomputation: the second forward from the kept input, this time recorded.
+        else:
+            if versions is not None:
+                versions.before_recompute(stage, i)
+            with self.coordinates(i):
+                self.alive[stage, i] = self._recompute(stage, i)
 
     def sum_gradients(self) -> None:
         """Sum what is complete at the end: shared parameters over their places, then everything over the replicas."""
@@ -504,7 +547,7 @@ class Pipeline:
     # --- before it starts ---
 
     def _dry_run(self, stage: int, arrays: list[Any]) -> list[tuple[int, Any]]:
-        """Return each output of a stage, with the stage that it goes to, from a forward of which nothing is kept."""
+        """Return each output of a stage, with the stage that it goes to, from a forward that keeps nothing."""
         leaves = arrays if stage == 0 and not has_gradient(arrays[0].dtype) else [Tensor(array) for array in arrays]
         module = self.stages[stage].module
         # Norms that exchange statistics send nothing here: other replicas may have other shapes, and so other passes.

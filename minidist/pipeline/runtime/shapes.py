@@ -17,6 +17,7 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
+from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 
@@ -77,6 +78,12 @@ class StageMetadata:
     sources: dict[Key, list[int]] = field(default_factory=dict)
     targets: dict[Key, list[int]] = field(default_factory=dict)
 
+    def note(self, stage: int, i: int, arriving: Mapping[Way, Tensors], leaving: Mapping[Way, Tensors]) -> None:
+        """Note what a stage gets and sends of micro-batch i."""
+        self.tensors.update({(*way, i): tensors for way, tensors in (*arriving.items(), *leaving.items())})
+        self.sources[stage, i] = [source for source, _ in arriving]
+        self.targets[stage, i] = [target for _, target in leaving]
+
     def of_first(self, count: int) -> "StageMetadata":
         """Return what crosses in the first `count` micro-batches alone."""
         return StageMetadata(
@@ -87,21 +94,39 @@ class StageMetadata:
         )
 
 
-def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the dtype of that name, also of bfloat16."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        name = ml_dtypes.bfloat16
-    found: np.dtype[Any] = np.dtype(name)
-    return found
-
-
 def signature(value: Any) -> tuple[tuple[int, ...], str]:
     """Return shape and dtype of an array; UsageError for a dtype that cannot be sent."""
     if value.dtype.name not in DTYPES:
         raise UsageError(f"a tensor of {value.dtype} cannot cross a stage boundary; use one of {', '.join(DTYPES)}")
     return tuple(value.shape), value.dtype.name
+
+
+def _by_path(rank_of: Mapping[Key, int], stages: int, inputs: Sequence[Any]) -> dict[tuple[Any, ...], list[int]]:
+    """Return the micro-batches of each path and shape: these have the same tensors everywhere."""
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for i, value in enumerate(inputs):
+        path = tuple(rank_of[stage, i] for stage in range(stages))
+        groups.setdefault((path, signature(value)), []).append(i)
+    return groups
+
+
+def _arriving(stage: int, travelling: dict[Way, Tensors]) -> dict[Way, Tensors]:
+    """Return what arrives at a stage: the neighbour's, then the skip connections by stage."""
+    ways = sorted((way for way in travelling if way[1] == stage), reverse=True)
+    return {way: travelling[way] for way in ways[:1] + ways[:0:-1]}
+
+
+def _outputs(
+    stage: int, stages: int, arriving: Tensors, run: Callable[[int, list[Any]], list[tuple[int, Any]]]
+) -> dict[Way, Tensors]:
+    """Return what leaves a stage that runs on zeros of these shapes: nothing leaves the last one."""
+    if stage + 1 == stages:
+        return {}
+    leaving: dict[Way, Tensors] = {(stage, stage + 1): []}
+    for target, array in run(stage, [xp.zeros(shape, named_dtype(dtype)) for shape, dtype in arriving]):
+        _check_target(stage, target, stages)
+        leaving.setdefault((stage, target), []).append(signature(array))
+    return leaving
 
 
 def exchange_shapes(
@@ -118,14 +143,10 @@ def exchange_shapes(
     Each distinct path through the ranks and input shape sends one message of `WORDS` numbers per boundary between ranks
     (startup); what skips stages is told in it, so that the message to the next stage is the only one.
     """
-    # Micro-batches of one path and one shape have the same tensors everywhere.
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, value in enumerate(inputs):
-        path = tuple(rank_of[stage, i] for stage in range(stages))
-        groups.setdefault((path, signature(value)), []).append(i)
-
+    groups = _by_path(rank_of, stages, inputs)
     metadata = StageMetadata([(value.shape, value.dtype) for value in inputs])
-    with purpose("startup"):
+    # Also what layers send in it: this pass is none of a step.
+    with purpose("startup", whole=True):
         for (path, first), members in groups.items():
             travelling: dict[Way, Tensors] = {(-1, 0): [first]}
             for stage in range(stages):
@@ -137,23 +158,11 @@ def exchange_shapes(
                 if comm.rank != path[stage]:
                     continue
 
-                # What arrives: the neighbour's, then the skip connections by stage. Run it as zeros.
-                arriving = sorted((way for way in travelling if way[1] == stage), reverse=True)
-                arriving = arriving[:1] + arriving[:0:-1]
-                arrays = [xp.zeros(shape, dtype_of(dtype)) for way in arriving for shape, dtype in travelling[way]]
-                leaving: dict[Way, Tensors] = {}
-                if stage + 1 < stages:
-                    leaving = {(stage, stage + 1): []}
-                    for target, array in run(stage, arrays):
-                        _check_target(stage, target, stages)
-                        leaving.setdefault((stage, target), []).append(signature(array))
-
-                # Note it for every micro-batch of the group, and tell the next stage.
+                # Run what arrives as zeros, note it for every micro-batch of the group, and tell the next stage.
+                arriving = _arriving(stage, travelling)
+                leaving = _outputs(stage, stages, [tensor for tensors in arriving.values() for tensor in tensors], run)
                 for i in members:
-                    metadata.tensors.update({(*way, i): travelling[way] for way in arriving})
-                    metadata.tensors.update({(*way, i): tensors for way, tensors in leaving.items()})
-                    metadata.sources[stage, i] = [source for source, _ in arriving]
-                    metadata.targets[stage, i] = [target for _, target in leaving]
+                    metadata.note(stage, i, arriving, leaving)
                 travelling = {way: tensors for way, tensors in travelling.items() if way[1] > stage} | leaving
                 if stage + 1 < stages and path[stage + 1] != comm.rank:
                     comm.send(_pack(travelling), path[stage + 1])

@@ -12,7 +12,7 @@ headers of the messages say what the optimizer's last step was: a copy with anot
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,33 +54,11 @@ class SharedGradients:
         names = {_word(name): name for _, name in self.mine}
         rows = [[stage, _word(name), *_digest(parameter)] for (stage, name), parameter in self.mine.items()]
         table = _gather_rows(comm, np.array(rows, np.int64).reshape(-1, ROW))
-        on_any_rank = {row[2] for row in table}
-        for name in tied:
-            if _word(name) not in on_any_rank:
-                hint = nearest(name, names.values())
-                raise UsageError(f"tied parameter {name!r} is on no stage{hint}; name one of the stages' parameters")
-
+        _check_tied(table, tied, names)
         _check_untied(table, set(tied), self.mine)
+        where = _places(table, {_word(name) for name in tied}, names, comm.rank)
 
-        # A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
-        tied_words = {_word(name) for name in tied}
-        where: dict[tuple[int | None, int], list[Place]] = {}
-        values: dict[tuple[int | None, int], Any] = {}
-        for rank, stage, word, *digest in table:
-            key = (None if word in tied_words else stage, word)
-            where.setdefault(key, []).append((stage, rank))
-            if values.setdefault(key, digest) != digest:
-                raise MismatchError(
-                    f"rank {comm.rank}: the copies of {_called(names.get(word))} differ between {_between(where[key])};"
-                    " build every copy from the same seed"
-                )
-
-        # Parameters with the same places travel together; the tied ones come first.
-        groups: dict[tuple[bool, tuple[Place, ...]], list[str]] = {}
-        for (stage_, word), places in sorted(where.items(), key=lambda item: (item[0][0] is not None, item[0][0] or 0)):
-            if len(places) > 1 and word in names:
-                groups.setdefault((stage_ is None, tuple(sorted(places))), []).append(names[word])
-        self.groups = [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
+        self.groups = _groups(where, names)
         self.stages = {stage for group in self.groups for stage, _ in group.places}
         self.copies = {place + (name,) for group in self.groups for place in group.places[1:] for name in group.names}
 
@@ -158,6 +136,44 @@ def _check_names(parameters: Mapping[int, Sequence[Parameter]]) -> None:
                 f"two parameters of stage {stage} are called {twice!r}; call module.initialize(seed, prefix=...), which"
                 " names every parameter by its path and draws its values"
             )
+
+
+def _check_tied(table: Sequence[list[int]], tied: Sequence[str], names: Mapping[int, str]) -> None:
+    """Raise UsageError for a tied parameter that no rank has. names: this rank's parameters, by word."""
+    on_any_rank = {row[2] for row in table}
+    for name in tied:
+        if _word(name) not in on_any_rank:
+            hint = nearest(name, names.values())
+            raise UsageError(f"tied parameter {name!r} is on no stage{hint}; name one of the stages' parameters")
+
+
+def _places(
+    table: Sequence[list[int]], tied: Collection[int], names: Mapping[int, str], rank: int
+) -> dict[tuple[int | None, int], list[Place]]:
+    """Return the places of each parameter, by stage (None: of a tied one) and word; MismatchError for unequal copies.
+
+    A parameter is the same one where its name is tied, or where its stage is computed by several ranks.
+    """
+    where: dict[tuple[int | None, int], list[Place]] = {}
+    values: dict[tuple[int | None, int], Any] = {}
+    for holder, stage, word, *digest in table:
+        key = (None if word in tied else stage, word)
+        where.setdefault(key, []).append((stage, holder))
+        if values.setdefault(key, digest) != digest:
+            raise MismatchError(
+                f"rank {rank}: the copies of {_called(names.get(word))} differ between {_between(where[key])};"
+                " build every copy from the same seed"
+            )
+    return where
+
+
+def _groups(where: Mapping[tuple[int | None, int], list[Place]], names: Mapping[int, str]) -> list[Group]:
+    """Return this rank's parameters with several places: those of the same places together, the tied ones first."""
+    groups: dict[tuple[bool, tuple[Place, ...]], list[str]] = {}
+    for (stage, word), places in sorted(where.items(), key=lambda item: (item[0][0] is not None, item[0][0] or 0)):
+        if len(places) > 1 and word in names:
+            groups.setdefault((stage is None, tuple(sorted(places))), []).append(names[word])
+    return [Group(list(places), found, is_tied) for (is_tied, places), found in groups.items()]
 
 
 def _check_untied(table: Sequence[list[int]], tied: set[str], mine: Mapping[tuple[int, str], Parameter]) -> None:

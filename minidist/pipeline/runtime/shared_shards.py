@@ -3,7 +3,7 @@
     stage 0   data rank 0  | shard 0 |  ◀──▶  | shard 0 |  data rank 0   stage 3
               data rank 1  | shard 1 |  ◀──▶  | shard 1 |  data rank 1                each sends 1/n of the tied weight
 
-That needs replicas that are cut the same way, so a tied weight is a unit of its own on both stages. Without sharding
+That needs replicas that are cut the same way, so a tied weight is a separate unit on both stages. Without sharding
 the replicas are summed first, whole, and over the data axis afterwards (`shared.py`).
 
 Proved by: tests/train/test_pipelines.py

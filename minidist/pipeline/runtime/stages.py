@@ -61,7 +61,7 @@ class PipelineStage:
         return [parameter for flat in self.flats for parameter in flat.parameters]
 
     def separate(self, names: Sequence[str]) -> FlatParameters | None:
-        """Make its parameters of these names a flat unit of their own, behind the rest; None when it has none."""
+        """Make its parameters of these names a separate flat unit, behind the rest; None when it has none."""
         separated = [p for p in self.parameters if p.requires_grad and p.name in names]
         if not separated:
             return None
@@ -177,20 +177,13 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
             " stage(first, last, is_first, is_last) that returns a Module, or make PipelineStages of its parts yourself"
         )
     check_whole("stages", stages, 1)
-    if cuts is None and stages > len(blocks):
-        raise UsageError(
-            f"cannot cut {len(blocks)} layers into {stages} stages: a stage needs at least one; use --layers {stages},"
-            f" or at most {len(blocks)} stages (ranks x chunks)"
-        )
-    sizes = list(cuts) if cuts is not None else chunk_sizes(len(blocks), stages)
-    if len(sizes) != stages or sum(sizes) != len(blocks) or min(sizes) < 0:
-        raise UsageError(
-            f"cuts {sizes} do not make {stages} stages of {len(blocks)} layers; give {stages} numbers whose sum is"
-            f" {len(blocks)}"
-        )
-    bounds = pairwise(offsets(sizes))
+    bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
+    return made, _shared_names(model, made)
 
+
+def _shared_names(model: Any, made: Sequence[Module]) -> list[str]:
+    """Return the parameters that several stages have; UsageError for one that is in no stage, or whose name is not."""
     # What no stage has would not be computed; what several have is tied. Both go by the names.
     names = Counter(parameter.name for parameter in model.parameters())
     for name, count in names.items():
@@ -203,7 +196,8 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     for name, parameter in model.named_parameters():
         if parameter.name not in counts:
             raise UsageError(
-                f"parameter {name!r} of {type(model).__name__} is in none of the {stages} stages; let its method stage"
-                " put what comes in front of the blocks into the first one (is_first), and what follows into the last"
+                f"parameter {name!r} of {type(model).__name__} is in none of the {len(made)} stages; let its method"
+                " stage put what comes in front of the blocks into the first one (is_first), and what follows into the"
+                " last"
             )
-    return made, [name for name, count in counts.items() if count > 1]
+    return [name for name, count in counts.items() if count > 1]

@@ -12,9 +12,22 @@ from functools import lru_cache
 from typing import Any
 
 from minidist.base.errors import UsageError
+from minidist.base.limits import check_count
 from minidist.planning.architecture import Architecture
 
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE = ("none", "selective", "full", "sqrt")
+ATTENTION = ("fused", "unfused")
+# What kernels keep of a gated block -> the shares of what eager ones keep in addition: least, likely, most.
+KERNELS = {"any": (0.0, 0.5, 1.0), "fused": (0.0, 0.0, 0.0), "eager": (1.0, 1.0, 1.0)}
+DEFAULT_LENGTH = 8192  # tokens per sequence of a model that can have more, as most models are trained
+MAX_LENGTH = 10**8
+
+# Bytes per parameter of the value, the gradient and the optimizer's states, below ZeRO 3 and with ZeRO 3.
+ACCOUNTINGS = {
+    "megatron": ((2, 4, 12), (4, 4, 8)),  # float32 sums of gradients; the shard of FSDP is value and master copy in one
+    "zero": ((2, 2, 12), (2, 2, 12)),  # Rajbhandari et al., SC 2020, section 3.1
+    "fp32-accumulation": ((2, 6, 12), (2, 6, 12)),  # 2-byte gradients and their float32 sums (Ultra-Scale Playbook)
+}
 
 
 @dataclass(frozen=True)
@@ -22,8 +35,10 @@ class ClusterLayout:
     """Degrees of parallelism and the micro-batches of one data-parallel rank.
 
     dp, tp, pp, cp: data, tensor, pipeline and context parallel ranks; ep divides the dp * cp (* tp) ranks of a stage;
-    vp: the chunks of layers per pipeline rank; zero: ZeRO stage; micro_batch: sequences; microbatches: per step. etp:
-    the tensor-parallel ranks over which an expert is divided; None: all of tp, unless ep needs them.
+    vp: the chunks of layers per pipeline rank; zero: ZeRO stage; micro_batch: sequences; microbatches: per step;
+    recompute: none, selective, full (each block) or sqrt (each of sqrt(L) segments of a rank's L blocks). etp: the
+    tensor-parallel ranks over which an expert is divided; None: all of tp, unless ep needs them. host: what is kept in
+    host memory: none, optimizer, activations or parameters.
     """
 
     dp: int = 1
@@ -38,6 +53,7 @@ class ClusterLayout:
     microbatches: int = 1
     recompute: str = "none"
     etp: int | None = None
+    host: str = "none"
 
     @property
     def ranks(self) -> int:
@@ -48,6 +64,11 @@ class ClusterLayout:
     def schedule(self) -> str:
         """Return the pipeline schedule."""
         return "none" if self.pp == 1 else "1f1b" if self.vp == 1 else "interleaved"
+
+    @property
+    def runs_forward_twice(self) -> bool:
+        """Return whether the backward pass computes every block again."""
+        return self.recompute in ("full", "sqrt")
 
     @property
     def axes(self) -> int:
@@ -77,7 +98,8 @@ class ClusterLayout:
         parts += [f"etp {self.etp}"] * (self.etp is not None and self.ep > 1)
         parts += [f"zero {self.zero}"] * (self.zero > 0) + ["sequence parallel"] * self.sequence_parallel
         parts += [f"micro-batch {self.micro_batch} x {self.microbatches}"]
-        return ", ".join(parts + [f"recompute {self.recompute}"] * (self.recompute != "none"))
+        parts += [f"recompute {self.recompute}"] * (self.recompute != "none")
+        return ", ".join(parts + [f"offload {self.host}"] * (self.host != "none"))
 
 
 @dataclass(frozen=True)
@@ -86,7 +108,8 @@ class Job:
 
     fused_attention: the scores are never stored (FlashAttention); without it a step keeps them. gradient_bytes: of an
     element of the gradients' sum, 4 (float32, as in Megatron-LM) or 2. expert_imbalance: the tokens of the busiest
-    rank's experts, as a multiple of the mean.
+    rank's experts, as a multiple of the mean. accounting: which source's bytes per parameter are counted. prefetch: the
+    blocks that ZeRO 3 gathers ahead. kernels: of norms and activation functions: fused, eager, or any when unknown.
     """
 
     model: Architecture
@@ -98,11 +121,45 @@ class Job:
     dropout: bool | None = None
     gradient_bytes: int = 4
     expert_imbalance: float = 1.0
+    accounting: str = "megatron"
+    prefetch: int = 1
+    kernels: str = "any"
 
     @property
     def has_dropout(self) -> bool:
         """Return whether blocks keep masks of dropout; by default those of GPT do."""
         return not self.model.gated if self.dropout is None else self.dropout
+
+    @property
+    def eager_shares(self) -> tuple[float, float, float]:
+        """Return the least, the likely and the largest share of what eager kernels keep in addition to fused ones."""
+        # 8-bit floats come with Transformer Engine, whose kernels are fused.
+        return KERNELS["fused" if self.kernels == "any" and self.precision == "fp8" else self.kernels]
+
+    def state_bytes(self, zero: int) -> tuple[int, int, int]:
+        """Return the bytes per parameter of the value, the gradient and the optimizer's states at a ZeRO stage."""
+        value, gradient, optimizer = ACCOUNTINGS[self.accounting][zero == 3]
+        return value, min(gradient, self.gradient_bytes) if self.accounting == "megatron" else gradient, optimizer
+
+
+def sequence_length(given: int | None, model: Architecture, name: str) -> tuple[int, str]:
+    """Return the tokens per sequence, and a sentence when a model for long sequences is given no length, else "".
+
+    Errors: UsageError for more tokens than the model has positions for.
+    """
+    if given is None and model.positions > DEFAULT_LENGTH:
+        note = (
+            f"sequences of {DEFAULT_LENGTH:,} tokens, because --seq is not given; {name} can have {model.positions:,}"
+        )
+        return DEFAULT_LENGTH, note
+    length = model.positions if given is None else given
+    check_count(length, "--seq", 1, MAX_LENGTH)
+    if model.has_positions and length > model.positions:
+        raise UsageError(
+            f"--seq {length} is out of range: the model has learned positions for {model.positions} tokens; give"
+            f" --seq {model.positions} or less"
+        )
+    return length, ""
 
 
 def busiest(layout: ClusterLayout, job: Job) -> float:
@@ -184,6 +241,7 @@ def refusal(layout: ClusterLayout, job: Job) -> str | None:
             e.dp * e.cp * e.tp % (e.ep * e.expert_tp) > 0,
             lambda: f"ep {e.ep} x etp {e.etp} does not divide dp {e.dp} x cp {e.cp} x tp {e.tp}",
         ),
+        (e.host == "parameters" and e.zero != 3, lambda: f"parameters on the host need ZeRO 3, not {e.zero}"),
         (
             e.zero == 3 and e.vp > 1,
             lambda: f"ZeRO 3 would gather the layers of each of vp {e.vp} chunks for each micro-batch",

@@ -3,9 +3,12 @@
     parameters    2 bytes each; with ZeRO 3 a float32 shard
     gradients     4 bytes each (float32 sums; 2 if the job says so); divided by the data-parallel ranks from ZeRO 2 on
     optimizer     12 bytes each (float32 copy and two moments of Adam); divided from ZeRO 1 on
+                  (other sources count other bytes: `ACCOUNTINGS` in layout.py)
     activations   what the blocks in flight keep (Korthikanti et al., 2022, section 4, equations 1 to 6)
     logits        of the last stage, with their gradient
-    gathered      ZeRO 3: two blocks and the parameters outside the blocks, with the gradients of one block
+    gathered      ZeRO 3: a block and the parameters outside the blocks
+    prefetch      ZeRO 3: the blocks that are gathered ahead
+    reducing      ZeRO 3: the float32 gradients of a block
     workspace     of the block at work: what its backward needs beside what was kept
     constant      what is allocated beside these (calibration.py)
 
@@ -17,17 +20,21 @@ Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
 
 from dataclasses import dataclass
 
-from minidist.planning.architecture import Parameters
+from minidist.nn.segments import sqrt_segments
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.host import divided
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.shared import shared
+from minidist.planning.parts import Parameters
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of a rank by kind, and those of the model's states alone."""
+    """Bytes of a rank on the GPU, by kind, and on the host. eager: the most that eager kernels keep in addition."""
 
     by_kind: dict[str, int]
+    host: int = 0
+    eager: int = 0
 
     @property
     def states(self) -> int:
@@ -67,26 +74,30 @@ def rank_parameters(layout: ClusterLayout, job: Job, rank: int, layers: list[int
     return Parameters(-(-split // t), replicated, -(-expert // (layout.expert_tp * layout.ep)))
 
 
+def divided_states(count: int, copies: int, zero: int, per_parameter: tuple[int, int, int]) -> dict[str, int]:
+    """Return a rank's bytes of `count` parameters that `copies` ranks hold, which ZeRO divides among these.
+
+    Each stage divides one more kind of state: the optimizer, the gradients, the parameters. A shard is rounded up to
+    whole elements. per_parameter: bytes of each kind.
+    """
+    shard = -(-count // copies)
+    value, gradient, optimizer = per_parameter
+    return {
+        "parameters": value * (shard if zero >= 3 else count),
+        "gradients": gradient * (shard if zero >= 2 else count),
+        "optimizer": optimizer * (shard if zero >= 1 else count),
+    }
+
+
 def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dict[str, int]:
     """Return the bytes of parameters, gradients and optimizer states of one rank of a stage."""
     own = rank_parameters(layout, job, rank, layers)
-    result = {"parameters": 0, "gradients": 0, "optimizer": 0}
+    per_parameter = job.state_bytes(layout.zero)
     # Experts have fewer copies: of the ranks of a stage, ep hold different ones.
     expert_copies = layout.sharding_ranks * layout.tp // layout.expert_tp // layout.ep
-    for count, copies in ((own.split + own.replicated, layout.sharding_ranks), (own.expert, expert_copies)):
-        shard = -(-count // copies)
-        if layout.zero == 3:
-            # A float32 shard is value and master copy in one.
-            result = {
-                "parameters": result["parameters"] + 4 * shard,
-                "gradients": result["gradients"] + job.gradient_bytes * shard,
-                "optimizer": result["optimizer"] + 8 * shard,
-            }
-            continue
-        result["parameters"] += 2 * count
-        result["gradients"] += job.gradient_bytes * (shard if layout.zero >= 2 else count)
-        result["optimizer"] += 12 * (shard if layout.zero >= 1 else count)
-    return result
+    shared_by_all = divided_states(own.split + own.replicated, layout.sharding_ranks, layout.zero, per_parameter)
+    experts = divided_states(own.expert, expert_copies, layout.zero, per_parameter)
+    return {kind: nbytes + experts[kind] for kind, nbytes in shared_by_all.items()}
 
 
 @shared(
@@ -94,7 +105,7 @@ def states(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> dic
     lambda layout, job, layer, recompute=None: (
         *(layout.tp, layout.cp, layout.ep, layout.expert_tp, layout.sequence_parallel, layout.micro_batch),
         recompute or layout.recompute,
-        job.model.is_sparse(layer),
+        job.model.kind(layer),
     ),
 )
 def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: str | None = None) -> int:
@@ -136,9 +147,16 @@ def _attention_activations(layout: ClusterLayout, job: Job, recompute: str, agai
         # One float32 sum per query and head. The output in 2 bytes is the projection's input, unless that has 1.
         divided += 4 * tokens * model.heads + (2 * tokens * model.value_size if operand == 1 else 0)
     elif recompute == "none":
-        pairs = tokens * job.length * model.heads
-        divided += 5 * pairs if job.has_dropout else 2 * pairs
+        divided += _score_bytes(job) * tokens * job.length * model.heads
     return whole, divided
+
+
+def _score_bytes(job: Job) -> int:
+    """Return the bytes that unfused attention keeps for each pair of positions and head.
+
+    The softmax in 2 bytes, with dropout also its copy and a mask; LLaMA's code computes it in float32 and keeps both.
+    """
+    return 5 if job.has_dropout else 6 if job.model.gated else 2
 
 
 def _mlp_activations(layout: ClusterLayout, job: Job, layer: int, again: bool) -> tuple[int, int]:
@@ -162,6 +180,22 @@ def _mlp_activations(layout: ClusterLayout, job: Job, layer: int, again: bool) -
 def _operand_bytes(job: Job) -> int:
     """Return the bytes of a value that is kept as the input of a matrix product."""
     return 1 if job.precision == "fp8" else 2
+
+
+def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
+    """Return what eager kernels keep of a gated block's micro-batch in addition to `block_activations`.
+
+    An RMS norm in PyTorch's own operations keeps its input in float32 and its normalized values (8 bytes per element
+    with its output, in place of 4), and SwiGLU keeps silu(gate). A layer norm and GELU have one kernel each.
+    """
+    model = job.model
+    if not model.gated:
+        return 0
+    tokens, outer = layout.micro_batch * job.length // layout.cp, layout.tp if layout.sequence_parallel else 1
+    inner: float = model.inner
+    if model.is_sparse(layer):
+        inner = (busiest(layout, job) * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
+    return 8 * tokens * model.width // outer + round(2 * tokens * inner) // layout.tp
 
 
 def in_flight(layout: ClusterLayout, rank: int) -> float:
@@ -189,7 +223,11 @@ def rank_memory(
 
     # Activations of the micro-batches in flight; embeddings keep a mask, the last norm and projection their inputs.
     blocks = _of_a_kind(job, layers)
-    kept = sum(count * block_activations(layout, job, layer) for layer, count in blocks)
+    largest, _ = blocks[-1]
+    if layout.recompute == "sqrt":
+        kept = len(sqrt_segments(len(layers))) * block_activations(layout, job, largest, "full")
+    else:
+        kept = sum(count * block_activations(layout, job, layer) for layer, count in blocks)
     activations = kept * in_flight(layout, rank)
     if rank == 0 and job.has_dropout:
         activations += tokens * model.width // outer * min(layout.pp, layout.microbatches)
@@ -198,22 +236,29 @@ def rank_memory(
     kinds["activations"] = int(activations)
     kinds["logits"] = int(calibration.logit_bytes * tokens * model.vocabulary / t) if rank == layout.pp - 1 else 0
 
-    # A block that is recomputed exists whole for a moment; any other has the gradients that flow through it.
-    largest, _ = blocks[-1]
-    if layout.recompute == "full":
-        kinds["workspace"] = block_activations(layout, job, largest, "none")
+    # What is recomputed, a block or a segment, exists whole for a moment; any other block has the gradients that flow
+    # through it.
+    if layout.runs_forward_twice:
+        blocks_at_once = sqrt_segments(len(layers))[0] if layout.recompute == "sqrt" else 1
+        kinds["workspace"] = blocks_at_once * block_activations(layout, job, largest, "none")
     elif layout.recompute == "selective" and not job.fused_attention:
-        pairs = tokens * job.length * model.heads // t
-        kinds["workspace"] = 5 * pairs if job.has_dropout else 2 * pairs
+        kinds["workspace"] = _score_bytes(job) * (tokens * job.length * model.heads // t)
     else:
         kinds["workspace"] = 4 * tokens * max(model.width, model.inner // t)
     if layout.zero == 3:
         block = rank_parameters(layout, job, 1, [largest])
         rest = model.embedding.total + model.head.total if layout.pp == 1 else model.embedding.total
-        gathered = 2 * (2 * (block.split + block.replicated + block.expert) + rest // t)
-        kinds["gathered"] = gathered + 4 * (block.split + block.replicated + block.expert)
+        kinds["gathered"] = 2 * (block.total + rest // t)
+        kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
+        kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(calibration.constant_bytes)
-    return RankMemory(kinds)
+    # What is recomputed exists for one block at a time.
+    again = layout.recompute != "none" or layout.host == "activations"
+    eager = sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank)
+    eager = eager_bytes(layout, job, largest) if again else int(eager)
+    if layout.host == "none":
+        return RankMemory(kinds, eager=eager)
+    return RankMemory(*divided(layout, kinds, 2 * block_activations(layout, job, largest)), eager)
 
 
 def memory_by_rank(layout: ClusterLayout, job: Job, calibration: Calibration = CALIBRATION) -> list[RankMemory]:

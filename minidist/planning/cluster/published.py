@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from minidist.planning.architecture import Architecture, LatentAttention, named
+from minidist.planning.architecture import Architecture, named
 from minidist.planning.cluster.gpus import machine_of
-from minidist.planning.cluster.layout import ClusterLayout, Job
-from minidist.planning.cluster.memory import block_activations
+from minidist.planning.cluster.layout import ACCOUNTINGS, ClusterLayout, Job
+from minidist.planning.cluster.memory import block_activations, divided_states
 from minidist.planning.cluster.search import Plan, plan_layout
 from minidist.planning.cluster.step_time import StepModel
-from minidist.planning.memory_estimator import model_states
+from minidist.planning.parts import LatentAttention
 
 GIB = 2**30
 DAY = 86_400
@@ -192,7 +192,7 @@ def weak_scaling() -> Table:
             for micro in (1, 2, 4, 8)
             if batch // dp % micro == 0
         ]
-        plan = min(tried, key=lambda plan: (not plan.fits, plan.time.seconds))
+        plan = min(tried, key=lambda plan: (not plan.fit.fits, plan.time.seconds))
         ran.append(plan)
         name = f"{billions:g}B on {gpus:,} GPUs"
         counted = 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (51_200 + 2048) / (12 * layers * hidden))
@@ -292,10 +292,9 @@ def zero_states() -> Table:
     for ranks, values in STATES.items():
         cells = iter(values)
         for size in (7_500_000_000, 128_000_000_000, 1_000_000_000_000):
-            stages = model_states(size, ranks)
             for stage in (1, 2, 3):
                 published = next(cells)
-                total = stages[f"stage{stage}"]["total"] / 1e9
+                total = sum(divided_states(size, ranks, stage, ACCOUNTINGS["zero"][0]).values()) / 1e9
                 # Cells of thousands are cut off, not rounded, in the paper.
                 rows.append(Row(f"{size / 1e9:g}B on {ranks} ranks, stage {stage}", published, total, 0.005, "GB", 2))
     return Table("ZeRO, table 1", "Rajbhandari et al., SC 2020 (arXiv:1910.02054)", rows)
@@ -404,7 +403,6 @@ def deepseek_v3() -> Table:
         expert_inner=2048,
         shared_experts=1,
         dense_layers=3,
-        router_bias=True,
         latent=attention,
     )
     layout = ClusterLayout(128, 1, 16, ep=64, zero=1, microbatches=120, recompute="selective")
@@ -457,13 +455,13 @@ def fit_decisions() -> list[Decision]:
     What was run fits. Of figure 1 of Korthikanti et al., the models without recomputation do not fit in 80 GB.
     """
     found = [
-        Decision(f"{table.title}: {plan.job.model.parameters / 1e9:.1f}B, {plan.layout}", True, plan.fits)
+        Decision(f"{table.title}: {plan.job.model.parameters / 1e9:.1f}B, {plan.layout}", True, plan.fit.fits)
         for table in tables()
         for plan in table.ran
     ]
     for name in ACTIVATIONS:
         plan = _korthikanti(name, False, "none")
-        found.append(Decision(f"Activation recomputation, figure 1: {name}, no recomputation", False, plan.fits))
+        found.append(Decision(f"Activation recomputation, figure 1: {name}, no recomputation", False, plan.fit.fits))
     return found
 
 
@@ -509,11 +507,12 @@ def markdown(table: Table) -> str:
 
 INTRODUCTION = """# The planner
 
-`minidist plan` answers three questions before a cluster is rented: which layouts of a job fit, how long a step takes,
-and which layout is best.
+`minidist plan` answers four questions before a cluster is rented: which layouts of a job fit, how long a step takes,
+which layout is best, and how many GPUs to rent.
 
 ```console
 $ minidist plan --model llama-3.1-70b --seq 8192 --gpu h100 --ranks 256 --global-batch 512
+$ minidist plan --model llama-3.1-70b --seq 8192 --ranks 32,64,128 --global-batch 512 --tokens 2e12 --price 2.5
 $ minidist plan path/to/config.json --gpu h100 --ranks 64 --global-batch 1024 --explain
 $ minidist plan mpi_examples/job.toml --gpu h100 --ranks 4 --global-batch 8
 $ minidist plan --layers 48 --hidden 8192 --heads 64 --gpu a100-80gb --ranks 512 --global-batch 1536 --tp 8 --json
@@ -521,10 +520,43 @@ $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 15
 ```
 
 A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
-`--print-config` writes), whose settings are fixed. The counts of parameters are exact. Each of `--dp --tp --pp --cp
---ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched. For
-the layout that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its
-axes on a small model with one device.
+`--print-config` writes), whose settings are fixed. The counts of parameters are exact: those of the module that
+`transformers` 5.24 builds of the file, for more than a hundred kinds of models
+([families.toml](../minidist/planning/families.toml)), among them models with experts, state-space layers, attention
+windows and vision towers. It is the causal language model where `transformers` has one, and else the whole model with
+its output projection, which `AutoModel` leaves out. A kind that is not in the table is counted by `transformers`
+itself, if it is installed. What the time or the activations of a model leave out is printed. A GPU is named as people
+and drivers name it (`"H100 SXM 80GB"`, `rtx4090`); any other one is described by a file. Each of `--dp --tp --pp --cp
+--ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched.
+Without `--seq`, a model that can have more than 8,192 tokens is planned with 8,192, and `plan` says so. For the layout
+that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its axes on a
+small model with one device.
+
+The layouts that fit with their whole range come first, the fastest at the top. Those that fit only if memory is at the
+low end of its range follow where they would be faster. Rows whose ranges of a step overlap are equal within the error:
+their order says little. With several numbers in `--ranks`, `plan` prints one row for each of them: its best layout,
+tokens per second, and with `--tokens` the days, GPU hours and with `--price` (of a GPU hour) the cost of a run, each as
+a range; then the smallest number that surely fits, and which numbers cost the same within the error.
+
+When no layout fits, those that keep the optimizer, the activations or the parameters in host memory are searched, too
+([host.py](../minidist/planning/cluster/host.py)), with the share of a step for which GPUs wait for the host;
+`--offload` fixes the choice. The speeds of the host are those of a node with PCIe 4, 200 GB/s and 1 TB for eight GPUs.
+
+`minidist memory` prints the same bytes for each ZeRO stage of one layout. What else a GPU holds is an interval for each
+source ([fit.py](../minidist/planning/cluster/fit.py)):
+
+- Kernels of a gated block: from none (fused: Megatron-LM, Transformer Engine, compiled programs) to 8 bytes per element
+  of the width and 2 per inner element and token (eager PyTorch: RMS norms keep float32 inputs and normalized values,
+  SwiGLU keeps silu(gate)). These are the tensors that the operations save.
+- Unfused attention: per pair of positions and head 2 bytes, 5 with dropout (Korthikanti et al.), and 6 in a gated
+  block, whose softmax LLaMA's code computes in float32.
+- The allocator: 0.95 to 1.1 times the peak, from the measured peaks of the tables below.
+- The device's context and the communication library: 1 GB. All else that a program allocates: 0.1 GB, the median of
+  what Megatron-LM's functional tests allocate in addition to what is counted.
+
+Without `--kernels` the central estimate is in the middle between fused and eager kernels, with `--precision fp8` they
+are fused. So "yes" means that a layout fits with eager kernels, too; nothing here is fitted to jobs that ran out of
+memory.
 
 Memory is computed from shapes ([memory.py](../minidist/planning/cluster/memory.py)). The time of a step is computed
 from the FLOPs of its matrix products, the bytes of its other operations and the bytes of its messages

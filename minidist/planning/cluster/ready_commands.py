@@ -150,6 +150,8 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
     )
     if layout.zero == 2 and layout.microbatches > 1:
         parts.append("each micro-batch's gradients reduced at the links' speed, where the plan hides most of it")
+    if layout.host != "none":
+        parts.append("a host with other speeds")
     return [*parts, "a clock at peak hardware speeds, without the time of kernel launches"]
 
 
@@ -177,5 +179,7 @@ def _flags(layout: ClusterLayout, job: Job, sizes: dict[str, int]) -> str:
     flags["microbatches" if layout.pp > 1 else "accumulation"] = layout.microbatches
     if layout.recompute != "none":
         flags["recompute"] = layout.recompute
+    if layout.host != "none":
+        flags["offload"] = layout.host
     text = " ".join(f"--{name} {value}" for name, value in flags.items())
     return text + " --sequence-parallel" * layout.sequence_parallel

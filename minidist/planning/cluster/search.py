@@ -1,4 +1,4 @@
-"""Tries every layout of a job on a cluster, and ranks those that fit by the seconds of a step.
+"""Tries every layout of a job on a cluster, and ranks what fits by the seconds of a step: first what surely does.
 
 Values that are given are fixed, and all others are searched: degrees that divide the GPUs, powers of two for
 micro-batches, ZeRO stages 0 to 3, and recomputation. Tensor parallelism stays inside a node, because its messages do
@@ -15,7 +15,9 @@ from typing import Any
 
 from minidist.base.errors import UsageError
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
+from minidist.planning.cluster.fit import Fit
 from minidist.planning.cluster.gpus import MACHINES, Machine
+from minidist.planning.cluster.host import CAPACITY, CHOICES
 from minidist.planning.cluster.layout import RECOMPUTE, ClusterLayout, Job, refusal, stage_layers
 from minidist.planning.cluster.memory import RankMemory, memory_by_rank, rank_memory
 from minidist.planning.cluster.shared import shared
@@ -69,50 +71,19 @@ class Plan:
         return max(fullest, key=lambda pair: pair[1].peak)
 
     @cached_property
-    def needed(self) -> float:
-        """Return the bytes that a GPU must have: the peak and what the device and the libraries hold."""
-        return self.fullest.peak + self.calibration.reserved_bytes
+    def fit(self) -> Fit:
+        """Return what the fullest rank needs beside what a GPU has."""
+        return Fit.of_rank(self.machine, self.fullest, self.job, self.calibration)
 
     @property
     def fits(self) -> bool:
-        """Return whether the fullest rank fits."""
-        return self.needed <= self.machine.memory
-
-    @property
-    def margin(self) -> float:
-        """Return the bytes of the GPU that are left, below 0 when it does not fit."""
-        return self.machine.memory - self.needed
-
-    @property
-    def needed_range(self) -> tuple[float, float]:
-        """Return the least and the most bytes that a GPU may need."""
-        low, high = (share * self.fullest.peak for share in self.calibration.memory_range)
-        return low + self.calibration.reserved_bytes, high + self.calibration.reserved_bytes
-
-    @property
-    def verdict(self) -> str:
-        """Return "yes" when the whole range fits, "may not" when the central estimate does, "no" otherwise."""
-        if not self.fits:
-            return "no"
-        return "yes" if self.needed_range[1] <= self.machine.memory else "may not"
-
-    @property
-    def room(self) -> str:
-        """Return how much memory is free or missing, as text."""
-        least, most = (self.machine.memory - nbytes for nbytes in reversed(self.needed_range))
-        if least >= 0:
-            return f"free {gigabytes(least, most)}"
-        if most <= 0:
-            return f"missing {gigabytes(-most, -least)}"
-        return f"from {gigabytes(-least)} missing to {gigabytes(most)} free"
+        """Return whether the central estimate fits on the GPU, and what is kept on the host there."""
+        return self.fit.fits and self.fullest.host <= CAPACITY
 
     @property
     def shortage(self) -> str:
         """Return how much memory the fullest rank needs and has, as a sentence for a plan that may not fit."""
-        return (
-            f"pipeline rank {self.fullest_rank} needs {gigabytes(*self.needed_range)}, and"
-            f" {self.machine.name} has {self.machine.memory / 1e9:,.0f} GB"
-        )
+        return self.fit.needs(f"pipeline rank {self.fullest_rank}")
 
     @property
     def time_range(self) -> tuple[float, float]:
@@ -125,6 +96,11 @@ class Plan:
         """Return the least and the most seconds that a step may take."""
         short, long = self.time_range
         return short * self.time.seconds, long * self.time.seconds
+
+    @property
+    def waiting(self) -> float:
+        """Return the share of a step for which GPUs wait for the host."""
+        return self.time.exposed.get("host", 0.0) / self.time.seconds
 
     @property
     def tokens_per_second(self) -> float:
@@ -141,11 +117,11 @@ class Plan:
         """Return the FLOPs of a step with what is computed again (Korthikanti et al., 2022, appendix A)."""
         job, model = self.job, self.job.model
         tokens = job.global_batch * job.length
-        if self.layout.recompute == "full":
+        if self.layout.runs_forward_twice:
             again = model.forward_flops(job.length) - 2 * model.width * model.vocabulary
         elif self.layout.recompute == "selective" and not job.fused_attention:
             # The paper counts the core's forward and backward once more: s / 3h in place of s / 6h.
-            again = 6 * job.length * (model.query_size + model.value_size) * model.layers
+            again = 6 * sum(model.layer_scores(layer, job.length) for layer in range(model.layers))
         else:
             again = 0
         return self.model_flops + tokens * again
@@ -156,18 +132,18 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what `minidist plan --json` prints of a layout."""
-        low, high = self.calibration.memory_range
         short, long = self.seconds_range
         peak, seconds = self.fullest.peak, self.time.seconds
         return {
             **self.layout.as_dict(),
             "fits": self.fits,
-            "margin_bytes": int(self.margin),
-            "fits_with_range": self.verdict == "yes",
+            "margin_bytes": int(self.fit.margin),
+            "fits_with_range": self.fit.verdict == "yes",
             "memory": {
                 "peak_bytes": peak,
-                "low_bytes": int(low * peak),
-                "high_bytes": int(high * peak),
+                "low_bytes": int(self.fit.low - self.calibration.reserved_bytes),
+                "high_bytes": int(self.fit.high - self.calibration.reserved_bytes),
+                "eager_kernels_bytes": self.fullest.eager,
                 "by_kind": self.fullest.by_kind,
                 "states_bytes_by_pipeline_rank": [rank.states for rank in self.memory],
                 "peak_bytes_by_pipeline_rank": [rank.peak for rank in self.memory],
@@ -187,18 +163,13 @@ class Plan:
         }
 
 
-def gigabytes(*numbers: float) -> str:
-    """Return bytes as GB, "1.5 GB" or a range, "12 to 14 GB", with one decimal below 10 GB."""
-    written = [f"{n / 1e9:,.0f}" if n >= 10e9 else f"{n / 1e9:.1f}" for n in numbers]
-    return " to ".join(dict.fromkeys(written)) + " GB"
-
-
 @dataclass(frozen=True)
 class Search:
     """The result of a search.
 
-    plans: the layouts that fit, the fastest first. too_large: the layouts that do not fit, first those that need least.
-    impossible: the layouts that the job or the cluster rules out, each with the reason.
+    plans: the layouts that fit, first those that fit with their whole range, the fastest of each part first. too_large:
+    the layouts that do not fit, first those that need least. impossible: the layouts that the job or the cluster rules
+    out, each with the reason.
     """
 
     plans: list[Plan]
@@ -226,8 +197,7 @@ def _deciding_ranks(layout: ClusterLayout, job: Job) -> list[int]:
     """
     first: dict[tuple[int, ...], int] = {}
     for rank, layers in enumerate(stage_layers(layout, job.model.layers)):
-        sparse = sum(job.model.is_sparse(layer) for layer in layers)
-        first.setdefault((len(layers), sparse), rank)
+        first.setdefault(tuple(sorted(map(job.model.kind, layers))), rank)
     return sorted({*first.values(), layout.pp - 1})
 
 
@@ -250,10 +220,13 @@ def candidates(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> Iterator
                 choices("zero", _zero_stages(dp * cp, pp)),
                 choices("sequence_parallel", [tp > 1]),
                 choices("micro_batch", [m for m in MICRO_BATCHES if m <= rest] or [1]),
-                choices("recompute", list(RECOMPUTE)),
+                choices("recompute", [r for r in RECOMPUTE if r != "sqrt"]),  # as much time as full, and more memory
             ):
                 count = max(1, rest // micro)
-                yield ClusterLayout(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute, fixed.get("etp"))
+                yield ClusterLayout(
+                    *(dp, tp, pp, cp, ep, vp, zero, sequence, micro, count, recompute),
+                    *(fixed.get("etp"), fixed.get("host", "none")),
+                )
 
 
 def _choices(fixed: Mapping[str, Any], axis: str, values: list[Any]) -> list[Any]:
@@ -280,13 +253,35 @@ def _zero_stages(ranks: int, pp: int) -> list[int]:
 
 
 def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration = CALIBRATION) -> Search:
-    """Return the layouts that fit, the fastest first, those that do not fit, and those that are impossible.
+    """Return the layouts that fit, those that do not fit, and those that are impossible.
 
-    fixed: values by the name of `ClusterLayout`'s fields. Raises UsageError with the reason when every layout that has
-    these values is impossible, but not when layouts are possible and none of them fits.
+    When none fits, those that keep a part in host memory are searched, too. fixed: values by the name of
+    `ClusterLayout`'s fields. Raises UsageError with the reason when every layout that has these values is impossible,
+    but not when layouts are possible and none of them fits.
     """
     if not 1 <= job.gpus <= MAX_GPUS:
         raise UsageError(f"--gpus {job.gpus} is out of range; give 1 to {MAX_GPUS:,}")
+    found = _tried(job, machine, fixed, calibration)
+    if not found.plans and "host" not in fixed and len(found.refused) > 1:
+        # Where no GPU has enough memory, the host may have it. A layout that is wholly given stays what it is.
+        for host in CHOICES[1:]:
+            found.plans.extend(_tried(job, machine, {**fixed, "host": host}, calibration).plans)
+
+    # Without a possible layout the search is an error, with the reason of the first one.
+    if not found.plans and not found.too_large:
+        if not found.impossible:
+            raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
+        raise UsageError(f"{found.impossible[0][1]}; change one of them")
+
+    # What surely fits comes first. Predictions differ from measurements by more than a percent, so of nearly equal
+    # layouts the one with fewer axes comes first.
+    found.too_large.sort(key=lambda plan: plan.fit.central)
+    found.plans.sort(key=lambda plan: (plan.fit.verdict != "yes", plan.time.seconds * AXIS_COST**plan.layout.axes))
+    return found
+
+
+def _tried(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Calibration) -> Search:
+    """Return every layout that has the fixed values, in the order in which they are tried."""
     found = Search([], [], [])
     for layout in candidates(job, machine, fixed):
         reason = refusal(layout, job)
@@ -295,17 +290,6 @@ def search(job: Job, machine: Machine, fixed: Mapping[str, Any], calibration: Ca
             continue
         plan = plan_layout(layout, job, machine, calibration)
         (found.plans if plan.fits else found.too_large).append(plan)
-
-    # Without a possible layout the search is an error, with the reason of the first one.
-    if not found.plans and not found.too_large:
-        if not found.impossible:
-            raise UsageError(f"no layout of {job.gpus:,} GPUs has {_described(fixed)}; change one of them")
-        raise UsageError(f"{found.impossible[0][1]}; change one of them")
-
-    # Predictions differ from measurements by more than a percent, so of nearly equal layouts the one with fewer axes
-    # comes first.
-    found.too_large.sort(key=lambda plan: plan.needed)
-    found.plans.sort(key=lambda plan: plan.time.seconds * AXIS_COST**plan.layout.axes)
     return found
 
 
@@ -325,23 +309,42 @@ def remedies(job: Job, machine: Machine, fixed: Mapping[str, Any]) -> list[str]:
     """Return what makes a layout fit when none does, each as flags of `minidist plan`; each one alone is enough."""
     # What was given and need not be.
     found = [
-        f"--{axis.replace('_', '-')} left out"
+        f"{flag_of(axis)} left out"
         for axis in fixed
         if fits_somehow(job, machine, {name: value for name, value in fixed.items() if name != axis})
     ]
+    # The host's memory, where it was not searched.
+    if "host" not in fixed:
+        hosts = (host for host in CHOICES[1:] if fits_somehow(job, machine, {**fixed, "host": host}))
+        found += [f"--offload {host}" for host in islice(hosts, 1)]
     # More GPUs. Where every degree is given their number follows from them.
     if not {"dp", "tp", "pp", "cp"} <= set(fixed):
         counts = (job.gpus * 2**doubled for doubled in range(1, 11) if job.gpus * 2**doubled <= MAX_GPUS)
         more = (gpus for gpus in counts if fits_somehow(replace(job, gpus=gpus), machine, fixed))
         found += [f"--ranks {gpus}" for gpus in islice(more, 1)]
-    enough = (other for other in _larger_gpus(job, machine) if fits_somehow(job, other, fixed))
+    enough = (other for other in larger_gpus(job, machine) if fits_somehow(job, other, fixed))
     return found + [f"--gpu {other.name}" for other in islice(enough, 1)]
 
 
-def _larger_gpus(job: Job, machine: Machine) -> list[Machine]:
-    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first."""
+def flag_of(field: str) -> str:
+    """Return the flag of `minidist plan` that fixes a field of a layout."""
+    return "--offload" if field == "host" else "--" + field.replace("_", "-")
+
+
+def larger_gpus(job: Job, machine: Machine) -> list[Machine]:
+    """Return the GPUs with more memory that compute in the job's precision, those with the least memory first.
+
+    They are at least as fast, and so are their links but for a few percent.
+    """
     larger = sorted(MACHINES.values(), key=lambda other: other.memory)
-    return [other for other in larger if other.memory > machine.memory and (job.precision != "fp8" or other.fp8)]
+    return [
+        other
+        for other in larger
+        if other.memory > machine.memory
+        and (job.precision != "fp8" or other.fp8)
+        and other.fp16 >= machine.fp16
+        and other.link >= 0.95 * machine.link
+    ]
 
 
 # The axes whose use a sentence explains: the field, its value when it is not used, and its name.
@@ -362,12 +365,7 @@ def reason_for(best: Plan, plans: list[Plan], fixed: Collection[str] = ()) -> st
     fixed: the axes that were given, about which the search says nothing.
     """
     reason = _compared(best, plans, fixed)
-    if best.verdict == "yes":
-        return reason
-    sure = next((plan for plan in plans if plan.verdict == "yes"), None)
-    return f"{reason}; it may not fit, because {best.shortage}" + (
-        f"; the first one that fits with its whole range is {sure.layout}" if sure else ""
-    )
+    return reason if best.fit.verdict == "yes" else f"{reason}; it may not fit, because {best.shortage}"
 
 
 def _compared(best: Plan, plans: list[Plan], fixed: Collection[str]) -> str:
@@ -392,5 +390,5 @@ def _compared(best: Plan, plans: list[Plan], fixed: Collection[str]) -> str:
             f" multiplied by {AXIS_COST} per kind of parallelism, and ties keep the order in which they were tried"
         )
     if any(axis in fixed for axis, _, _ in EXPLAINED):
-        return f"it is the fastest with what is given; {best.room}"
-    return f"data parallelism alone fits, {best.room}, and every other axis adds messages or a bubble"
+        return f"it is the fastest with what is given; {best.fit.room}"
+    return f"data parallelism alone fits, {best.fit.room}, and every other axis adds messages or a bubble"

@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from minidist.planning.cluster.calibration import CALIBRATION, Calibration
 from minidist.planning.cluster.gpus import Machine
+from minidist.planning.cluster.host import waiting_seconds
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
-from minidist.planning.cluster.memory import rank_parameters
+from minidist.planning.cluster.memory import block_activations, rank_parameters
 from minidist.planning.cluster.shared import shared
 
 
@@ -42,7 +43,9 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a step. exposed: messages that computing does not hide, by axis; bubble: the share of idle time."""
+    """Seconds of a step. exposed: messages that computing does not hide, by axis, and waiting for the host; bubble: the
+    share of idle time.
+    """
 
     compute: float
     exposed: dict[str, float]
@@ -106,7 +109,7 @@ class StepModel:
         lambda self, layer: (self.job, self.machine, self.calibration),
         lambda self, layer: (
             *(self.layout.tp, self.layout.cp, self.layout.ep, self.layout.expert_tp, self.layout.sequence_parallel),
-            *(self.layout.micro_batch, self.layout.recompute, self.job.model.is_sparse(layer)),
+            *(self.layout.micro_batch, self.layout.recompute, self.job.model.kind(layer)),
         ),
     )
     def layer_pass(self, layer: int) -> Pass:
@@ -114,7 +117,7 @@ class StepModel:
         c, e, job, model = self.calibration, self.layout, self.job, self.job.model
         tokens = e.micro_batch * job.length / e.cp
         # Scores cost half where a fused kernel leaves out what the causal mask hides.
-        scores = 2 * job.length * (model.query_size + model.value_size) * tokens / e.tp
+        scores = 2 * model.layer_scores(layer, job.length) * tokens / e.tp
         tokens_of_busiest = busiest(e, job) if model.is_sparse(layer) else 1.0
         products = (model.layer_flops(layer, 0) + (tokens_of_busiest - 1) * model.expert_flops) * tokens / e.tp
         half = self.machine.peak("bf16" if job.precision != "fp16" else "fp16")
@@ -141,20 +144,20 @@ class StepModel:
         linear = self.products_seconds(products)
         forward, backward = linear + core + others, 2 * linear + 2.5 * core + 2 * others
         again = 0.0
-        if e.recompute == "full":
+        if e.runs_forward_twice:
             again = forward
         elif e.recompute == "selective":
             again = others if job.fused_attention else core
         messages = self._layer_messages(layer, tokens)
         # Kernels are launched one after the other, and so many more when the forward pass is repeated.
-        repeats = 3 if e.recompute == "full" else 2
+        repeats = 3 if e.runs_forward_twice else 2
         return Pass(max(forward, launch), max(backward + again, repeats * launch), messages)
 
     def _layer_messages(self, layer: int, tokens: float) -> dict[str, float]:
         """Return the seconds of a layer's messages, forward and backward, by axis."""
         e, model = self.layout, self.job.model
         width = 2 * tokens * model.width
-        again = e.recompute == "full"
+        again = e.runs_forward_twice
         result = {}
         if e.tp > 1:
             # Two all-reduces in each direction, and two more when the forward pass is repeated.
@@ -210,9 +213,9 @@ class StepModel:
         return Pass(forward, backward, messages)
 
     def _counts(self, layers: list[int]) -> tuple[int, ...]:
-        """Return how many layers without and with experts there are."""
-        sparse = sum(self.job.model.is_sparse(layer) for layer in layers)
-        return len(layers) - sparse, sparse
+        """Return how many layers of each kind there are."""
+        kinds = [self.job.model.kind(layer) for layer in layers]
+        return tuple(kinds.count(kind) for kind in range(len(self.job.model.kinds)))
 
     @shared(lambda self: (self.job,), lambda self: (self.layout.pp, self.layout.vp))
     def _deciding_ranks(self) -> list[int]:
@@ -264,7 +267,14 @@ class StepModel:
             exposed["dp"] = data
         shard = sum(own) / (e.sharding_ranks if e.zero else 1)
         update = c.update_passes * 28 * shard / (self.machine.memory_bandwidth * c.memory_efficiency)
-        once = data + update + c.step_seconds
+        waiting = 0.0
+        if e.host != "none":
+            update = update if e.host == "activations" else 0.0
+            blocks = self.job.model.of_a_kind(stages[slowest])
+            kept = sum(count * block_activations(e, self.job, layer) for layer, count in blocks)
+            waiting = waiting_seconds(e, self.job, shard, kept, compute)
+            exposed["host"] = waiting
+        once = data + waiting + update + c.step_seconds
         # Those are outside of the pipeline, so its share of the whole is smaller.
-        pipelined = (compute + sum(exposed.values()) - data) / (1 - bubble)
+        pipelined = (compute + sum(exposed.values()) - data - waiting) / (1 - bubble)
         return StepTime(compute + update + c.step_seconds, exposed, bubble * pipelined / (pipelined + once))

@@ -4,29 +4,67 @@ Proved by: tests/commands/test_plan.py
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
 
+from minidist.planning.cluster.fit import gigabytes
 from minidist.planning.cluster.layout import Job, busiest, stage_layers
 from minidist.planning.cluster.memory import in_flight, rank_parameters
-from minidist.planning.cluster.search import Plan, Search, gigabytes
+from minidist.planning.cluster.search import Plan, Search
 from minidist.planning.cluster.step_time import StepModel
 
+MOST_FASTER = 3  # rows of layouts that may not fit
 
-def layouts_table(plans: Sequence[Plan]) -> str:
-    """Format layouts, one per line, with the ranges of the step, the peak and the speed."""
+
+def layouts_table(plans: Sequence[Plan], best: int) -> str:
+    """Format the first layouts, one per line, with the ranges of the step, the peak and the speed.
+
+    plans: all that fit, first those that surely do. Of the others, those that would be faster follow.
+    """
+    sure = [plan for plan in plans if plan.fit.verdict == "yes"]
+    perhaps = [plan for plan in plans if plan.fit.verdict != "yes"]
+    rows = (sure or perhaps)[:best]
     lines = [f"{'step':>22}  {'peak of a GPU':>15}  {'fits':7}  {'tokens/s':>24}  {'MFU':>12}  layout"]
-    for plan in plans:
-        short, long = plan.seconds_range
-        low, high = (share * plan.fullest.peak / 1e9 for share in plan.calibration.memory_range)
-        slow, fast = (plan.tokens_per_second * plan.time.seconds / seconds for seconds in (long, short))
-        mfu = plan.utilization(plan.model_flops) * plan.time.seconds
-        lines.append(
-            f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB  {plan.verdict:7} "
-            f" {slow:10,.0f} to {fast:10,.0f}  {100 * mfu / long:4.1f} to {100 * mfu / short:4.1f}%  {plan.layout}"
-        )
-    if len(plans) > 1:
+    lines += [_row(plan) for plan in rows]
+    faster = [plan for plan in perhaps if plan.time.seconds < sure[0].time.seconds] if sure else []
+    if faster:
+        lines.append("faster if memory is at the low end of its range:")
+        lines += [_row(plan) for plan in faster[: min(best, MOST_FASTER)]]
+    close = equally_fast(rows)
+    if close > 1:
+        lines.append(f"Rows 1 to {close} are equal within the error: the ranges of their steps overlap.")
+    if len(rows) > 1:
         lines.append("Layouts are sorted by step time, with a penalty of 1 % per kind of parallelism.")
     return "\n".join(lines)
+
+
+def equally_fast(plans: Sequence[Plan]) -> int:
+    """Return how many of the first layouts have a range of the step's seconds that overlaps with that of the first."""
+    slow = plans[0].seconds_range[1]
+    return sum(1 for _ in takewhile(lambda plan: plan.seconds_range[0] <= slow, plans))
+
+
+def _row(plan: Plan) -> str:
+    """Format one layout."""
+    short, long = plan.seconds_range
+    low, high = ((bound - plan.calibration.reserved_bytes) / 1e9 for bound in (plan.fit.low, plan.fit.high))
+    slow, fast = (plan.tokens_per_second * plan.time.seconds / seconds for seconds in (long, short))
+    mfu = plan.utilization(plan.model_flops) * plan.time.seconds
+    return (
+        f"{short:8.3g} to {long:8.3g} s  {_gigabytes(low)} to {_gigabytes(high)} GB  {plan.fit.verdict:7} "
+        f" {slow:10,.0f} to {fast:10,.0f}  {100 * mfu / long:4.1f} to {100 * mfu / short:4.1f}%  {plan.layout}"
+    )
+
+
+def cost_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what the whole run of the first layout takes, where its tokens are given. result: what --json prints."""
+    parts = [
+        f"{result[name]['low']:,.{digits}f} to {result[name]['high']:,.{digits}f} {words}"
+        for name, words, digits in (("days", "days", 1), ("gpu_hours", "GPU hours", 0), ("cost", "of cost", 0))
+        if name in result
+    ]
+    return [f"the whole run with the first: {', '.join(parts)}"] if parts else []
 
 
 def _gigabytes(number: float) -> str:
@@ -39,9 +77,12 @@ def best_table(plan: Plan) -> str:
     kinds = ", ".join(f"{kind} {nbytes / 1e9:.1f}" for kind, nbytes in plan.fullest.by_kind.items() if nbytes > 5e7)
     time = plan.time
     idle = time.bubble * time.seconds
-    messages = "".join(f", {axis} messages {seconds:.3g}" for axis, seconds in time.exposed.items())
+    names = {"host": f"waiting for the host ({plan.waiting:.1%} of the step)"}
+    messages = "".join(
+        f", {names.get(axis, f'{axis} messages')} {seconds:.3g}" for axis, seconds in time.exposed.items()
+    )
     return (
-        f"memory of the fullest rank, GB (central estimate): {kinds}; {plan.room}\n"
+        f"memory of the fullest rank, GB (central estimate): {kinds}; {plan.fit.room}\n"
         f"a step, s (central estimate): computing {time.compute:.3g}{messages}, bubble {idle:.3g}"
     )
 
@@ -100,7 +141,9 @@ def _memory_lines(plan: Plan) -> list[str]:
         " the rank keeps of one (Korthikanti et al., 2022, equations 1 to 6)",
         "logits": f"{c.logit_bytes:g} B x {tokens:,} tokens x {job.model.vocabulary:,} words / tp {e.tp}",
         "workspace": "of the block that is computed",
-        "gathered": "two blocks, and the parameters outside of blocks",
+        "gathered": "a block, and the parameters outside of blocks",
+        "prefetch": "the blocks that are gathered ahead",
+        "reducing": "the float32 gradients of a block",
         "constant": "fitted",
     }
     lines = [f"pipeline rank {rank} of {e.pp} is the fullest; it has {own.total:,} parameters"]
@@ -136,7 +179,7 @@ def _message_lines(plan: Plan) -> list[str]:
     e, job, exposed = plan.layout, plan.job, plan.time.exposed
     step = StepModel(e, job, plan.machine, plan.calibration)
     tokens = e.micro_batch * job.length / e.cp
-    again = e.recompute == "full"
+    again = e.runs_forward_twice
     width = 2 * tokens * job.model.width
     # Of each axis: messages of a layer, their name, and the bytes, ranks and distance of a ring.
     rings = {
@@ -225,21 +268,32 @@ def _expert_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def header(job: Job, plan_count: int, machine: str) -> str:
-    """Return the first line."""
+def title(job: Job, cluster: str = "") -> str:
+    """Return what is trained. cluster: on what."""
     count = job.model.parameters
     parameters = f"{count / 1e9:,.2f}e9" if count >= 10_000_000 else f"{count:,}"
     return (
-        f"{parameters} parameters on {job.gpus:,} x {machine}, {counted(job.global_batch, 'sequence')} of"
-        f" {counted(job.length, 'token')}, {job.precision}: {counted(plan_count, 'layout')}"
-        f" fit{'s' * (plan_count == 1)}"
+        f"{parameters} parameters{cluster}, {counted(job.global_batch, 'sequence')} of {counted(job.length, 'token')},"
+        f" {job.precision}"
     )
+
+
+def header(job: Job, plans: Sequence[Plan], machine: str) -> str:
+    """Return the first line. plans: the layouts that fit."""
+    first = (
+        f"{title(job, f' on {job.gpus:,} x {machine}')}: {counted(len(plans), 'layout')} fit{'s' * (len(plans) == 1)}"
+    )
+    if not plans:
+        return first
+    host = plans[0].layout.host != "none"
+    sure = sum(plan.fit.verdict == "yes" for plan in plans)
+    return first + ", with a part of the memory on the host" * host + f", {sure:,} of them surely" * (sure < len(plans))
 
 
 def advice(search: Search, remedies: Sequence[str], gpus: int) -> str:
     """Return what to do when no layout fits."""
     least = search.too_large[0]
-    low, high = least.needed_range
+    low, high = least.fit.low, least.fit.high
     start = (
         f"no layout of {counted(gpus, 'GPU')} fits: the smallest needs {gigabytes(low, high)}, and"
         f" {least.machine.name} has {least.machine.memory / 1e9:,.0f} GB"

@@ -33,7 +33,7 @@ from minidist.techniques.adaptive_batch.noise_scale import AdaptiveBatch, NoiseS
 class PlanState(BaseModel):
     """What `VaryingPlan.state` returns."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     weights: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] | None
     samples: list[Annotated[int, Field(ge=1)]]
     next: int | None = Field(ge=1)
@@ -100,7 +100,7 @@ class VaryingPlan(BatchPlan):
         return tuple(map(float, rows))
 
     def grow(self) -> None:
-        """Let the next batch grow to the noise scale, of which a step's estimate has been added."""
+        """Let the next batch grow to the noise scale, to which a step's estimate has been added."""
         if self.adaptive is not None:
             self.adaptive.next(self.noise.simple)
 

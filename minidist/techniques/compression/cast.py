@@ -3,9 +3,8 @@
 Proved by: tests/techniques/test_compressors.py
 """
 
-import numpy as np
-
 from minidist.base.errors import UsageError, quoted
+from minidist.base.half import named_dtype
 from minidist.collectives import all_reduce
 from minidist.comm import Comm, PointToPoint
 from minidist.parallel.gradients import Bucket
@@ -24,9 +23,7 @@ class Cast(GradientCompressor):
         super().__init__(comm, op)
         if dtype not in ("float16", "bfloat16"):
             raise UsageError(f"rank {comm.rank}: a cast to {quoted(dtype)}; use float16 or bfloat16")
-        import ml_dtypes
-
-        self.dtype = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16)
+        self.dtype = named_dtype(dtype)
 
     def sent_bytes(self, bucket: Bucket, rank: int) -> int:
         """Return 2 (n-1)/n of 2 B per element."""

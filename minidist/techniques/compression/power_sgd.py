@@ -68,25 +68,20 @@ class PowerSGD(GradientCompressor):
         """Do up to three ring all-reduces: what travels whole, then all P (r m values each), then all Q (r k)."""
         # Sort the bucket's parameters into those that travel whole and (name, matrix, place, rank) of the others.
         x = self.corrected(bucket)
-        base, names = bucket.slice.start, [parameter.name for parameter in bucket.parameters]
-        places = [bucket.flat.slice_of(parameter) for parameter in bucket.parameters]
-        pieces = [slice(place.start - base, place.stop - base) for place in places]
-        factors = [self.factors(parameter.shape) for parameter in bucket.parameters]
-        whole = [piece for piece, f in zip(pieces, factors, strict=True) if f is None]
-        matrices = [
-            (name, x[piece].reshape(f[:2]), piece, f[2])
-            for name, piece, f in zip(names, pieces, factors, strict=True)
-            if f
-        ]
+        whole, matrices = [], []
+        for parameter in bucket.parameters:
+            place, factors = bucket.flat.slice_of(parameter), self.factors(parameter.shape)
+            piece = slice(place.start - bucket.slice.start, place.stop - bucket.slice.start)
+            if factors is None:
+                whole.append(piece)
+            else:
+                matrices.append((parameter.name, x[piece].reshape(factors[:2]), piece, factors[2]))
 
         # Biases and norms' weights are sent as they are, together in one message; they leave no residual.
         total, residual = xp.zeros_like(x), xp.zeros_like(x)
         if whole:
-            together = all_reduce(comm, xp.concatenate([x[piece] for piece in whole]))
-            at = list(accumulate((piece.stop - piece.start for piece in whole), initial=0))
-            for piece, start, stop in zip(whole, at, at[1:], strict=False):
-                total[piece] = together[start:stop]
-
+            for piece, part in zip(whole, summed(comm, [x[piece] for piece in whole]), strict=True):
+                total[piece] = part
         if matrices:
             # The first Q is random, and the same on every rank: the key does not name the rank. A resumed job may have
             # another rank than the one whose queries it was given.

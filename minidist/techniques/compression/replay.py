@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, prod
 
-import ml_dtypes
 import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.half import is_half
+from minidist.base.half import is_half, named_dtype
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.random import Key, normal, uniform
 from minidist.techniques.bucket import ReplicaBucket
@@ -50,7 +49,7 @@ class CompressionReplay:
         gradients = bucket.gradients
         wide = np.dtype(np.float32) if is_half(self.dtype) else self.dtype
         if self.method in ("fp16", "bf16"):
-            narrow = np.dtype(ml_dtypes.bfloat16 if self.method == "bf16" else np.float16)
+            narrow = named_dtype("bfloat16" if self.method == "bf16" else "float16")
             return ring_sum([gradient.astype(narrow) for gradient in gradients]).astype(self.dtype)
         if self.method == "qsgd":
             sent = [self.rounded(gradient.astype(wide), bucket, rank) for rank, gradient in enumerate(gradients)]

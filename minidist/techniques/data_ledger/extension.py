@@ -25,7 +25,7 @@ class DataLedgerSettings(Settings):
 class LedgerState(BaseModel):
     """What `DataLedger.state` returns, read back from a checkpoint."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, defer_build=True)
     done: int = Field(ge=0, le=2**62)
     open_epoch: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
 

@@ -13,12 +13,14 @@ Source: Hinton, Vinyals and Dean, "Distilling the knowledge in a neural network"
 Proved by: tests/techniques/test_distillation_loss.py
 """
 
+from functools import partial
 from math import inf
+from operator import imul
 from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import checked_divisor, checked_targets
+from minidist.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
 from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
@@ -46,12 +48,7 @@ def distillation_loss(
         raise UsageError(f"weight={quoted(weight)}; it must be from 0 (labels alone) to 1 (the teacher alone)")
     flat, counted = checked_targets("distillation_loss", logits, targets, ignore_index)
     shape, classes = logits.shape, logits.shape[-1]
-    mean_over = ""
-    if divisor is None:
-        count = flat.size if counted is None else int(counted.sum())
-        divisor, mean_over = float(count or "nan"), f"{count} rows"
-    elif divisor.__class__ is not float or not 0 < divisor < inf:
-        divisor = checked_divisor("distillation_loss", divisor)
+    divisor, mean_over = divisor_and_rows("distillation_loss", divisor, flat, counted)
 
     # In float32, or in the student's float64. A gradient to the teacher would be lost in silence.
     student = operand(logits)
@@ -79,13 +76,8 @@ def distillation_loss(
         losses *= counted
         gradient *= counted[:, None]
 
-    def grad(g: xp.Array) -> xp.Array:
-        scaled: xp.Array = gradient
-        scaled *= g  # in place: this node runs once
-        return scaled.reshape(shape)
-
-    loss = losses.sum() / divisor
-    result = record("distillation_loss", loss, ((student, grad),), cost=15 * scores.size, saved=(gradient,))
+    edges = ((student, partial(imul, gradient.reshape(shape))),)
+    result = record("distillation_loss", losses.sum() / divisor, edges, cost=15 * scores.size, saved=(gradient,))
     return named_mean(result, mean_over) if mean_over else result
 
 

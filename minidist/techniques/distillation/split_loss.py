@@ -16,13 +16,15 @@ Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3 (of the split l
 Proved by: tests/techniques/test_split_distillation_loss.py, tests/techniques/test_distillation.py
 """
 
+from functools import partial
 from math import inf
+from operator import imul
 from typing import Any
 
 from minidist.autograd import Tensor
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import operand
-from minidist.autograd.ops.cross_entropy import checked_divisor
+from minidist.autograd.ops.cross_entropy import divisor_and_rows
 from minidist.autograd.tensor import named_mean, record
 from minidist.base import arrays as xp
 from minidist.base.trace import purpose
@@ -61,12 +63,7 @@ def vocab_parallel_distillation_loss(
         )
 
     counted = flat != ignore_index
-    mean_over = ""
-    if divisor is None:
-        count = int(counted.sum())
-        divisor, mean_over = float(count or "nan"), f"{count} rows"
-    else:
-        divisor = checked_divisor("vocab_parallel_distillation_loss", divisor)
+    divisor, mean_over = divisor_and_rows("vocab_parallel_distillation_loss", divisor, flat, counted)
 
     # The student's logits of this rank's words, without the padding, and the teacher's probabilities of all.
     scores = x.data.reshape(flat.size, shape[-1])[:, : last - first]
@@ -106,13 +103,8 @@ def vocab_parallel_distillation_loss(
     gradient[:, : last - first] += hard * ((1 - weight) / divisor)
     gradient *= counted[:, None]
 
-    def grad(g: xp.Array) -> xp.Array:
-        scaled: xp.Array = gradient
-        scaled *= g  # in place: this node runs once
-        return scaled.reshape(shape)
-
-    cost = 15 * scores.size
-    result = record("vocab_parallel_distillation_loss", loss, ((x, grad),), cost=cost, saved=(gradient,))
+    edges = ((x, partial(imul, gradient.reshape(shape))),)
+    result = record("vocab_parallel_distillation_loss", loss, edges, cost=15 * scores.size, saved=(gradient,))
     return named_mean(result, mean_over) if mean_over else result
 
 

@@ -7,12 +7,13 @@ import pytest
 
 from minidist.base.errors import LauncherError
 from minidist.comm.launched import check_family, launched_rank, launched_size
+from tests.cases import each
 from tests.comm.mpi.conftest import UNRECEIVED
 
 BATCH = {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "7"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("environment", "size", "rank"),
     [
         ({}, None, 0),
@@ -71,6 +72,7 @@ def test_wrong_input_is_said_once(run):
     assert output.count("minidist: --timeout -1") == 1, output
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -121,6 +123,7 @@ NEVER_STARTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", NEVER_STARTS)
 def test_a_rank_that_never_starts_leaves_nobody_waiting(run, how):
     began = time.monotonic()

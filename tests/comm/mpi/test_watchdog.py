@@ -20,6 +20,7 @@ from minidist.comm.mpi import world as mpi_world
 from minidist.comm.mpi.job_folder import JobFolder, make_job_folder, remove_old_folders
 from minidist.comm.mpi.waits import Returned
 from minidist.comm.mpi.watchdog import Watchdog
+from tests.cases import each
 
 
 class Waits:
@@ -72,7 +73,7 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
+@each("trouble", TROUBLES)
 def test_a_hang_is_reported_whatever_happens_to_the_files(trouble, tmp_path, monkeypatch, capfd):
     world = returned(0)
     watchdog = Watchdog(world, 0.4, JobFolder(str(tmp_path / "job")))

@@ -1,5 +1,6 @@
 """A simulated rank that blocks outside of its communicator is reported with its line, and ended where that works."""
 
+import importlib
 import subprocess
 import sys
 import textwrap
@@ -7,6 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from minidist.base.errors import RankTimeoutError
+from minidist.comm import SimWorld
 
 ROOT = Path(__file__).parents[3]
 BLOCKS = {
@@ -70,3 +74,20 @@ def test_a_rank_that_cannot_be_interrupted_is_named_while_it_blocks():
     assert "RankTimeoutError rank 1 computed for more than 0.4 s" in out
     assert "handled" not in out
     assert "goes on" in out
+
+
+@pytest.mark.parametrize("folder", ["site-packages", "mine"])
+def test_what_importing_a_library_takes_is_no_computing(folder, tmp_path, monkeypatch):
+    """A module of the program's own may be all of the program, and counts."""
+    (tmp_path / folder).mkdir()
+    name = f"slow_in_{folder[:4]}"
+    (tmp_path / folder / f"{name}.py").write_text(
+        "import time\nend = time.time() + (0.6 if 'site' in __file__ else 30)\nwhile time.time() < end: pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / folder))
+    world = SimWorld(2, timeout=0.2)
+    if folder == "mine":
+        with pytest.raises(RankTimeoutError, match=rf"without communicating, at \S*{name}.py:3; it may"):
+            world.run(lambda comm: importlib.import_module(name))
+    else:
+        world.run(lambda comm: importlib.import_module(name) and None)

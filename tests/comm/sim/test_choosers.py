@@ -14,6 +14,7 @@ from minidist.base.trace import Trace
 from minidist.base.trace_file import read_traces, write_traces
 from minidist.comm import ANY, LinkModel, SimWorld, earliest, explore, replay, seeded
 from minidist.comm.sim.choosers import Candidate, drawn
+from tests.cases import each
 
 
 def server(comm, messages=1, seconds=None):
@@ -44,8 +45,8 @@ def test_ties_go_to_the_smaller_rank_whatever_the_order_of_the_candidates():
         assert candidates[earliest(candidates)] == b
 
 
-@pytest.mark.parametrize(("ranks", "messages"), [(2, 3), (3, 1), (4, 1), (3, 2), (4, 2), (5, 1)])
-@pytest.mark.parametrize("eager_bytes", [0, 8])
+@each(("ranks", "messages"), [(2, 3), (3, 1), (4, 1), (3, 2), (4, 2), (5, 1)])
+@each("eager_bytes", [0, 8])
 def test_explore_finds_every_order_exactly_once(ranks, messages, eager_bytes):
     """A sender's messages stay in order, so there are (messages x senders)! / (messages!)^senders orders."""
     orders = [
@@ -184,8 +185,8 @@ def two_servers(comm):
     return comm.send(np.array([20.0 + comm.rank]), 0, tag=1)
 
 
-@pytest.mark.parametrize("program", [two_servers, server])
-@pytest.mark.parametrize("seed", range(5))
+@each("program", [two_servers, server])
+@each("seed", range(5))
 def test_a_recorded_order_comes_back(program, seed, tmp_path):
     """Through a file, as from an MPI run."""
     world = SimWorld(3, chooser=seeded(seed))

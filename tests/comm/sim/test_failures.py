@@ -11,6 +11,7 @@ from minidist.base.errors import DeadlockError, RankDeadError, UnmatchedMessageE
 from minidist.collectives import all_reduce
 from minidist.comm import ANY, LinkModel, SimWorld, explore
 from minidist.report import draw
+from tests.cases import each
 
 SENDS = [0, 1 << 20]
 
@@ -102,8 +103,8 @@ def counting(comm):
     return got
 
 
-@pytest.mark.parametrize("eager_bytes", SENDS)
-@pytest.mark.parametrize("after", [0, 1, 2])
+@each("eager_bytes", SENDS)
+@each("after", [0, 1, 2])
 def test_a_wildcard_goes_on_with_the_others_in_every_order(eager_bytes, after):
     """Killed before its `after`-th message: what it had sent arrives once, the others' numbers all do."""
 

@@ -13,6 +13,7 @@ from minidist.base.trace import SpanEvent, purpose
 from minidist.collectives import TwoLevel, all_reduce, broadcast
 from minidist.comm import SimWorld, buffers
 from minidist.comm.buffers import OpenMessages
+from tests.cases import each
 
 
 def line(function, text):
@@ -133,9 +134,9 @@ def both_ways(comm, first, second, blocking=False):
     return array[0]
 
 
-@pytest.mark.parametrize("eager_bytes", [0, 1 << 10])
-@pytest.mark.parametrize("blocking", [False, True])
-@pytest.mark.parametrize(
+@each("eager_bytes", [0, 1 << 10])
+@each("blocking", [False, True])
+@each(
     ("first", "second", "words"),
     [
         ("receive", "send", "its send to rank .* is from memory of its receive from rank"),
@@ -391,8 +392,8 @@ AFTER = {
 }
 
 
-@pytest.mark.parametrize("what", AFTER)
-@pytest.mark.parametrize("again", [False, True])
+@each("what", AFTER)
+@each("again", [False, True])
 def test_a_communicator_is_of_no_use_after_its_run(what, again):
     """On one rank a collective sends nothing, and would return as if all were well; also inside the next run."""
     kept, world = [], SimWorld(1)
@@ -485,7 +486,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_what_is_no_number_is_one_sentence(what):
     with pytest.raises(UsageError) as caught:
         SimWorld(1).run(WRONG[what])

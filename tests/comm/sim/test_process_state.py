@@ -11,6 +11,7 @@ import pytest
 
 from minidist.comm import SimWorld
 from minidist.comm.sim.process_state import ProcessState, _words
+from tests.cases import each
 
 
 def seeded(comm):
@@ -59,8 +60,8 @@ def test_the_same_numbers_under_mpi(comm):
     assert seeded(comm) == alone(comm.rank)
 
 
-@pytest.mark.parametrize("draw", [np.random.rand, np.random.normal, random.random, lambda: random.gauss(0, 1)])
-@pytest.mark.parametrize("drawn_before", [0, 1, 2, 623, 624, 625])
+@each("draw", [np.random.rand, np.random.normal, random.random, lambda: random.gauss(0, 1)])
+@each("drawn_before", [0, 1, 2, 623, 624, 625])
 def test_ranks_begin_with_the_state_of_the_process_and_do_not_disturb_each_other(draw, drawn_before):
     np.random.seed(5)
     random.seed(5)

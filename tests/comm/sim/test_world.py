@@ -24,9 +24,10 @@ from minidist.base.errors import (
 )
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast
-from minidist.comm import ANY, LinkModel, SimWorld, seeded
+from minidist.comm import ANY, LinkModel, SimWorld, launch, seeded
 from minidist.comm.buffers import checksum
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
+from tests.cases import each
 
 
 def numbers(*values):
@@ -102,8 +103,8 @@ def test_objects():
     assert SimWorld(2).run(program)[1] == {"a": [1, 2], "b": None}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool", "complex128"])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0), (2, 1, 1, 1, 1, 3)])
+@each("dtype", ["bfloat16", "float16", "int8", "bool", "complex128"])
+@each("shape", [(), (0,), (3,), (2, 0), (2, 1, 1, 1, 1, 3)])
 def test_any_dtype_and_shape(dtype, shape):
     import ml_dtypes
 
@@ -383,9 +384,9 @@ def test_a_request_that_is_never_waited_for(kind, eager_bytes):
     assert "test_world.py:" in str(caught.value)
 
 
-@pytest.mark.parametrize("receiver_first", [False, True])
-@pytest.mark.parametrize("size", [3, 20_000])
-@pytest.mark.parametrize("side", ["send", "receive"])
+@each("receiver_first", [False, True])
+@each("size", [3, 20_000])
+@each("side", ["send", "receive"])
 def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     """Whether the two sides have met or not. Swapping two elements keeps a sum; in small buffers it is noticed."""
 
@@ -406,7 +407,47 @@ def test_a_buffer_that_changes_in_flight(side, size, receiver_first):
     with pytest.raises(BufferReuseError, match="was changed while the operation was in flight") as caught:
         SimWorld(2).run(program)
     assert f"rank {0 if side == 'send' else 1}: the buffer of its {side}" in str(caught.value)
-    SimWorld(2, checks=False).run(program)
+    lines = [int(line) for line in re.findall(r"test_world\.py:(\d+)", str(caught.value))]
+    assert len(lines) == 2
+    assert lines[0] < lines[1] <= program.__code__.co_firstlineno + 12, "the post, and a line after it"
+    for checks in (False, "headers"):
+        SimWorld(2, checks=checks).run(program)
+    with pytest.raises(UsageError, match='it must be True, False or "headers"'):
+        SimWorld(2, checks="buffers")
+
+
+@pytest.mark.parametrize("eager_bytes", [0, 1000])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_what_is_received_is_seen_after_the_wait_only(order, eager_bytes):
+    """Whichever rank runs first, and whether the message has come or not."""
+
+    def program(comm):
+        array, other = np.full(4, comm.rank, float), np.zeros(1)
+        if comm.rank == order[0]:
+            comm.isend(array, order[1]).wait()
+            comm.send(other, order[1], tag=2)
+            return None
+        request, seen = comm.irecv(array, order[0]), []
+        seen.append(array.tolist())
+        comm.recv(other, order[0], tag=2)  # by now the message has come
+        seen.append(array.tolist())
+        assert request.wait() is array
+        return seen, array.tolist()
+
+    before, after = [float(order[1])] * 4, [float(order[0])] * 4
+    assert SimWorld(2, eager_bytes=eager_bytes).run(program)[order[1]] == ([before] * 2, after)
+
+
+def test_buffers_are_not_watched_where_the_command_line_says_so():
+    def program(comm):
+        array = np.ones(4)
+        request = comm.isend(array, 1) if comm.rank == 0 else comm.irecv(array, 0)
+        array[0] = 9.0
+        request.wait()
+
+    with pytest.raises(SystemExit):
+        launch(program, ranks=2, argv=[])
+    launch(program, ranks=2, argv=["--no-check-buffers"])
 
 
 @pytest.mark.parametrize("eager_bytes", [0, 1000])
@@ -573,7 +614,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
+@each("what", WRONG)
 def test_wrong_arguments_name_the_value_and_the_remedy(what):
     call, words = WRONG[what]
     with pytest.raises(UsageError, match=words) as caught:

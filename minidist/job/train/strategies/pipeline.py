@@ -1,4 +1,4 @@
-"""A pipeline as a strategy: this rank runs its stages by a plan, and each stage has data axes of its own.
+"""A pipeline as a strategy: this rank runs its stages by a plan, and each stage has its data axes.
 
     stage 0   rank 0   data axis of stage 0 ── other pipelines' stage 0, with other rows
     stage 1   rank 1   data axis of stage 1 ── other pipelines' stage 1
@@ -67,7 +67,7 @@ class PipelineParallel(MeshStrategy):
         modules, tied = cut_stages(config, job.model, plan.stages)
         release_other_stages(modules, plan.stages_of(axes.pp.rank))
 
-        # Each of this rank's stages has data axes of its own; the pipeline gets their reducers and shards, because it
+        # Each of this rank's stages has its data axes; the pipeline gets their reducers and shards, because it
         # knows when a stage's gradients are complete.
         stages: list[PipelineStage] = []
         reducers: dict[int, list[GradientReducer]] = {}
@@ -86,10 +86,7 @@ class PipelineParallel(MeshStrategy):
 
         # Hooks on the layers of this rank, by their number in the model.
         if profile is not None:
-            blocks = list(job.model.blocks)
-            bounds = offsets(cut_sizes(config, job.model, plan.stages))
-            layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in reducers}
-            profile.watch(axes.comm, layers, len(blocks), plan.stages - 1)
+            _watch(job, profile, axes.comm, plan.stages, reducers)
 
         super().__init__(job, axes, data_axes)
         self.holders = plan.holders()
@@ -211,3 +208,11 @@ def gather_tensors(comm: Comm, local: Tensors) -> Tensors:
                 for name, array in table.items():
                     result[kind].setdefault(name, array)
     return result
+
+
+def _watch(job: Job, profile: Any, comm: Comm, stages: int, mine: Iterable[int]) -> None:
+    """Let the profile watch the layers of this rank's stages."""
+    blocks = list(job.model.blocks)
+    bounds = offsets(cut_sizes(job.config, job.model, stages))
+    layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in mine}
+    profile.watch(comm, layers, len(blocks), stages - 1)

@@ -138,20 +138,8 @@ class FullySharded(Sharded):
 
         # Bottom up: the blocks first, then the module for what they leave. It may leave nothing. The data axis of the
         # experts comes second, and finds them sharded with the units that they are in.
-        policy = next((found for extension in job.extensions if (found := extension.offload_policy())), None)
-        for part in unit_modules(group.module, group.tied) if not group.experts else ():
-            if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
-                fully_shard(
-                    part,
-                    mesh=mesh,
-                    prefetch=config.prefetch,
-                    reduction="sum",
-                    algorithm=group.reduction,
-                    reshard_after_forward=config.reshard,
-                    persistence_threshold=config.persistence_threshold,
-                    offload_policy=policy,
-                    expert_mesh=expert_mesh,
-                )
+        if not group.experts:
+            _shard_units(job, group, mesh, expert_mesh)
 
         mine = set(group.parameters)
         units = [unit for unit in param_groups_of(group.module) if mine.issuperset(unit.flat.parameters)]
@@ -198,6 +186,25 @@ class FullySharded(Sharded):
         if self.algorithm not in ("ring", "ordered"):
             reduced = sum(unit.elements_sent() for unit in self.units)
         return replace(sizes, buckets=sizes.units, resident=self.resident, reduced=reduced)
+
+
+def _shard_units(job: Job, group: Group, mesh: Comm | Mesh, expert_mesh: Comm | Mesh | None) -> None:
+    """Shard the units of the group's module, as the job's settings say."""
+    config = job.config
+    policy = next((found for extension in job.extensions if (found := extension.offload_policy())), None)
+    for part in unit_modules(group.module, group.tied):
+        if part is group.module or any(parameter.flat is None for parameter in part.parameters()):
+            fully_shard(
+                part,
+                mesh=mesh,
+                prefetch=config.prefetch,
+                reduction="sum",
+                algorithm=group.reduction,
+                reshard_after_forward=config.reshard,
+                persistence_threshold=config.persistence_threshold,
+                offload_policy=policy,
+                expert_mesh=expert_mesh,
+            )
 
 
 def _mesh(comm: Comm, copies: int) -> Comm | Mesh:

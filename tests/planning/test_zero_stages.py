@@ -9,13 +9,35 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.planning.architecture import MODELS
-from minidist.planning.memory_estimator import (
-    block_activations,
+from minidist.planning.cluster.gpus import MACHINES
+from minidist.planning.cluster.layout import ClusterLayout, Job
+from minidist.planning.cluster.memory import block_activations
+from minidist.planning.cluster.search import plan_layout
+from minidist.planning.zero_stages import (
+    block_forms,
     deepspeed_offload,
-    model_peak,
+    layout_stages,
     model_states,
     whole_number,
+    with_total,
 )
+
+
+def job(name, layout, length, **more):
+    """Return the job that a layout's batch belongs to."""
+    model = MODELS[name] if isinstance(name, str) else name
+    return Job(model, length, layout.dp * layout.micro_batch * layout.microbatches, "bf16", layout.ranks, **more)
+
+
+def stages_of(name, ranks=1, length=1024, recompute="none", accounting="megatron", **more):
+    """Return the stages of a model on data-parallel ranks."""
+    layout = ClusterLayout(ranks, recompute=recompute)
+    return totals(job(name, layout, length, **more), layout, accounting)
+
+
+def totals(of, layout, accounting="megatron"):
+    """Return the bytes of each stage by kind, with their sum."""
+    return {stage: with_total(rank.by_kind) for stage, rank in layout_stages(of, layout, accounting).items()}
 
 
 def gigabytes(stages):
@@ -84,7 +106,7 @@ def test_the_largest_layer_of_deepspeed_is_one_module_not_a_block(gated, vocabul
 
 def test_the_estimate_of_gpt3_on_1024_ranks():
     """4 x 618 M, the embedding, and 18 x 174.6 B / 1024; its block has 1,812 M."""
-    states = model_peak("gpt3-175b", 1024, accounting="deepspeed")["stage3"]
+    states = stages_of("gpt3-175b", 1024, accounting="deepspeed")["stage3"]
     bare = states["parameters"] + states["gradients"] + states["optimizer"]
     assert bare == pytest.approx(4 * 50257 * 12288 + 18 * MODELS["gpt3-175b"].parameters / 1024, abs=64)
     assert bare / 1e9 == pytest.approx(5.54, abs=0.005)
@@ -110,25 +132,59 @@ def test_our_gpt_has_the_same_blocks():
     assert sum(p.size for p in model.parameters()) == Architecture(3, 8, 2, 11, 7, 32).parameters
 
 
-def test_activations_are_those_of_korthikanti_et_al():
-    xl = MODELS["gpt2-xl"]
-    s, b, h, a = 1024, 2, 1600, 25
-    assert block_activations(xl, b, s, "none") == 34 * s * b * h + 5 * a * s * s * b
-    assert block_activations(xl, b, s, "selective") == 34 * s * b * h
-    assert block_activations(xl, b, s, "full") == 2 * s * b * h
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt2-xl", "mixtral-8x7b"])
+def test_memory_is_that_of_the_plan_to_the_byte(name, capsys):
+    """Each stage of `minidist memory` is the peak of `minidist plan` for the same layout, in each kind of bytes."""
+    for dp, tp, pp, recompute, attention in (
+        (8, 1, 1, "none", "fused"),
+        (4, 1, 1, "none", "unfused"),
+        (2, 2, 2, "selective", "fused"),
+        (2, 1, 4, "full", "unfused"),
+        (4, 1, 1, "sqrt", "fused"),
+    ):
+        tp = 1 if name == "gpt2-xl" else tp  # its 25 heads do not divide
+        same = ["--seq", "512", "--dp", str(dp), "--tp", str(tp), "--pp", str(pp), "--recompute", recompute]
+        same += ["--attention", attention, "--model", name, "--json"]
+        stages = printed(capsys, "memory", "--batch", "2", *same)
+        for zero in range(4):
+            layout = ["--cp", "1", "--ep", "1", "--vp", "1", "--zero", str(zero), "--micro-batch", "2"]
+            plan = printed(capsys, "plan", *same, *layout, "--global-batch", str(2 * dp * pp))["layouts"][0]["memory"]
+            counted = dict(stages[f"stage{zero}"])
+            assert (counted.pop("total"), counted) == (plan["peak_bytes"], plan["by_kind"]), (same, zero)
+
+
+def printed(capsys, *arguments):
+    """Return the JSON object of a command."""
+    with pytest.raises(SystemExit):
+        main(list(arguments))
+    return json.loads(capsys.readouterr().out)
+
+
+def test_attention_is_fused_unless_it_is_said_not_to_be():
+    """Llama 3.1 8B with 8,192 tokens: 36.7 GB; unfused kernels add 6 bytes per score in each of 32 layers."""
+    fused, unfused = (
+        stages_of("llama-3.1-8b", 8, 8192, fused_attention=fused)["stage2"]["activations"] for fused in (True, False)
+    )
+    assert round(fused / 1e9, 1) == 36.7
+    assert unfused - fused == 32 * 8192 * 32 * (6 * 8192 - 4)
 
 
 def test_square_root_segments_keep_their_inputs_and_one_segment():
-    xl, s, b, h = MODELS["gpt2-xl"], 1024, 1, 1600
-    assert model_peak("gpt2-xl", 1, recompute="sqrt")["stage0"][
-        "activations"
-    ] == 7 * 2 * s * b * h + 7 * block_activations(xl, b, s, "none")
+    """48 layers are 7 segments of at most 7, and the fullest rank of two stages has 24: 5 segments of at most 5."""
+    s, h = 1024, 1600
+    for pp, segments in ((1, 7), (2, 5)):
+        layout = ClusterLayout(pp=pp, recompute="sqrt")
+        of = job("gpt2-xl", layout, s, dropout=False)
+        parts = totals(of, layout)["stage0"]
+        # The last rank is the fullest; it also keeps the inputs of the last norm and of the projection.
+        assert parts["activations"] == segments * 2 * s * h + 4 * s * h
+        assert parts["workspace"] == segments * block_activations(layout, of, 0, "none")
 
 
 def test_both_forms_of_a_block_are_printed(capsys):
     from minidist.planning import block_bytes
 
-    block = model_peak("gpt2", 1, batch=2, length=100)["activations_of_a_block"]
+    block = block_forms(job("gpt2", ClusterLayout(micro_batch=2), 100), 2)
     assert block == {
         "unfused": 34 * 100 * 2 * 768 + 5 * 12 * 100 * 100 * 2,
         "fused": block_bytes.fused(100, 2, 768, 12, 2, True),
@@ -139,10 +195,11 @@ def test_both_forms_of_a_block_are_printed(capsys):
 
 
 def test_the_peak_is_the_sum_and_prefetch_costs_blocks():
-    none, two = (model_peak("gpt2-xl", 8, 1, 1024, prefetch=d)["stage3"] for d in (0, 2))
+    none, two = (stages_of("gpt2-xl", 8, prefetch=d)["stage3"] for d in (0, 2))
+    assert none["prefetch"] == 0
     assert two["total"] - none["total"] == two["prefetch"] == 2 * 2 * MODELS["gpt2-xl"].block
     for stage in ("stage0", "stage3"):
-        parts = model_peak("gpt2-xl", 8)[stage]
+        parts = stages_of("gpt2-xl", 8)[stage]
         assert parts["total"] == sum(value for key, value in parts.items() if key != "total")
 
 
@@ -183,16 +240,15 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--params", "1e9", "--dp", "0"], "at least 1"),
         (["--params", "1e9", "--accounting", "zeros"], "did you mean 'zero'"),
         (["--model", "gpt2-xxl"], "--model 'gpt2-xxl' is unknown"),
-        (["--model", "gpt2", "--seq", "2000"], "from 1 to 1,024"),
+        (["--model", "gpt2", "--seq", "2000"], "the model has learned positions for 1024 tokens"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
+        (["--model", "gpt2", "--attention", "flash"], "--attention 'flash'; it must be fused or unfused"),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
         (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),
         (["--params", "1e9", "--recompute", "full"], "give --model NAME"),
         (["--params", "1e999999"], "not a number of parameters"),
-        (
-            ["--model", "llama-7b", "--tp", "2", "--prefetch", "3"],
-            "--prefetch 3 has no effect with --tp 2; leave one of",
-        ),
+        (["--model", "llama-7b", "--tp", "2", "--accounting", "deepspeed"], "--tp 2 has no effect with --accounting"),
+        (["--params", "1e9", "--gpu", "h100"], "--gpu h100 is about a model's activations"),
         (["--model", "gpt2", "--accounting", "deepspeed", "--prefetch", "0"], "no effect with --accounting deepspeed"),
         (
             ["--model", "gpt2", "--format", "text", "--output", "bars.svg"],
@@ -223,25 +279,23 @@ def test_a_model_file_is_the_model_of_its_name(tmp_path, capsys):
         assert tables[0] == tables[1]
 
 
-def test_an_mlp_of_another_size_has_no_closed_form(tmp_path):
+def test_an_mlp_of_another_size_has_no_closed_form():
     """GELU keeps two bytes of its input and two of its output for each element inside the MLP."""
-    path = tmp_path / "wide.json"
-    keys = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_inner": 4096}
-    path.write_text(json.dumps(keys))
-    wide, usual = model_peak(str(path), 1, length=64), model_peak("gpt2", 1, length=64)
-    assert wide["stage0"]["activations"] - usual["stage0"]["activations"] == 12 * 64 * 4 * (4096 - 4 * 768)
-    assert "activations_of_a_block" not in wide
+    wide, usual = (stages_of(replace(MODELS["gpt2"], inner=inner), length=64)["stage0"] for inner in (4096, 4 * 768))
+    assert wide["activations"] - usual["activations"] == 12 * 64 * 4 * (4096 - 4 * 768)
+    assert block_forms(job(replace(MODELS["gpt2"], inner=4096), ClusterLayout(), 64), 1) is None
 
 
 def test_experts_keep_what_each_copy_of_a_token_needs():
-    """Mixtral: two experts per token, each with its own copy of the input, and a float32 score per expert."""
+    """Mixtral: two experts per token, each with a separate copy of the input, and a float32 score per expert."""
     model = MODELS["mixtral-8x7b"]
     h, i, s, b = 4096, 14336, 512, 3
-    attention = 2 * (4 * h + h + 2 * 1024 + h)
-    kept = s * b * (attention + 2 * 4 * 2 * i + 2 * 2 * h + 4 * 8)
-    assert block_activations(model, b, s, "selective") == kept
+    attention = 2 * (4 * h + h + 2 * 1024 + h) + 4 * 32
+    layout = ClusterLayout(micro_batch=b)
+    kept = s * b * (attention + 2 * 3 * 2 * i + 2 * 2 * h + 4 * 8)
+    assert block_activations(layout, job(model, layout, s), 0) == kept
     dense = replace(model, dense_layers=1)
-    assert block_activations(dense, b, s, "selective") == s * b * (attention + 2 * 4 * i)
+    assert block_activations(layout, job(dense, layout, s), 0) == s * b * (attention + 2 * 3 * i)
 
 
 def test_a_file_is_written_with_json_too(tmp_path, capsys):
@@ -261,12 +315,39 @@ def test_whole_number():
 
 def test_what_a_gated_block_keeps_term_by_term():
     """2-byte values of a LLaMA block: the two norms with their outputs, q, k, v, the attention's output; gate, up,
-    silu(gate), their product.
+    their product.
     """
     h, i, heads, s, b = 4096, 11008, 32, 512, 3
-    norms, attention, mlp = 4 * h, 3 * h + h, 4 * i
-    block = MODELS["llama-7b"]
+    layout = ClusterLayout(micro_batch=b)
+    norms, attention, mlp = 4 * h, 3 * h + h, 3 * i
     kept = 2 * s * b * (norms + attention + mlp)
-    assert block_activations(block, b, s, "selective") == kept
-    assert block_activations(block, b, s, "none") == kept + 2 * b * heads * s * s
-    assert block_activations(block, b, s, "full") == 2 * s * b * h
+    for fused, scores in ((True, 4 * b * heads * s), (False, 6 * b * heads * s * s)):
+        of = job("llama-7b", layout, s, fused_attention=fused)
+        assert block_activations(layout, of, 0) == kept + scores
+        assert block_activations(layout, of, 0, "full") == 2 * s * b * h
+
+
+def test_memory_says_what_fits(capsys):
+    """The verdicts are those of the plan; exit code 1 when no stage fits, as of a plan."""
+    for model, dp, verdicts, code in (
+        ("llama-3.1-8b", 8, ["no", "no", "may not", "may not"], 0),
+        ("gpt3-175b", 8, ["no"] * 4, 1),
+    ):
+        with pytest.raises(SystemExit) as done:
+            main(["memory", "--model", model, "--dp", str(dp), "--gpu", "h100", "--json"])
+        stages = json.loads(capsys.readouterr().out)
+        assert (list(stages["fits"].values()), done.value.code) == (verdicts, code), model
+        for zero, verdict in enumerate(verdicts):
+            layout = ClusterLayout(dp, zero=zero)
+            plan = plan_layout(layout, job(model, layout, stages["seq"]), MACHINES["h100"])
+            assert plan.fit.verdict == verdict
+
+
+def test_a_length_that_is_not_given_is_at_most_8192_tokens(capsys):
+    """A model with 131,072 positions is rarely trained with them; both commands say what they take."""
+    for command in (["memory", "--dp", "8"], ["plan", "--ranks", "8", "--global-batch", "8", "--zero", "2"]):
+        with pytest.raises(SystemExit):
+            main([*command, "--model", "llama-3.1-8b", "--json"])
+        out, err = capsys.readouterr()
+        assert json.loads(out)["seq"] == 8192
+        assert "sequences of 8,192 tokens, because --seq is not given; llama-3.1-8b can have 131,072" in err

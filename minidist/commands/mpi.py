@@ -1,0 +1,104 @@
+"""`minidist mpi`: a program of mpi4py on simulated ranks in one process, without an MPI library.
+
+Proved by: tests/mpi_ranks/test_program.py
+"""
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from minidist.base.errors import UsageError
+from minidist.base.limits import check_count, check_ranks
+from minidist.base.trace_file import write_traces
+from minidist.commands.flags import Timeout
+from minidist.commands.output import Result, json_or_table, say
+
+MAX_RANKS = 1_024  # each holds the modules of its program
+MAX_CHOICES = 10_000
+SAME = {
+    "other": "{} other choices of the receives from any rank print the same",
+    "choices": "all {} choices of the receives from any rank print the same",
+    "first": "the first {} choices of the receives from any rank print the same",
+}
+
+
+@json_or_table
+def mpi(
+    script: Annotated[str, typer.Argument(help="FILE.py, as under mpiexec; with -m the name of a module")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="the script's own arguments")] = None,
+    ranks: Annotated[int, typer.Option("--ranks", "-n", help="simulated ranks")] = 4,
+    module: Annotated[bool, typer.Option("-m", help="run a module, as python -m does")] = False,
+    eager_bytes: Annotated[
+        int, typer.Option(help="MPI's eager limit: sends of up to this many bytes do not wait for their receive")
+    ] = 0,
+    interleavings: Annotated[
+        int, typer.Option(help="run so many times more, with other choices of receives from any rank")
+    ] = 0,
+    every_order: Annotated[
+        bool, typer.Option("--every-order", help="run once with every choice of the receives from any rank")
+    ] = False,
+    timeout: Timeout = 60.0,
+    trace: Annotated[Path | None, typer.Option(help="where the trace goes, for `minidist report`")] = None,
+) -> Result:
+    """Run a program of mpi4py, unchanged, on simulated ranks of this process, without an MPI library.
+
+    A deadlock is reported at once, with every rank's operation and line; dtypes, roots, operations and calls that
+    differ are named; all bytes are counted. The flags stand before the script.
+    """
+    check_ranks(ranks, most=MAX_RANKS)
+    check_count(interleavings, "--interleavings", most=MAX_CHOICES)
+    check_count(eager_bytes, "--eager-bytes")
+    if every_order and interleavings:
+        raise UsageError(
+            "--every-order with --interleavings; --every-order runs every choice already: give one of them"
+        )
+
+    from minidist.debug.mpi_ranks.program import bytes_by_operation, difference, other_choices, run_on_ranks
+    from minidist.debug.user_program import UserProgram
+
+    if "--ranks" in (arguments or ()):
+        say("--ranks stands after the script, so it is passed to the script; minidist's flags stand before it")
+
+    # The run, and the same with other choices.
+    program = UserProgram(script, arguments or (), module)
+    run = partial(run_on_ranks, program, ranks, timeout=timeout, eager_bytes=eager_bytes)
+
+    def write(world: Any) -> None:  # of a deadlock, too
+        assert trace is not None
+        say(f"written: {write_traces(trace, world.traces, world='simulated')}")
+
+    first = run(at_end=write) if trace is not None else run()
+    races, tried = "", 0
+    for other in other_choices(run, MAX_CHOICES if every_order else interleavings, every_order):
+        if found := difference(first, other):
+            races = f"choice {tried} of the receives from any rank: {found}; the program depends on who comes first"
+            break
+        tried += 1
+    world = first.world
+    value = {
+        "ranks": ranks,
+        "virtual_seconds": world.end_time,
+        "sent": bytes_by_operation(world),
+        "choices": tried,
+        "race": races,
+        "never_received": world.lost,
+        "never_waited_for": world.unwaited,
+    }
+    said = races
+    if tried and not races:
+        which = "other" if interleavings else "choices" if tried < MAX_CHOICES else "first"
+        said = SAME[which].format(tried)
+    return Result(value, lambda: show(value, said), 1 if races or world.lost else 0)
+
+
+def show(value: dict[str, Any], choices: str) -> None:
+    """Print what a run has sent, what it has left open, and the sentence about other choices."""
+    print(f"{value['ranks']} ranks, {value['virtual_seconds']:.6g} virtual seconds of communication")
+    for row in value["sent"]:
+        print(f"  {row['operation']:24} {row['communicator']:16} {row['messages']:8,} messages {row['bytes']:14,} B")
+    for sentence in (*value["never_received"], *value["never_waited_for"]):
+        print(f"  {sentence}")
+    if choices:
+        print(choices)

@@ -1,0 +1,87 @@
+"""The bytes of a buffer that is not NumPy's, such as a tensor of PyTorch, without a copy.
+
+Such an object says where its elements lie in a structure of C's, DLPack's `DLTensor`, which is read here. NumPy would
+take the structure over; MPI only looks at the memory for the time of a message.
+
+Source: the DLPack specification, version 1, dlpack.h.
+Proved by: tests/mpi_ranks/test_buffers.py
+"""
+
+import ctypes
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from minidist.debug.mpi_ranks.constants import Unsupported, unsupported
+
+CPU, HOST_PINNED = 1, 3
+_KINDS = "iufV c?"  # of elements, by DLPack's number
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("axes", ctypes.c_int32),
+        ("kind", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("offset", ctypes.c_uint64),
+    ]
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def bytes_at(address: int, size: int, owner: Any = None) -> np.ndarray:
+    """Return `size` bytes of memory from an address. owner: what must live as long."""
+    if not size:
+        return np.empty(0, np.uint8)
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    memory.owner = owner  # type: ignore[attr-defined]
+    found: np.ndarray = np.frombuffer(memory, np.uint8)  # type: ignore[call-overload]
+    return found
+
+
+def has_interface(value: Any) -> bool:
+    """Return whether an object says by DLPack, or as arrays on GPUs do, where its elements lie."""
+    return hasattr(value, "__dlpack__") or hasattr(value, "__cuda_array_interface__")
+
+
+def bytes_of(value: Any) -> tuple[np.ndarray, str]:
+    """Return the bytes of such an object, and the code of its elements' type; NotImplementedError for one on a GPU."""
+    if not hasattr(value, "__dlpack__"):
+        # Without a driver for GPUs the memory that this interface describes is the host's.
+        if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists():
+            raise _on_gpu()
+        array = np.asarray(SimpleNamespace(__array_interface__={**value.__cuda_array_interface__, "version": 3}))
+        return _contiguous(array).view(np.uint8), array.dtype.char
+    if value.__dlpack_device__()[0] not in (CPU, HOST_PINNED):
+        raise _on_gpu()
+    capsule = value.__dlpack__()
+    tensor = _Tensor.from_address(_pointer(capsule, b"dltensor"))
+    shape = [tensor.shape[axis] for axis in range(tensor.axes)]
+    kind = "c" if tensor.lanes == 2 else _KINDS[tensor.kind]  # two numbers are a complex one
+    dtype = np.dtype(f"{kind}{tensor.bits * tensor.lanes // 8}" if kind != "?" else "?")
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = bytes_at((tensor.data or 0) + tensor.offset, size, (capsule, value))
+    if size and tensor.strides:
+        strides = [tensor.strides[axis] * dtype.itemsize for axis in range(tensor.axes)]
+        _contiguous(np.lib.stride_tricks.as_strided(raw.view(dtype), shape, strides))
+    return raw, dtype.char
+
+
+def _contiguous(array: np.ndarray) -> np.ndarray:
+    """Return the elements in the order in which they lie in memory, if nothing else lies between them."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise BufferError("the buffer of a message is not contiguous; pass a contiguous copy")
+    return (array if array.flags.c_contiguous else array.T).reshape(-1)
+
+
+def _on_gpu() -> Unsupported:
+    return unsupported("a message in the memory of a GPU", "copy it to a NumPy array")

@@ -1,0 +1,202 @@
+"""A run as a page to step through: one message per key, the arrays of every rank, and what each rank computes.
+
+    from minidist.report.stepper import show, step
+
+    show(step(main, 4))              of a program: main(comm) on 4 simulated ranks, with the values of its small arrays
+    show(world)                      of any world that has run, or show(traces): messages and computations
+    show(as_traces(timing))          of a pipeline schedule
+
+The page is one HTML file without a request. It plays by itself, or step by step: the arrow keys, a slider and buttons;
+each step is also a sentence, which a screen reader speaks.
+
+Proved by: tests/report/test_stepper.py
+"""
+
+import html
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from minidist.base.errors import UsageError
+from minidist.base.files import writing
+from minidist.base.trace import SpanEvent, Trace
+from minidist.comm.launching import writable
+from minidist.report.frame import GENERATOR, POLICY
+from minidist.report.palette import PALETTE, RANKS, kind_of
+from minidist.report.stepper_script import SCRIPT, STYLE
+from minidist.report.stepper_world import KeptArray, Place, StepWorld, step
+from minidist.report.timeline import arrived, pairs
+
+__all__ = ["Stepper", "show", "step"]
+
+MAX_STEPS, MAX_RANKS, MAX_SPANS = 400, 32, 2_000
+ROW, CELLS = 26, 24  # pixels of a line of cells; cells in a line
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """The page, and what it draws. In a notebook it shows itself; `write` makes a file of it."""
+
+    data: dict[str, Any]
+    about: str = ""
+
+    @property
+    def page(self) -> str:
+        """The page as HTML."""
+        return _document(self.data, self.about)
+
+    def said(self) -> str:
+        """The page in words: what a notebook shows where there is no browser."""
+        steps = len(self.data["steps"])
+        return f"{self.about} {steps} steps on {self.data['ranks']} ranks; open the notebook in Jupyter.".strip()
+
+    def _repr_html_(self) -> str:
+        # A frame of its own keeps the page's script and style apart from the notebook's.
+        return (
+            f'<iframe srcdoc="{html.escape(self.page)}" sandbox="allow-scripts" title="steps of a run"'
+            f' style="width: 100%; height: {_height(self.data)}px; border: 0"></iframe>'
+        )
+
+    def write(self, path: str | Path) -> Path:
+        """Write the page into a file, which any browser opens, or a moving picture into a .gif; returns the path."""
+        path = Path(path)
+        if is_gif := path.suffix == ".gif":
+            from minidist.report.stepper_gif import gif
+        writable(path, "the stepper's file", "GIF89a" if is_gif else "<!doctype html>", "" if is_gif else GENERATOR)
+        with writing("the steps", path, "make room there, or choose another file"):
+            path.write_bytes(gif(self.data, ROW, _height(self.data) - 120) if is_gif else self.page.encode())
+        return path
+
+
+def show(run: Any, title: str = "") -> Stepper:
+    """Return the stepper of a run: a world that has run, or its traces.
+
+    Of the first MAX_STEPS messages and MAX_RANKS ranks; what is left out is a sentence on the page. Raises UsageError
+    for a run without a message and without a computation.
+    """
+    traces: Sequence[Trace] = getattr(run, "traces", run)
+    steps, arrays = _steps(run, traces)
+    spans = [span for trace in traces for span in trace.spans if span.category == "compute" and span.end > span.start]
+    spans.sort(key=lambda span: (span.start, span.rank))
+    if not steps and not spans:
+        raise UsageError("the run has sent no message and recorded no computation; there is nothing to step through")
+
+    # A page that is too large to look at is cut, and says so.
+    ranks = min(max(len(traces), 1), MAX_RANKS)
+    said = [
+        f"the first {most} of {count} {what}"
+        for what, count, most in (("messages", len(steps), MAX_STEPS), ("computations", len(spans), MAX_SPANS))
+        if count > most
+    ]
+    said += [f"the first {MAX_RANKS} of {len(traces)} ranks"] if len(traces) > MAX_RANKS else []
+    steps = [s for s in steps[:MAX_STEPS] if max(s["from"], s["to"]) < ranks]
+    spans = [s for s in spans[:MAX_SPANS] if s.rank < ranks]
+    data = {
+        "ranks": ranks,
+        "steps": steps or _times(spans),
+        "arrays": arrays[:ranks],
+        "spans": [[s.rank, s.name, PALETTE[kind_of(s.name)], s.start, s.end] for s in spans],
+        "colours": RANKS,
+        "row": ROW,
+        "cells": CELLS,
+    }
+    about = title + (f" Drawn are {' and '.join(said)}." if said else "")
+    return Stepper(data, about.strip())
+
+
+def _steps(run: Any, traces: Sequence[Trace]) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """Return the messages in the order in which they arrive, and the arrays of each rank with their values."""
+    # Of any trace: the pairs of its messages, without arrays.
+    if not isinstance(run, StepWorld):
+        found = sorted(filter(arrived, pairs(traces)), key=lambda pair: pair.receive.end if pair.receive else 0.0)
+        return [_step(send, receive, None, None) for send, receive in found], [[] for _ in traces]
+
+    # Of a StepWorld: the steps by the time of arrival, and what changed with each.
+    matching = run.matching
+    order = sorted(range(len(matching.steps)), key=lambda number: matching.steps[number].receive.end)
+    place = {-1: -1, **{number: at for at, number in enumerate(order)}}
+    shown = [_renumbered([kept.shown for kept in row]) for row in matching.arrays]
+    steps = []
+    for number in order:
+        send, receive, source, target = matching.steps[number]
+        steps.append(_step(send, receive, _shown(source, shown[send.rank]), _shown(target, shown[receive.rank])))
+    arrays = [[_values(row[number], place) for number in shown[rank]] for rank, row in enumerate(matching.arrays)]
+    return steps, arrays
+
+
+def _renumbered(shown: Sequence[bool]) -> dict[int, int]:
+    """Return the number of each shown array -> its place on the page."""
+    numbers = [number for number, is_shown in enumerate(shown) if is_shown]
+    return {number: at for at, number in enumerate(numbers)}
+
+
+def _shown(place: Place | None, numbers: dict[int, int]) -> list[int] | None:
+    return None if place is None or place.number not in numbers else [numbers[place.number], place.first, place.stop]
+
+
+def _step(send: Any, receive: Any, source: list[int] | None, target: list[int] | None) -> dict[str, Any]:
+    return {
+        "from": send.rank,
+        "to": receive.rank,
+        "bytes": send.nbytes,
+        "what": "message" if send.operation == "message" else send.operation,
+        "time": receive.end,
+        "source": source,
+        "target": target,
+    }
+
+
+def _values(kept: KeptArray, place: dict[int, int]) -> dict[str, Any]:
+    """Return what the page needs of an array: its type, and step -> its elements as short texts."""
+    shape = ", ".join(map(str, kept.array.shape))
+    changes = sorted((place[step], values) for step, values in kept.values.items())
+    return {
+        "about": f"{kept.array.dtype}[{shape}]",
+        "changes": [[step, [_text(value) for value in values]] for step, values in changes],
+    }
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | np.floating) else str(value)
+
+
+def _times(spans: Sequence[SpanEvent]) -> list[dict[str, Any]]:
+    """Return the steps of a run without messages: the times at which a computation starts."""
+    return [{"time": time} for time in sorted({span.start for span in spans})[:MAX_STEPS]]
+
+
+def _height(data: dict[str, Any]) -> int:
+    """Return the height of the page: the lines of each rank's arrays, a line for its computations, and the controls."""
+    lines = data["ranks"] if data["spans"] else 0
+    if "from" in data["steps"][0]:
+        sizes = [[len(array["changes"][0][1]) for array in row] for row in data["arrays"]]
+        lines += sum(1 + sum(1 + (size - 1) // CELLS for size in row) for row in sizes)
+    return 170 + ROW * lines
+
+
+def _document(data: dict[str, Any], about: str) -> str:
+    # A less-than sign in a name would end the element that the numbers stand in.
+    numbers = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    buttons = "".join(
+        f'<button type="button" data-do="{do}" aria-label="{about}" title="{about}">{name}</button>'
+        for do, name, about in (
+            ("first", "|◀", "first step (Home)"),
+            ("back", "◀", "one step back (left arrow)"),
+            ("play", "▶▶", "play or pause (space)"),
+            ("on", "▶", "one step on (right arrow)"),
+            ("last", "▶|", "last step (End)"),
+        )
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{GENERATOR}'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}"><title>{html.escape(about) or "steps"}</title>'
+        f"<style>{STYLE}</style></head><body>"
+        + (f"<p>{html.escape(about)}</p>" if about else "")
+        + f'<div class="controls">{buttons}<input type="range" min="0" value="0" aria-label="step"></div>'
+        '<p class="said" role="status" aria-live="polite"></p><div class="drawn"></div>'
+        f'<script type="application/json" id="data">{numbers}</script><script>{SCRIPT}</script></body></html>'
+    )

@@ -1,0 +1,101 @@
+"""Runs one test over many cases, where pytest would make an item of each: an item costs more than most cases do.
+
+    @each("text, value", [("1", 1), ("2", 2)])
+    def test_a_number_is_read(text, value): ...
+
+is one item, whose message names the cases that fail. Each case has an empty `tmp_path`, a `monkeypatch` that ends with
+it, and a `capsys` that has read nothing; what other fixtures give, all cases share. A decorator above another makes
+every pair, as pytest's do. With `sampled=7` `make test` runs the first case and about one in 7, and `make exhaustive`
+all of them.
+
+Proved by: tests/test_cases.py
+"""
+
+import functools
+import inspect
+from contextlib import ExitStack
+from zlib import crc32
+
+import pytest
+
+MOST = 5  # failures that are reported; a bug that fails every case ends the test early
+
+
+def each(names, values, *, ids=None, sampled=None):
+    """Return a decorator for a test that runs it with each of the values; the arguments are those of parametrize.
+
+    Cases that are skipped count as passed, but one at least must run. Under MPI the first failure ends the test: the
+    other ranks may wait for this one.
+    """
+    names = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    values = list(values)
+    assert values, "a test without a case passes whatever is wrong"
+
+    def decorate(test):
+        taken = inspect.signature(test)
+        assert set(names) <= set(taken.parameters), f"{test.__name__} does not take {', '.join(names)}"
+        cases = [(dict(zip(names, value if len(names) > 1 else (value,), strict=True)), value) for value in values]
+        cases = [(title(given, value, number, ids), given) for number, (given, value) in enumerate(cases)]
+        left = [p for p in taken.parameters.values() if p.name not in names]
+
+        def run(**fixtures):
+            whole = sampled is None or fixtures.pop("cases") == "all"
+            try_each(test, cases if whole else sample(cases, sampled), fixtures)
+
+        run = functools.wraps(test)(run)
+        del run.__wrapped__  # or pytest would look for the arguments there
+        if sampled is not None:
+            left.append(inspect.Parameter("cases", inspect.Parameter.KEYWORD_ONLY))
+            both = ["sample", pytest.param("all", marks=pytest.mark.exhaustive)]
+            run = pytest.mark.parametrize("cases", both)(run)
+        run.__signature__ = taken.replace(parameters=left)
+        return run
+
+    return decorate
+
+
+def try_each(test, cases, fixtures):
+    """Run a test for each (name, arguments), and raise one error for all that fail, with the first one's traceback."""
+    failed, skipped, number = [], [], 0
+    for number, (name, given) in enumerate(cases, 1):
+        try:
+            with ExitStack() as stack:
+                test(**fresh(fixtures, number, stack), **given)
+        except pytest.skip.Exception as error:
+            skipped.append(error)
+        except (Exception, pytest.fail.Exception) as error:
+            failed.append((name, error))
+            if len(failed) == MOST or "comm" in fixtures:
+                break
+    if failed:
+        lines = [f"{name}: {type(error).__name__}: {error}" for name, error in failed]
+        left = f"; {len(cases) - number} were not tried" if number < len(cases) else ""
+        raise AssertionError(f"{len(failed)} of {number} cases fail{left}\n" + "\n".join(lines)) from failed[0][1]
+    if len(skipped) == number:
+        raise skipped[0]
+
+
+def sample(cases, one_in):
+    """Return the first case and about one in n of the others, the same everywhere: a checksum of the name draws."""
+    return cases[:1] + [case for case in cases[1:] if crc32(case[0].encode()) % one_in == 0]
+
+
+def fresh(fixtures, number, stack):
+    """Return the fixtures of one case."""
+    own = dict(fixtures)
+    if "tmp_path" in own:
+        own["tmp_path"] = own["tmp_path"] / str(number)
+        own["tmp_path"].mkdir()
+    if "monkeypatch" in own:
+        own["monkeypatch"] = stack.enter_context(own["monkeypatch"].context())
+    for name in ("capsys", "capfd"):
+        if name in own:
+            own[name].readouterr()
+    return own
+
+
+def title(given, value, number, ids):
+    """Return what the message calls a case."""
+    if ids is not None:
+        return str(ids(value) if callable(ids) else ids[number])
+    return ", ".join(f"{name} = {inspect.getattr_static(what, '__name__', what)!s}" for name, what in given.items())

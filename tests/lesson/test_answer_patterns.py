@@ -1,0 +1,51 @@
+"""Wrong numbers are described by how they differ from the right ones, where an exercise has no hint for them."""
+
+import numpy as np
+
+from minidist.course.lesson.answer_patterns import pattern_of
+from minidist.course.lesson.exercise import Case, Failure, difference
+
+
+def said(answers, expected):
+    return pattern_of(Failure("wrong", "", Case(len(expected), 1), answers=answers, expected=expected))
+
+
+def test_each_pattern_is_said():
+    one, other, third = np.array([1.0, 2.0, 5.0]), np.array([3.0, 7.0, 4.0]), np.array([0.0, 1.0, 9.0])
+    right = [one, other, third]
+    cases = [
+        ([3 * a for a in right], right, "n times the expected one: a sum"),
+        ([a / 3 for a in right], right, "1/n times the expected one: a mean"),
+        ([2 * a for a in right], right, "2 times the expected one: something is added twice"),
+        ([0.5 * a for a in right], right, "1/2 times"),
+        ([-a for a in right], right, "-1 times the expected one: a sign"),
+        (right[::-1], right, "in the reverse order: is it rank or n - 1 - rank?"),
+        ([other, third, one], right, "every rank has the answer of the next rank"),
+        ([third, one, other], right, "every rank has the answer of the previous rank"),
+        ([a[::-1] for a in right], right, "the right numbers in the reverse order"),
+        ([one, other, one], right, "right on the other ranks, wrong on rank 2"),
+        ([np.ones((2, 3)) * [[1, 2, 3], [4, 5, 6]]], [np.array([[1.0, 4], [2, 5], [3, 6]])], "transposed"),
+        ([[1.0, 2.0, 0.0, 4.0]], [np.array([1.0, 2.0, 3.0, 4.0])], "right but for 1 of 4 entries: those at 2"),
+        ([(one, 2 * other)], [(one, other)], "result 1: every number is 2 times"),
+        ([one + 0.25, other, third - 1.0], right, "wrong on ranks 0, 2"),
+    ]
+    for answers, expected, wanted in cases:
+        assert wanted in said(answers, expected), (wanted, said(answers, expected))
+
+
+def test_what_is_no_pattern_is_not_said():
+    right = [np.array([1.0, 2.0]), np.array([3.0, 4.0])]
+    for answers in ([np.array([9.0, 1.0]), np.array([8.0, 8.0])], ["a", "b"], [None, None], [np.zeros(3)] * 2, []):
+        assert said(answers, right) == "", answers
+    zeros = [np.zeros(2)] * 2
+    assert "times" not in said([np.ones(2)] * 2, zeros)
+
+
+def test_a_long_array_names_the_first_entry_that_differs():
+    right = np.zeros((4, 6))
+    wrong = right.copy()
+    wrong[2, 3] = 7
+    text = difference(wrong, right, 1e-9)
+    assert text.endswith("; 1 of 24 differ, first [2, 3]: 7 for 0")
+    assert difference([1.0, 2.0], np.array([1.0, 3.0]), 1e-9) == "got [1., 2.], expected [1., 3.]"
+    assert difference(right, right, 1e-9) == ""

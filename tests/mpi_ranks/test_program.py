@@ -1,0 +1,207 @@
+"""Whole programs: what a rank has for itself, MPI's objects, what is refused, and the command."""
+
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from minidist import cli
+from minidist.base.errors import MinidistError, UsageError
+from minidist.base.trace_file import read_traces
+from minidist.base.user_file import ProgramError
+from minidist.debug.mpi_ranks.program import run_on_ranks
+from tests.mpi_ranks.on_ranks import on_ranks, program
+from tests.mpi_runner import mpiexec
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "mpi_examples" / "1_messages" / "heat.py"
+
+
+@pytest.fixture
+def minidist(monkeypatch, capfd):
+    """minidist(arguments) -> (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["minidist"])
+        with pytest.raises(SystemExit) as end:
+            cli.main(["mpi", *map(str, arguments)])
+        return (end.value.code or 0, *capfd.readouterr())
+
+    return run
+
+
+def test_every_rank_has_modules_of_its_own(tmp_path):
+    (tmp_path / "shared.py").write_text("count = 0\n")
+    run = run_on_ranks(
+        program(
+            tmp_path,
+            "import sys, mpi4py, shared\nmpi4py.rc(threads=False)\nfrom mpi4py import MPI\n"
+            "shared.count += 1 + MPI.COMM_WORLD.rank\nMPI.COMM_WORLD.Barrier()\n"
+            "print(shared.count, __name__, MPI.COMM_SELF.size, MPI.COMM_SELF.rank)\n",
+        ),
+        3,
+    )
+    assert run.outputs == [f"{rank + 1} __main__ 1 0\n" for rank in range(3)]
+    assert "shared" not in sys.modules
+
+
+def test_groups_and_communicators():
+    def main():
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        r, n = comm.rank, comm.size
+        halves = comm.Split(r % 2 if r else MPI.UNDEFINED, key=-r)
+        assert halves == MPI.COMM_NULL if r == 0 else halves.allgather(r) == ([3, 1] if r % 2 else [4, 2])
+        group = comm.group.Excl([0])
+        assert (group.size, group.rank) == (n - 1, r - 1 if r else MPI.UNDEFINED)
+        rest = comm.Create(group)
+        if r:
+            assert rest.Get_group().Translate_ranks([0], comm.group) == [1]
+            again = rest.Create_group(rest.group.Incl([1, 0])) if r < 3 else MPI.COMM_NULL
+            assert again == MPI.COMM_NULL or again.rank == 2 - r
+            assert rest.Compare(rest.Dup()) == MPI.CONGRUENT
+            rest.Free()
+        assert rest == MPI.COMM_NULL
+        with pytest.raises(MPI.Exception, match="COMM_NULL") as error:
+            rest.Get_size()
+        assert error.value.error_class == MPI.ERR_COMM
+        other = comm.Dup()
+        comm.isend("world", (r + 1) % n)
+        other.isend("copy", (r + 1) % n)
+        assert (other.recv(), comm.recv()) == ("copy", "world")  # their messages never meet
+        assert MPI.Group.Union(group, comm.group).size == n
+        assert MPI.Group.Difference(comm.group, group).Translate_ranks([0], comm.group) == [0]
+        assert comm.group.Range_incl([(4, 0, -2)]).Translate_ranks(None, comm.group) == [4, 2, 0]
+
+    on_ranks(5, main)
+
+
+def test_objects_of_mpi():
+    def main():
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+        for handle in (comm, MPI.INT, MPI.SUM, MPI.COMM_NULL):
+            assert pickle.loads(pickle.dumps(handle)) is handle
+        assert MPI.Comm(comm) == comm != MPI.COMM_SELF
+        assert MPI.Comm.fromint(comm.toint()) == comm
+        assert comm.Get_attr(MPI.TAG_UB) >= 2**15
+        status = MPI.Status()
+        status.Set_elements(MPI.DOUBLE, 3)
+        assert (status.Get_count(MPI.INT), status.Get_count(MPI.LONG_DOUBLE)) == (6, MPI.UNDEFINED)
+        assert pickle.loads(pickle.dumps(status)) == status
+        info = MPI.Info.Create({"a": "1"})
+        info["b"] = "2"
+        assert (dict(info.items()), info.Get("c")) == ({"a": "1", "b": "2"}, None)
+        assert MPI.Is_initialized()
+        assert not MPI.Is_finalized()
+        start = MPI.Wtime()
+        assert 0 <= MPI.Wtime() - start < 60
+        assert str(MPI.Exception(MPI.ERR_TAG)) == "MPI_ERR_TAG"
+
+    on_ranks(1, main)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_is_refused_and_what_fails_is_said_in_one_sentence(tmp_path):
+    begin = "import threading\nimport numpy as np\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\n"
+    for text, kind, found in (
+        ("MPI.Win.Allocate(8)", UsageError, r"^MPI.Win.Allocate is not simulated.*, at \S*program.py:5$"),
+        ("MPI.File.Open(comm, 'x')", UsageError, r"^MPI.File.Open is not simulated"),
+        ("comm.Create_intercomm(0, comm, 1)", UsageError, r"^an intercommunicator .* is not simulated"),
+        (
+            "def work():\n    comm.bcast(1, 0)\nt = threading.Thread(target=work)\nt.start()\nt.join()\n1 / 0",
+            UsageError,
+            r"^rank 0: MPI is called in a thread that the program has started, at \S*program.py:6",
+        ),
+        ("comm.Psend_init", UsageError, r"^MPI.Intracomm.Psend_init is not simulated .*, at \S*program.py:5$"),
+        ("not hasattr(MPI, 'Pack') and MPI.Grequest.Start()", UsageError, r"^MPI.Grequest.Start is not simulated"),
+        ("comm.missing", ProgramError, "MPI.Intracomm has no attribute 'missing'"),
+        ("from mpi4py.futures import MPIPoolExecutor", UsageError, r"^mpi4py.futures.MPIPoolExecutor is not simulated"),
+        ("comm.Abort(3)", MinidistError, r"^rank 0 called Abort\(3\) at \S*program.py:5"),
+        ("comm.send(1, 9)", ProgramError, r"MPI_ERR_RANK: rank 0: send names rank 9; ranks are 0..1"),
+        ("1 / 0", ProgramError, r"(?s)ZeroDivisionError.*program.py.*raised on rank 0"),
+        ("nothing(", UsageError, "line 5"),
+    ):
+        with pytest.raises(kind, match=found) as error:
+            run_on_ranks(program(tmp_path, begin + text), 2)
+        assert "mpi_ranks" not in str(error.value)
+        assert kind is ProgramError or "\n" not in str(error.value)
+
+
+def test_wildcards_show_whether_the_order_matters(tmp_path, minidist):
+    text = (
+        "from mpi4py import MPI\ncomm = MPI.COMM_WORLD\n"
+        "if comm.rank:\n    comm.send(comm.rank, 0)\n"
+        "else:\n    got = [comm.recv(source=MPI.ANY_SOURCE) for _ in range(3)]\n    print({})\n"
+    )
+    same, other = program(tmp_path, text.format("sum(got)")), program(tmp_path, text.format("got"), "other.py")
+    code, out, _ = minidist("-n", 4, "--every-order", same.source)
+    assert (code, out.splitlines()[-1]) == (0, "all 6 choices of the receives from any rank print the same")
+    fails = program(tmp_path, text.format("1 / (got[0] - 2)"), "fails.py")
+    code, out, _ = minidist("-n", 4, "--every-order", fails.source)
+    assert (code, "the program fails: the program raised ZeroDivisionError" in out) == (1, True)
+    for flags in (["--every-order"], ["--interleavings", 9]):
+        code, out, _ = minidist("-n", 4, *flags, other.source)
+        assert code == 1
+        assert re.search(r"rank 0 prints '\[\d, \d, \d\]' in line 1, and '\[1, 2, 3\]' in the first run", out)
+    deadlock = program(tmp_path, text.format("got[0] == 1 or comm.recv(source=1, tag=8)"), "third.py")
+    code, out, _ = minidist("-n", 4, "--every-order", deadlock.source)
+    assert (code, "the program fails: deadlock" in out) == (1, True)
+
+
+def test_the_command(tmp_path, minidist, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "run.py").write_text("import sys\nfrom mpi4py import MPI\nprint(sys.argv[1:])\n")
+    code, out, err = minidist("-n", 2, "-m", "part.run", "--ranks", 3)
+    assert (code, out.count("['--ranks', '3']")) == (0, 2)
+    assert "--ranks stands after the script" in err
+    program(tmp_path, "from mpi4py import MPI\nMPI.COMM_WORLD.isend(b'1', 0)\n", "lost.py")
+    code, out, err = minidist("-n", 1, "--eager-bytes", 99, "--trace", "t.jsonl", "--json", "lost.py")
+    assert code == 1
+    value = json.loads(out)
+    assert value["sent"] == [{"communicator": "world", "operation": "send", "messages": 1, "bytes": 16}]
+    assert "never received" in value["never_received"][0]
+    assert (tmp_path / "t.jsonl").exists()
+    assert "written" in err
+    program(tmp_path, "from mpi4py import MPI\nc = MPI.COMM_WORLD\nc.send(1, c.rank ^ 1)\nc.recv()\n", "dead.py")
+    code, _, err = minidist("-n", 2, "--trace", "dead.jsonl", "dead.py")
+    assert (code, "circle: rank 0 -> rank 1 -> rank 0" in err) == (1, True)
+    assert [len(trace.messages) for trace in read_traces("dead.jsonl")[0]] == [1, 1]
+    for wrong in (["none.py"], ["--every-order", "--interleavings", 1, "dead.py"], ["-n", 0, "dead.py"]):
+        code, _, err = minidist(*wrong)
+        assert (code, err.count("\n")) == (2, 1)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["run", "dead.py", "--ranks", "2"])
+    assert end.value.code == 1
+    assert "deadlock: 2 of 2 ranks" in capfd.readouterr().err
+
+
+def test_the_pages_of_the_command_say_what_it_prints(tmp_path, minidist, monkeypatch):
+    page = (ROOT / "docs" / "mpi.md").read_text()
+    (text,) = re.findall(r"<!-- ring.py -->\n```python\n(.*?)```", page, flags=re.S)
+    program(tmp_path, text, "ring.py")
+    for block, folder in zip(
+        re.findall(r"```console\n\$ minidist mpi (.*?)```", page, flags=re.S), (ROOT, tmp_path), strict=True
+    ):
+        command, *shown = block.splitlines()
+        monkeypatch.chdir(folder)
+        _, out, err = minidist(*command.split())
+        assert (out + err).splitlines() == shown
+
+
+@pytest.mark.skipif(mpiexec() is None, reason="needs mpi4py and an mpiexec")
+def test_the_example_prints_the_same_under_mpiexec(minidist):
+    code, out, _ = minidist("--ranks", 2, EXAMPLE)
+    assert code == 0
+    real = subprocess.run([mpiexec(), "-n", "2", sys.executable, EXAMPLE], capture_output=True, text=True, timeout=60)
+    assert real.stdout == out.splitlines(keepends=True)[0]
+    assert "2 ranks: heat" in real.stdout
+    assert np.isfinite(float(out.split()[3].rstrip(",")))
