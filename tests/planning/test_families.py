@@ -66,6 +66,10 @@ def test_a_layout_holds_every_parameter_once_and_each_family_is_planned():
         assert all(rank.peak > 0 for rank in memory_by_rank(layout, job)), kind
         assert StepModel(layout, job, machine).step().seconds > 0, kind
         assert 0 < architecture.active_parameters <= architecture.parameters, kind
+        # Heads change no count where their size follows from the width, but what a layout divides.
+        config = case["config"].get("text_config", case["config"])
+        heads = {config[key] for key in ("num_attention_heads", "n_head", "n_heads", "num_heads") if key in config}
+        assert kind == "mamba2" or not heads or {architecture.heads} == heads, kind
 
 
 def test_experts_that_a_token_does_not_use_are_not_active():
