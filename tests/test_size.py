@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_240,
     "collectives": 3_260,
     "comm": 6_420,
-    "commands": 5_072,
+    "commands": 5_084,
     "course": 13_460,
     "data": 1_350,
     "debug": 9_917,
