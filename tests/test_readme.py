@@ -96,6 +96,8 @@ LONG = {
     "minidist compare --matrix --sample 4",
     "minidist bench collectives --simulated --ranks 16 --picture runs/crossover.svg",
     "mpiexec -n 2 minidist compare --dp 2 --steps 3",
+    "mpiexec -n 2 minidist compare ranks.py:train --tolerance 1e-3",
+    "mpiexec -n 4 minidist order MPI_Allreduce",
     "mpiexec -n 4 python mpi_examples/1_messages/collectives.py",
 }
 

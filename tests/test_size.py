@@ -18,26 +18,26 @@ LINES = {
     "base": 4_232,
     "bench": 2_240,
     "collectives": 3_260,
-    "comm": 6_420,
-    "commands": 5_084,
+    "comm": 6_435,
+    "commands": 5_098,
     "course": 13_460,
     "data": 1_350,
-    "debug": 9_917,
-    "job": 11_575,
-    "nn": 2_940,
+    "debug": 9_960,
+    "job": 11_576,
+    "nn": 2_930,
     "optim": 2_030,
-    "parallel": 7_670,
+    "parallel": 7_678,
     "pipeline": 5_585,
-    "planning": 5_861,
-    "report": 4_843,
+    "planning": 5_881,
+    "report": 4_849,
     "techniques": 6_910,
 }
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 14  # functions with more than eight parameters
-LONGEST = 107  # lines of a function
-COMPLEX = 22  # functions of a complexity above 15
+LONGEST = 113  # lines of a function
+COMPLEX = 54  # functions of a complexity above 15
 
 
 def sources(folder):

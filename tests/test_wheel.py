@@ -150,6 +150,7 @@ def test_the_demo_and_a_student_s_work_need_no_clone(installed, tmp_path):
         ("order torch.sum", "install it with: pip install 'minidist[torch]'"),
         ("train --device cuda", "install it with: pip install 'minidist[cuda]'"),
     ],
+    sampled=3,
 )
 def test_without_an_extra_or_a_clone_a_command_says_what_to_do(command, remedy, installed, lessons, tmp_path):
     (tmp_path / "x.py").write_text("")

@@ -58,6 +58,9 @@ def mpi(
     from minidist.debug.mpi_ranks.program import bytes_by_operation, difference, other_choices, run_on_ranks
     from minidist.debug.user_program import UserProgram
 
+    if "--ranks" in (arguments or ()):
+        say("--ranks stands after the script, so it is passed to the script; minidist's flags stand before it")
+
     # The run, and the same with other choices.
     program = UserProgram(script, arguments or (), module)
     run = partial(run_on_ranks, program, ranks, timeout=timeout, eager_bytes=eager_bytes)

@@ -7,13 +7,15 @@ import re
 import runpy
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from minidist.base.errors import MinidistError, UsageError, quoted_path
 from minidist.base.user_file import ProgramError
 from minidist.comm import has_run
+from minidist.comm.launched import launched_size
+from minidist.commands.output import say
 
 
 def run(
@@ -25,12 +27,8 @@ def run(
         what = "is a folder" if script.is_dir() else "does not exist"
         raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
 
-    text = script.read_text(encoding="utf-8", errors="replace")
-    if re.search(r"^\s*(?:import|from) mpi4py\b", text, re.M) and "minidist" not in text:
-        raise UsageError(
-            f"script {quoted_path(script)} is a program of mpi4py, which calls no launch; run it with minidist mpi"
-            f" --ranks 4 {quoted_path(script, marks=False)}"
-        )
+    if launched_size() is None and is_of_mpi4py(script):
+        on_simulated_ranks(script, context.args)
 
     # As under `python SCRIPT`: the script's own arguments, and imports from its folder.
     has_run.any_program = False
@@ -47,3 +45,22 @@ def run(
             f"script {quoted_path(script)} has ended, and no rank has run: call launch(main) in it, where main(comm) is"
             " what each rank does"
         )
+
+
+def is_of_mpi4py(script: Path) -> bool:
+    """Return whether a program imports mpi4py, and nothing of minidist."""
+    text = script.read_text(encoding="utf-8", errors="replace")
+    return bool(re.search(r"^\s*(?:import|from) mpi4py\b", text, re.M)) and "minidist" not in text
+
+
+def on_simulated_ranks(script: Path, arguments: list[str]) -> NoReturn:
+    """Run a program of mpi4py as `minidist mpi --ranks N SCRIPT ARGUMENTS` does."""
+    from minidist.commands.app import command_line
+
+    rest = list(arguments)
+    ranks = [] if "--ranks" not in rest else rest[(place := rest.index("--ranks")) : place + 2]
+    if ranks:
+        del rest[place : place + 2]
+    say(f"{script} is a program of mpi4py: minidist {' '.join(['mpi', *ranks, str(script), *rest])}")
+    code = command_line("mpi")(["mpi", *ranks, str(script), *rest], prog_name="minidist", standalone_mode=False)
+    raise typer.Exit(code if isinstance(code, int) else 0)

@@ -4,9 +4,8 @@ Proved by: tests/torch_ranks/test_program.py
 """
 
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +16,10 @@ from minidist.base.trace_file import write_traces
 from minidist.base.user_file import is_user_function, load_function
 from minidist.commands.flags import Timeout, within_limits
 from minidist.commands.output import Result, json_or_table, say
+
+if TYPE_CHECKING:
+    from minidist.debug.torch_ranks.program import TorchRun
+    from minidist.job.equality.own_functions import ReturnedComparison
 
 
 class Cuda(StrEnum):
@@ -123,13 +126,7 @@ def torch(
     if warning := program.version_warning():
         say(warning)
     with program.groups_begin_when_asked(compare is not None):
-        first = program.run_on_ranks(main, ranks, **options)
-        races = ""
-        for seed in range(interleavings):
-            other = program.run_on_ranks(main, ranks, partial(program.ShuffledWorld, seed=seed), **options)
-            if races := program.first_difference(first, other):
-                races = f"order {seed} of {interleavings}: {races}; the program depends on the order of its ranks"
-                break
+        first, races = program.run_in_orders(main, ranks, interleavings, **options)
     if trace is not None:
         say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
 
@@ -149,7 +146,17 @@ def torch(
         say(
             "no rank has communicated; a program starts its ranks with mp.spawn or Process, or calls init_process_group"
         )
-    rows = program.bytes_by_operation(first)
+    code = 1 if races or (verdict is not None and not verdict.equal) else 3 if silent else 0
+    return _result(first, races, interleavings, verdict, code)
+
+
+def _result(
+    first: "TorchRun", races: str, interleavings: int, verdict: "ReturnedComparison | None", code: int
+) -> Result:
+    """Return what the command prints: the bytes of the first run, whether other orders differ, and the comparison."""
+    from minidist.debug.torch_ranks.program import bytes_by_operation
+
+    rows = bytes_by_operation(first)
     value = {
         "ranks": first.world.size,
         "virtual_seconds": first.virtual_seconds,
@@ -170,5 +177,4 @@ def torch(
         if verdict is not None:
             print(verdict.sentence())
 
-    different = races or (verdict is not None and not verdict.equal)
-    return Result(value, show, 1 if different else 3 if silent else 0)
+    return Result(value, show, code)

@@ -133,6 +133,8 @@ class RankProcess:
 
     def leave(self) -> None:
         """Keep what this rank has, and take it out of the process: called each time it lets others run."""
+        if MARKER not in sys.modules:
+            return  # the run has ended, and this rank's thread ends late
         # Whatever stands behind the marker is new or this rank's, in the order of import.
         imported = []
         for name in reversed(sys.modules):

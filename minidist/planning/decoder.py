@@ -15,7 +15,7 @@ from minidist.planning.parts import NOTHING, Part, together, vector, whole
 from minidist.planning.vision_towers import TOWERS
 
 CHOSEN = "attention over chosen or compressed positions is timed as attention over all of them"
-STATES = "layers without attention are timed, and their activations counted, as if they had attention's matrices"
+STATES = "the recurrence of layers without attention is not timed, and their activations are counted as attention's"
 TOWER = "the vision tower is counted on the first stage; its time and its activations are not"
 TEXT_ONLY = "the language model is counted, as AutoModelForCausalLM builds it; the vision tower is not"
 NO_TEXT = "the file has no text_config, so the sizes are the defaults of its class, as transformers reads it"
@@ -151,11 +151,20 @@ def _gemma4(family: Family) -> tuple[Part, Part]:
     return together(vector(words), whole(family.width, all_layers), vector(low)), family.norm()
 
 
+def _bert(family: Family) -> tuple[Part, Part]:
+    """Return the embedding of sentences with its norm, and the dense layer with a norm before the projection."""
+    first = together(vector(family.keys.size("type_vocab_size") * family.width), family.norm())
+    # A projection that is not the embedding has one more bias.
+    more = vector(0 if family.keys.flag("tie_word_embeddings") else family.keys.size("vocab_size"))
+    return first, together(whole(family.width, family.width, True), family.norm(), more)
+
+
 OUTSIDE: Mapping[str, Callable[[Family], tuple[Part, Part]]] = {
     "norm": lambda family: (family.norm(), family.norm()),
     "opt": _opt,
     "deepseek_v4": _deepseek_v4,
     "gemma4": _gemma4,
+    "bert": _bert,
 }
 
 

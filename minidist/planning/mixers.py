@@ -43,8 +43,10 @@ def gated_grouped(f: Family, type: str = "") -> Mixer:
 def latent_sizes(f: Family) -> LatentAttention:
     """Return the sizes of latent attention."""
     keys = f.keys
-    sizes = (keys.size(key) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
-    return LatentAttention(keys.maybe("q_lora_rank"), *sizes)
+    rank, nope, rope = (keys.size(key) for key in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
+    return LatentAttention(
+        keys.maybe("q_lora_rank"), rank, nope, rope, value=keys.size("v_head_dim", f.width // f.heads)
+    )
 
 
 def latent(f: Family, type: str = "") -> Mixer:

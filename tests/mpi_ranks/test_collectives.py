@@ -1,5 +1,6 @@
 """Collectives against what MPI says of them, on several numbers of ranks, in all three forms."""
 
+from array import array
 from collections import Counter
 
 import numpy as np
@@ -116,6 +117,9 @@ def operations():
     assert np.array_equal(out, np.linalg.multi_dot([np.eye(2), np.eye(2), *matrices[: r + 1]]))
     compose.Free()
     assert compose == MPI.OP_NULL
+    copies = MPI.Op.Create(lambda first, inout, _: inout.__setitem__(slice(None), array("d", [7.0])))
+    comm.Scan(np.ones(1), last := np.zeros(1), copies)  # a buffer takes the bytes of any other
+    assert last[0] == (7 if r else 1)
     flags, some = np.array([r == 0, True]), np.empty(2, bool)
     comm.Allreduce(flags, some, MPI.LAND)
     assert some.tolist() == [n == 1, True]

@@ -16,6 +16,13 @@ START, END = "<!-- mutants: python -m tests.mutants.mutants_run --table -->\n", 
 
 
 @cache
+def source_of(path):
+    """Text of a file, and what it says to Python."""
+    source = (ROOT / path).read_text(encoding="utf-8")
+    return source, ast.dump(ast.parse(source))
+
+
+@cache
 def functions(file):
     """Names of a file's functions."""
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
@@ -25,9 +32,8 @@ def functions(file):
 @each("mutant", MUTANTS, ids=lambda mutant: f"{mutant.file}: {mutant.why}")
 def test_a_mutant_still_applies(mutant):
     """Its text is found exactly once, the result is Python, and its test exists."""
-    source = (ROOT / mutant.path).read_text(encoding="utf-8")
-    planted = mutant.planted(source)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(source))
+    source, parsed = source_of(mutant.path)
+    assert ast.dump(ast.parse(mutant.planted(source))) != parsed
     file, _, name = mutant.test.partition("::")
     assert name.partition("[")[0] in functions(file)
 

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -85,6 +86,7 @@ def test_settings_of_groups_and_layers_of_zeros():
 
 
 @all_cases
+@hypothesis.settings(max_examples=30)
 @given(st.sets(st.integers(1, 56), max_size=3))
 def test_a_layer_cut_anywhere_over_ranks_has_the_bits_of_the_whole(optimizer, settings, cuts):
     """In float32: what ZeRO relies on, for cuts at any element and more ranks than a layer has parts."""

@@ -4,6 +4,7 @@ import copy
 import pickle
 from itertools import pairwise
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given
@@ -103,6 +104,7 @@ def test_equals_pytorch(optimizer, settings):
 
 
 @all_cases
+@hypothesis.settings(max_examples=30)
 @given(st.data())
 def test_shards_give_the_bits_of_the_whole(optimizer, settings, data):
     """In float32, for any cut points and any size: what ZeRO relies on."""

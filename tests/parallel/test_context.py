@@ -225,6 +225,7 @@ def assert_model(ranks, name, kind, optimizer, shape=None, dropout=0.0):
         assert_equal(history, reference(heads_for, optimizer, dropout))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -143,7 +143,7 @@ def test_a_weight_without_a_deferred_gradient_is_named():
     SimWorld(2).run(branch)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(
     ranks=st.integers(1, 8),
     alignment=st.sampled_from([1, 7, 64]),

@@ -63,6 +63,7 @@ def test_jobs_are_bitwise_equal(job, ranks, layout):
     assert result.tier == "ordered"
 
 
+@pytest.mark.sampled(2)
 @jobs
 @pytest.mark.parametrize(
     ("ranks", "layout"),

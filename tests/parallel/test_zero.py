@@ -94,6 +94,7 @@ def expected_of(ranks, local, each, optimizer="adam", steps=2, clip=None, frozen
     return one_device(lambda flat: kind(flat, **settings), ranks, local, each, steps, clip, model)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("stage", [1, 2])

@@ -7,7 +7,7 @@ import pytest
 
 from tests.torch_ranks.against_gloo import FOLDER, PROGRAMS
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 program = pytest.importorskip("minidist.debug.torch_ranks.program")
 pytestmark = pytest.mark.peers
 # Sums that each program must have printed on every rank, and what only its ranks can know.
@@ -16,6 +16,8 @@ LINES = {"ddp.py": 3, "fsdp1.py": 9, "two_axes.py": 7, "pipeline.py": 2, "grid":
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_prints_the_same_on_the_gpus_that_it_names(name, monkeypatch):
+    if name == "two_axes.py" and torch.__version__ < "2.7" and not torch.__version__.startswith("2.1"):
+        pytest.skip("FSDP2 of this PyTorch does not run on the CPU, with gloo either")
     monkeypatch.chdir(FOLDER)
     ranks, is_module = PROGRAMS[name][0], not name.endswith(".py")
     runs = []

@@ -84,10 +84,9 @@ def test_a_forked_process_knows_what_the_program_has_set_and_a_spawned_one_does_
         "    [p.start() for p in ps]; [p.join() for p in ps]\n"
     )
     main = "value = [5]; random.seed(1); torch.manual_seed(1)\nstart({!r}); print(value, random.random())\n"
-    of = {
-        "fork": run(source + main.format("fork"), tmp_path).outputs,  # without a guard, as forked programs may be
-        "spawn": run(source + MAIN + "    " + main.format("spawn").replace("\n", "\n    "), tmp_path).outputs,
-    }
+    guarded = {each: MAIN + "    " + main.format(each).replace("\n", "\n    ") for each in ("fork", "spawn")}
+    of = {each: run(source + text, tmp_path).outputs for each, text in guarded.items()}
+    assert run(source + main.format("fork"), tmp_path).outputs == of["fork"]  # forked programs need no guard
     numbers = {method: [output.split("] ")[1].split() for output in outputs] for method, outputs in of.items()}
     assert [output.split("] ")[0] for output in of["fork"]] == ["[5, 0", "[5, 1", "[5"]
     assert [output.split("] ")[0] for output in of["spawn"]] == ["[0, 0", "[0, 1", "[5"]
@@ -129,6 +128,12 @@ def test_a_data_loader_s_processes_are_real(tmp_path):
             "dist.init_process_group()\nmultiprocessing.Process(target=work, args=(0, 1)).start()\n",
             ["rank 0 starts a process at ", "started.py:7; a program that runs on every rank cannot start ranks"],
         ),
+        (
+            "import subprocess\nsubprocess.run(['true'], env=dict(os.environ))\n"
+            "subprocess.run([sys.executable, 'other.py'], env={**os.environ, 'RANK': '7'})\n",
+            [r"rank 0 starts ranks with subprocess at .*started\.py:8; give their script"],
+        ),
+        ("import subprocess\nsubprocess.Popen('torchrun x.py', shell=True)\n", ["starts ranks with subprocess at "]),
         (MAIN + "    mp.spawn(work, (3,), nprocs=2)\n", [r"init_process_group\(world_size=3\) on rank \d of 2"]),
         ("mp.spawn(work, (2,), nprocs=2)\n", ["starts processes while it is imported", "__name__"]),
         (
@@ -164,6 +169,9 @@ def test_a_rank_waits_in_a_store_for_another_one(tmp_path):
             "if r == 0:\n    assert store.get('key') == b'value' and store.check(['key'])\n"
             "    store.set('answer', 'yes')\n"
             "if r == 1:\n    store.set('key', 'value'); store.wait(['key', 'answer'])\n"
+            "t = torch.zeros(1)\nif r == 1:\n    store.set('more', '')\n"
+            "if dist.is_initialized():\n    dist.recv(t, 1) if r == 0 else dist.send(t + 1, 0) if r == 1 else None\n"
+            "    assert t.item() == (r == 0)\n"
             "store.add('number', r + 1); store.set(f'done{r}', '')\nstore.wait([f'done{i}' for i in range(n)])\n"
             "print(store.add('number', 0), store.compare_set('first', '', 'mine'), store.delete_key('no'),\n"
             "      store.compare_set('first', 'mine', 'next') if r == 0 else '', store.multi_get(['key', 'answer']))\n"
@@ -215,12 +223,15 @@ def test_every_run_begins_alike_so_that_no_race_is_seen_where_there_is_none(tmp_
         "dist.init_process_group()\nall_of_them = [None] * 2\ndist.all_gather_object(all_of_them, x)\n"
         "assert all_of_them == [x, x]\nprint(x)\n"
     )
-    outputs = set()
+    numbers = []
     for words in ["--interleavings", "2"], [], ["--seed", "1"]:
+        torch.rand(1)  # whatever the process has drawn before
         code, out, _ = command(capsys, "--ranks", "2", *words, str(tmp_path / "drawn.py"))
         assert code == 0, out
-        outputs.add(out.splitlines()[0])
-    assert len(outputs) == 2  # two seeds
+        numbers.append(re.findall(r"0\.\d+", out.splitlines()[0]))
+    assert len(numbers[0]) == 3
+    assert numbers[0] == numbers[1]
+    assert all(a != b for a, b in zip(numbers[0], numbers[2], strict=True))
 
 
 def test_what_a_process_has_for_itself_is_not_shared(tmp_path):
@@ -233,6 +244,9 @@ def test_what_a_process_has_for_itself_is_not_shared(tmp_path):
         "with SimpleProfiler.profile('part'):\n    dist.barrier()\n"
         "mesh = torch.distributed.device_mesh.init_device_mesh('cpu', (2,))\ndist.barrier()\n"
         "assert list(SimpleProfiler.results) == ['part'] and mesh.get_local_rank() == r\n"
+        "from torch.distributed.tensor import Shard, distribute_tensor\n"
+        "twice = distribute_tensor(torch.arange(5), mesh, [Shard(0)]) * 2\n"
+        "assert twice.device_mesh.get_local_rank() == r and twice.full_tensor().tolist() == [0, 2, 4, 6, 8]\n"
         "print(its_state.value, os.environ['MINE'], torch.zeros(1).dtype, torch.is_grad_enabled(),\n"
         "      __import__('its_state').value)\n"
     )

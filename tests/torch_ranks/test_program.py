@@ -20,6 +20,8 @@ run_on_ranks, load_program, as_arrays = (
     for name in ("run_on_ranks", "load_program", "as_arrays")
 )
 pytestmark = pytest.mark.peers
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+FSDP_NEEDS = "FSDP2 of this PyTorch does not run on the CPU, with gloo either"
 SCHEDULES = {
     "ScheduleGPipe": (1, False),
     "Schedule1F1B": (1, False),
@@ -61,6 +63,8 @@ def test_data_parallel_gradients_are_those_of_one_device(name, ranks, module):
 
 @pytest.mark.parametrize("name", ["fsdp", "tensor_parallel", "two_axes"])
 def test_sharded_gradients_are_those_of_one_device(name, module):
+    if VERSION < (2, 7) and name != "tensor_parallel":
+        pytest.skip(FSDP_NEEDS)
     first, sharded = module(programs.DDP), module(programs.SHARDED, "sharded")
     run = run_on_ranks(lambda: as_arrays(getattr(sharded, name)()), 4)
     assert largest(run.results, as_arrays(first.one_device())) < 2e-6
@@ -77,6 +81,8 @@ def test_a_distributed_checkpoint_is_saved_and_loaded(module, tmp_path):
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_gradients_of_torch_s_schedules_are_those_of_one_device(name, module):
+    if VERSION < (2, 7) or (VERSION < (2, 10) and name == "ScheduleDualPipeV"):
+        pytest.skip("this PyTorch leaves the gradients of the micro-batches undivided")
     pipeline, (per_rank, is_v) = module(programs.PIPELINE), SCHEDULES[name]
     run = run_on_ranks(lambda: as_arrays(pipeline.run(name, per_rank, is_v)), 4)
     assert largest(run.results, as_arrays(pipeline.alone(4 * per_rank))) < 2e-6
@@ -84,6 +90,8 @@ def test_gradients_of_torch_s_schedules_are_those_of_one_device(name, module):
 
 @pytest.mark.parametrize("name", programs.BROKEN)
 def test_a_broken_program_has_its_report(name, tmp_path):
+    if VERSION < (2, 7) and name == "a collective of a group without this rank's partner":
+        pytest.skip("this PyTorch does not say that a collective is not asynchronous: the wait is reported")
     source, parts = programs.BROKEN[name]
     (tmp_path / "broken.py").write_text(source)
     with pytest.raises(MinidistError) as raised:

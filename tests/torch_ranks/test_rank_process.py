@@ -24,7 +24,7 @@ def run(program, ranks=2, own=()):
         return RankThread(comm, program, process.leave, process.enter).run()
 
     with own_process_state(UserModules(own)) as beginning:
-        return SimWorld(ranks).run(of_rank), [process.output.written.getvalue() for process in processes]
+        return SimWorld(ranks, timeout=20).run(of_rank), [process.output.written.getvalue() for process in processes]
 
 
 def meet():

@@ -47,7 +47,12 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class Allocated(np.ndarray):
-    """Memory of Alloc_mem, MPI.buffer."""
+    """Bytes as MPI.buffer has them: what Alloc_mem returns, and what a reduction of the program's own is given."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        # An array of numbers, say, gives its bytes.
+        raw = value if isinstance(value, np.ndarray | int) else np.frombuffer(value, np.uint8)
+        super().__setitem__(key, raw)
 
     @property
     def address(self) -> int:

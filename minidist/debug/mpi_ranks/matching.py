@@ -30,7 +30,7 @@ from minidist.comm.buffers import checksum
 from minidist.comm.call_site import CallSite
 from minidist.comm.communicator import Comm
 from minidist.comm.header import dtype_name
-from minidist.comm.point_to_point import ANY, Work
+from minidist.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.state import SimRequest, Stream, remove
@@ -68,6 +68,18 @@ class MPIMatching(Matching):
         self.met = 0
         self.idle, self.idle_since, self.progress = 0, 0.0, (0, 0)
 
+    def post(
+        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+    ) -> SimRequest:
+        """Start a send or a receive, of a collective, too; threads that the program has started may not."""
+        if get_ident() != self.state.thread:
+            self.refused = UsageError(
+                f"rank {comm.members[comm.rank]}: MPI is called in a thread that the program has started, at {site};"
+                " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
+            )
+            raise SystemExit  # ends that thread without a word; the run says it
+        return super().post(comm, kind, array, peer, tag, site, guarded)
+
     def post_user(
         self, comm: Comm, kind: str, array: np.ndarray | None, peer: int, tag: int, site: CallSite, mode: str = ""
     ) -> SimRequest:
@@ -76,12 +88,6 @@ class MPIMatching(Matching):
         array: None for a receive of an object of any size. tag: ANY_TAG of a receive, too. mode: of a send, "buffered"
         or "synchronous" where it is not MPI's standard mode.
         """
-        if get_ident() != self.state.thread:
-            self.refused = UsageError(
-                f"rank {comm.members[comm.rank]}: MPI is called in a thread that the program has started, at {site};"
-                " call it in the main thread only, and use nonblocking operations (Isend, Irecv) to overlap"
-            )
-            raise SystemExit  # ends that thread without a word; the run says it
         request = self._queued(comm, kind, _NOTHING if array is None else array, peer, tag, site)
         if kind == "send":
             request.eager = mode == "buffered" or (request.eager and mode != "synchronous")

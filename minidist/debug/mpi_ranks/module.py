@@ -16,23 +16,20 @@ from typing import Any
 import numpy as np
 
 from minidist.comm.communicator import Comm as Members
-from minidist.debug.mpi_ranks import (
-    buffers,
-    collective,
-    communicator,
-    constants,
-    datatype,
-    objects,
-    op,
-    request,
-    topology,
-)
+from minidist.debug.mpi_ranks import buffers, communicator, constants, datatype, objects, op, request, topology
 from minidist.debug.mpi_ranks.constants import failed, unknown, unsupported
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
 from minidist.debug.mpi_ranks.world import MPIWorld
 
 VERSION = (4, 0)  # of the standard
+CLASSES = (
+    *(communicator.Comm, communicator.Intracomm, communicator.Intercomm),
+    *(topology.Topocomm, topology.Cartcomm, topology.Graphcomm, topology.Distgraphcomm),
+    *(request.Status, request.Request, request.Prequest, request.Grequest, request.Message),
+    *(datatype.Datatype, op.Op, Group, objects.Info, objects.Errhandler, objects.Pickle, constants.Exception),
+    *(objects.Win, objects.File, objects.Session),
+)
 THREADS = {f"THREAD_{name}": k for k, name in enumerate(("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"))}
 _NUMBERS = {
     "VERSION": VERSION[0],
@@ -71,27 +68,10 @@ def _shared() -> dict[str, Any]:
     """Return what the modules of all ranks have in common."""
     names: dict[str, Any] = {**_NUMBERS, **THREADS, **constants.ERRORS, **constants.KEYVALS}
     names |= {**datatype.Datatype.names, **op.OPS, **buffers.CONSTANTS}
-    for module in (buffers, collective, communicator, constants, datatype, objects, op, request, topology):
-        # What begins with a capital letter, and is not a class of this package alone.
-        for name, value in vars(module).items():
-            public = name[0].isupper() and not name.startswith(("KEYVALS", "ERRORS", "TAG_LIMIT", "CONSTANTS"))
-            if public and (name.isupper() or getattr(value, "__module__", "") == module.__name__):
-                names.setdefault(name, value)
-    for private in ("Aborted", "Allocated", "Buffer", "Context", "Held", "Layout", "Named", "Neighbors", "Operation"):
-        names.pop(private, None)
-    for private in (
-        "Grid",
-        "Graph",
-        "Distributed",
-        "Pending",
-        "Plan",
-        "Refused",
-        "EMPTY",
-        "NO_PROC",
-        "NO_MESSAGE",
-        "OPS",
-    ):
-        names.pop(private, None)
+    names |= {kind.__name__: kind for kind in CLASSES}
+    for module in (constants, communicator, datatype, topology):
+        names |= {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
+    names.update(Get_error_class=constants.Get_error_class, Get_error_string=constants.Get_error_string)
     for name, error in (("ERRORS_RETURN", "MPI_ERRORS_RETURN"), ("ERRORS_ARE_FATAL", "MPI_ERRORS_ARE_FATAL")):
         names[name] = objects.Errhandler.of(error, name)
     names["ERRORS_ABORT"] = objects.Errhandler.of("MPI_ERRORS_ABORT", "ERRORS_ABORT")
@@ -114,7 +94,7 @@ def _shared() -> dict[str, Any]:
         names[absent] = datatype.Datatype.of(None, "DATATYPE_NULL")
     names["INFO_ENV"] = objects.Info.of({}, "INFO_ENV")
     names.update(buffer=buffers.Allocated, memory=buffers.Allocated)
-    names.update(Group=Group, pickle=objects.pickle, Compute_dims=topology.compute_dims)
+    names.update(pickle=objects.pickle, Compute_dims=topology.compute_dims)
     names["MESSAGE_NO_PROC"] = request.Message.of(request.NO_MESSAGE, "MESSAGE_NO_PROC")
     names["Exception"].__module__ = "mpi4py.MPI"
     return names

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minidist.debug.mpi_ranks.buffers import Buffer, one
+from minidist.debug.mpi_ranks.buffers import Allocated, Buffer, one
 from minidist.debug.mpi_ranks.constants import failed
 from minidist.debug.mpi_ranks.handle import Handle
 
@@ -92,7 +92,8 @@ class Op(Handle):
         """Return left (op) right, elements of the datatype of `like`; `right` may be written."""
         op = self.operation
         if op.user is not None:
-            op.user(left.view(np.uint8).data, right.view(np.uint8).data, like.datatype)
+            first, second = (array.view(np.uint8).view(Allocated) for array in (left, right))
+            op.user(first, second, like.datatype)
             return right
         if op.name in ("MAXLOC", "MINLOC"):
             return _located(op.name, left, right)

@@ -12,7 +12,7 @@ from minidist.comm.call_site import call_site
 from minidist.comm.point_to_point import Work
 from minidist.comm.sim.state import SimRequest
 from minidist.debug.mpi_ranks.buffers import one
-from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed
+from minidist.debug.mpi_ranks.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, UNDEFINED, Exception, failed, unsupported
 from minidist.debug.mpi_ranks.datatype import BYTE, Datatype
 from minidist.debug.mpi_ranks.handle import Handle
 from minidist.debug.mpi_ranks.matching import done
@@ -413,6 +413,20 @@ class Prequest(Request):
         """Begin several operations."""
         for request in requests:
             request.Start()
+
+
+class Grequest(Request):
+    """The handle of an operation that the program itself completes, which is refused."""
+
+    def __new__(cls, request: Request | None = None) -> Self:
+        if request:
+            raise TypeError("Grequest() takes a request that Grequest.Start returned")
+        return super().__new__(cls, request)
+
+    @classmethod
+    def Start(cls, *_: Any, **__: Any) -> "Grequest":
+        """Refuse."""
+        raise unsupported("MPI.Grequest.Start", "let the program keep what it waits for")
 
 
 class Held:

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 
 from minidist.base.errors import UsageError
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
@@ -203,7 +202,6 @@ def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
 def isolated() -> Iterator[None]:
     """Keep the process groups of ranks apart inside the block, and let them be groups of the simulated world."""
     make_group = distributed_c10d._new_process_group_helper
-    make_mesh = DeviceMesh.__init__
 
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
         """Take the place of torch's, by which processes find each other: the ranks of a world know each other."""
@@ -226,12 +224,6 @@ def isolated() -> Iterator[None]:
         settings.update(backend_options=None, device_id=None)
         return make_group(group_size, group_rank, ranks, dist.Backend(BACKEND), *arguments, **settings)
 
-    def make_own_mesh(mesh: Any, /, *arguments: Any, **settings: Any) -> None:
-        """Take the place of torch's: a table of DTensor must not give a rank what it holds of another rank's mesh."""
-        make_mesh(mesh, *arguments, **settings)
-        if in_rank():
-            mesh._thread_id, mesh._hash = current_rank().number, None
-
     with ExitStack() as stack:
         # Threads of one process see one object each in place of torch's own.
         stack.enter_context(mock.patch.object(distributed_c10d, "_world", GroupsOfThread()))
@@ -240,7 +232,6 @@ def isolated() -> Iterator[None]:
         # That of NCCL is known where NCCL is.
         default: Any = {"return_value": distributed_c10d.default_pg_timeout}
         stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_timeout", **default))
-        stack.enter_context(mock.patch.object(DeviceMesh, "__init__", make_own_mesh))
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # torch puts the rank before an error
         stack.enter_context(when_imported("torch.distributed.pipelining.stage", same_greeting))
         pool = concurrent.futures.ThreadPoolExecutor

@@ -19,6 +19,7 @@ import multiprocessing
 import os
 import pickle
 import queue
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,6 +39,7 @@ from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import Shared
 from minidist.debug.user_program import UserProgram
 
+STARTERS = ("torch.distributed.run", "torch.distributed.launch")
 QUEUES = ("Queue", "SimpleQueue", "JoinableQueue")
 OF_PYTHON = ("multiprocessing", "concurrent", "torch.utils.data")  # their processes compute and do not communicate
 
@@ -313,6 +315,23 @@ def _of_python() -> bool:
     return not in_rank() or any(name == other or name.startswith(other + ".") for other in OF_PYTHON)
 
 
+def without_ranks(original: Any) -> Callable[..., Any]:
+    """Return `subprocess.Popen.__init__`, which refuses to start ranks: they would be real processes."""
+
+    def init(self: Any, args: Any, *rest: Any, **settings: Any) -> None:
+        words = [str(word) for word in args] if isinstance(args, list | tuple) else os.fsdecode(args).split()
+        rank = (settings.get("env") or os.environ).get("RANK")
+        starts = any(word in STARTERS or os.path.basename(word) == "torchrun" for word in words)
+        if in_rank() and (starts or rank != os.environ.get("RANK")):
+            raise UsageError(
+                f"rank {current_rank().comm.rank} starts ranks with subprocess at {call_site(sys._getframe(1))}; give"
+                " their script to minidist torch --ranks N instead"
+            )
+        original(self, args, *rest, **settings)
+
+    return init
+
+
 @contextmanager
 def processes_as_ranks(launcher: Launcher) -> Iterator[Processes]:
     """Let processes that a rank's thread starts inside the block be ranks."""
@@ -341,4 +360,5 @@ def processes_as_ranks(launcher: Launcher) -> Iterator[Processes]:
             stack.enter_context(mock.patch.object(torch_multiprocessing, name, start_processes))
             module = sys.modules["torch.multiprocessing.spawn"]
             stack.enter_context(mock.patch.object(module, name, start_processes))
+        stack.enter_context(mock.patch.object(subprocess.Popen, "__init__", without_ranks(subprocess.Popen.__init__)))
         yield processes

@@ -17,7 +17,6 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import cache
-from itertools import count
 from types import CodeType
 from typing import Any
 
@@ -27,7 +26,6 @@ from minidist.comm.call_site import NOWHERE, CallSite, call_site
 STACK_BYTES = 64 << 20  # of a rank's thread; backward of a deep model recurses
 
 _of_thread = threading.local()
-_numbers = count(1)
 
 
 class RankEnded(BaseException):
@@ -56,7 +54,6 @@ class RankThread:
         self, comm: Comm, program: Callable[[], Any], on_leave: Callable[[], None], on_return: Callable[[], None]
     ) -> None:
         self.comm, self.program, self.on_leave, self.on_return = comm, program, on_leave, on_return
-        self.number = next(_numbers)  # no rank of another run has it
         self._to_program, self._to_rank = threading.Semaphore(0), threading.Semaphore(0)
         self._request: Callable[[], Any] | None = None
         self._answer: Any = None

@@ -520,7 +520,13 @@ $ minidist plan --model gpt3-175b --gpu a100-80gb --ranks 1024 --global-batch 15
 ```
 
 A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job of `minidist train` (the file that
-`--print-config` writes), whose settings are fixed. The counts of parameters are exact. Each of `--dp --tp --pp --cp
+`--print-config` writes), whose settings are fixed. The counts of parameters are exact: those of the module that
+`transformers` 5.24 builds of the file, for more than a hundred kinds of models
+([families.toml](../minidist/planning/families.toml)), among them models with experts, state-space layers, attention
+windows and vision towers. It is the causal language model where `transformers` has one, and else the whole model with
+its output projection, which `AutoModel` leaves out. A kind that is not in the table is counted by `transformers`
+itself, if it is installed. What the time or the activations of a model leave out is printed. A GPU is named as people
+and drivers name it (`"H100 SXM 80GB"`, `rtx4090`); any other one is described by a file. Each of `--dp --tp --pp --cp
 --ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched.
 Without `--seq`, a model that can have more than 8,192 tokens is planned with 8,192, and `plan` says so. For the layout
 that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its axes on a

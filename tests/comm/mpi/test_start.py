@@ -123,6 +123,7 @@ NEVER_STARTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", NEVER_STARTS)
 def test_a_rank_that_never_starts_leaves_nobody_waiting(run, how):
     began = time.monotonic()

@@ -37,5 +37,6 @@ for name in ("one", "two"):
     set_model_state_dict(other, state["model"])
     local = other.weight.to_local().double().sum().item()
     files = sorted(file for file in os.listdir(os.path.join(folder[0], name)) if file.endswith("distcp"))
+    assert len(files) == size, files
     print("rank", rank, name, local, other.bias.full_tensor().double().sum().item(), *files)
 dist.destroy_process_group()
