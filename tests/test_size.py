@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_240,
     "collectives": 3_260,
     "comm": 6_435,
-    "commands": 5_098,
+    "commands": 5_108,
     "course": 13_460,
     "data": 1_350,
     "debug": 9_960,
