@@ -125,6 +125,7 @@ def torch(
     }
     if warning := program.version_warning():
         say(warning)
+    say(f"every rank's random numbers begin with --seed {seed}")
 
     def write(world: Any) -> None:  # of a hang, too
         if trace is not None:

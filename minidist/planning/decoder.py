@@ -44,6 +44,9 @@ def architecture_of(keys: Keys) -> Architecture:
         notes.append(TEXT_ONLY)
     tied = (keys if "tower" in row else text).flag("tie_word_embeddings")
     tied |= row.get("tied") == "either" and text.flag("tie_word_embeddings")
+    if "tower" in row and not tied:
+        projection = text.size("vocab_size") * text.size("hidden_size")
+        notes.append(f"{projection:,} parameters are the output projection, which transformers' AutoModel leaves out")
     return _language_model(text, families()[kind], tied, vector(tower), notes)
 
 
@@ -106,10 +109,12 @@ def _block(family: Family, type: str, is_sparse: bool) -> Block:
     """Return a kind of layer."""
     mixed, scores = MIXERS[_mixer(family, type)](family, type)
     parts = [mixed, family.norms(), vector(family.row.get("layer_more", 0))]
-    if family.row.get("mlp") != "none":
+    if "mlp" not in family.row:
         parts.append(family.mixture() if is_sparse else family.dense())
     part = together(*parts)
-    return Block(part, scores, part.expert > 0, _window(family, type))
+    is_mlp = _mixer(family, type) in ("experts", "dense")
+    has_mlp = is_mlp or family.row.get("mlp", "") in ("", "inside")
+    return Block(part, scores, part.expert > 0, _window(family, type), not is_mlp, has_mlp)
 
 
 def _window(family: Family, type: str) -> int | None:

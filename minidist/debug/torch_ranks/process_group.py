@@ -70,7 +70,8 @@ def reduction_of(reduce_op: Any) -> str:
     for ours, name in REDUCTIONS.items():
         if reduce_op == ours:
             return name
-    raise UsageError(f"{reduce_op} is not simulated; use SUM, AVG, PRODUCT, MIN or MAX")
+    names = [name for name in ("BAND", "BOR", "BXOR", "PREMUL_SUM") if reduce_op == getattr(dist.ReduceOp, name)]
+    raise UsageError(f"ReduceOp.{names[0] if names else reduce_op} is not simulated; use SUM, AVG, PRODUCT, MIN or MAX")
 
 
 class SimulatedWork(dist._Work):
@@ -174,7 +175,8 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         world: Any = self.comm.world
         if what and world.check_buffers:
             work.operation = Operation(self.comm.members[self.comm.rank], self.thread.races, what, sent, tensors)
-        self.thread.open_works.append(work)
+        # Those that have been waited for go, with their tensors.
+        self.thread.open_works = [*(other for other in self.thread.open_works if not other.done), work]
         return work
 
     def _run(
