@@ -180,6 +180,7 @@ def test_the_command(tmp_path, minidist, monkeypatch, capfd):
     for wrong in (["none.py"], ["--every-order", "--interleavings", 1, "dead.py"], ["-n", 0, "dead.py"]):
         code, _, err = minidist(*wrong)
         assert (code, err.count("\n")) == (2, 1)
+    Path("dead.py").write_text("# to see it: minidist run dead.py\n" + Path("dead.py").read_text())
     with pytest.raises(SystemExit) as end:
         cli.main(["run", "dead.py", "--ranks", "2"])
     assert end.value.code == 1

@@ -68,7 +68,7 @@ class LogDiagnosis(Diagnosis):
         lines.append(f"{self.log.files:,} log{'s' * (self.log.files != 1)} with lines about a hang: {what}{of}")
         silent = {*self.without_dump, *range(self.log.world)} - spoken - set(self.dumps)
         if silent and not self.log.nameless:
-            lines.append(f"no line: {ranks_text(silent)}; it has crashed, has reached no timeout, or writes elsewhere")
+            lines.append(f"no line: {ranks_text(silent)}; such a rank crashed, reached no timeout, or writes elsewhere")
         for number, calls in sorted(self.log.differing.items())[:MAX_LINES]:
             texts = [f"{what} on {ranks_text(ranks)}" for what, ranks in calls.items()]
             lines.append(f"first difference: number {number} is {', and '.join(texts)}")
@@ -129,7 +129,7 @@ class LogDiagnosis(Diagnosis):
                 f": others wait, and the last that it has enqueued is {' and '.join(last)}; it computes, is inside"
                 " the next call, or has crashed"
             )
-        return ": others wait, and the log has no watchdog's line of it"
+        return ": others wait, and the log has no watchdog's line from there"
 
     def foot(self) -> list[str]:
         """Return the last numbers of every rank, and what the log cannot tell."""
