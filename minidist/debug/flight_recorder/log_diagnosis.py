@@ -129,6 +129,8 @@ class LogDiagnosis(Diagnosis):
                 f": others wait, and the last that it has enqueued is {' and '.join(last)}; it computes, is inside"
                 " the next call, or has crashed"
             )
+        if self.log.raised or self.log.awaited:
+            return ""  # which end the job before ranks like this one have reached a timeout
         return ": others wait, and the log has no watchdog's line of it"
 
     def foot(self) -> list[str]:
