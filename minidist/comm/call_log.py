@@ -119,7 +119,7 @@ def _of_each(groups: Mapping[Kind, Sequence[tuple[int, Call]]]) -> str:
         _, _, site, passed = made[0][1]
         where = f" at {site}" if len(sites) > 1 else ""
         key = kind.key
-        if passed is not None and len(groups) > 1 and (alike or operations > 1):
+        if passed is not None and (alike or operations > 1):
             key = ("" if parts else key.partition("/")[0]) if alike else without_shape(key)
             key = f"{key} of {passed[0]}{list(passed[1])}".strip()
         parts.append(f"{quoted(key, marks=False)} on {_ranks_of(made)}{where}")

@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from minidist.base.errors import BufferReuseError
+
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _PLUMBING = (_PACKAGE + "comm" + os.sep, _PACKAGE + "collectives" + os.sep)
 _OTHERS: tuple[str, ...] = (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<frozen")
@@ -131,7 +133,8 @@ def lines_of(error: BaseException) -> list[str]:
     lines = [str(error), *getattr(error, "__notes__", ())]
     if os.environ.get("MINIDIST_TRACEBACK", "0") not in ("", "0"):
         return [*lines, *"".join(traceback.format_exception(error)).splitlines()]
-    line = line_of_error(error)
+    # A buffer that a rank has changed is noticed by another one, whose line says nothing of it.
+    line = None if isinstance(error, BufferReuseError) else line_of_error(error)
     if line is not None and not any(str(line) in text for text in lines):
         lines.append(f"at {line} (--traceback or MINIDIST_TRACEBACK=1 shows the whole way)")
     return lines

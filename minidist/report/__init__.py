@@ -9,7 +9,8 @@ matplotlib is imported when the first picture is drawn, never before, and pyplot
 """
 
 from minidist.report.draw import KINDS, draw
-from minidist.report.frame import save, show
+from minidist.report.frame import save
+from minidist.report.notebook import show
 from minidist.report.perfetto import write_perfetto
 from minidist.report.stepper_world import step
 

@@ -31,4 +31,5 @@ class Stream:
         self.name = name
         self.fiber: Fiber | None = None
         self.queue: deque[Work] = deque()
+        self.resumed = 0  # how often it has run
         self.waiting: MPIRequest | None = None

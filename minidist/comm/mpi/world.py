@@ -599,6 +599,10 @@ class MPIWorld:
             # The main program lets all streams run until the work is done.
             if self.running is None:
                 self._resume(stream)  # its first sends leave now
+        # As long as the stream does not run again, its arrays are as they are now.
+        if self.check_buffers and self.running is None and not work.finished:
+            kept = [(array, checksum(array)) for array in work.arrays if isinstance(array, np.ndarray) and array.nbytes]
+            work.guards = [stream.resumed, kept]
         return work
 
     def _run_stream(self, stream: Stream) -> None:
@@ -611,6 +615,7 @@ class MPIWorld:
     def _resume(self, stream: Stream) -> None:
         assert stream.fiber is not None
         self.running = stream
+        stream.resumed += 1
         try:
             stream.fiber.switch()
         except Exception as error:
@@ -631,6 +636,11 @@ class MPIWorld:
 
     def wait_work(self, work: Work) -> Any:
         self.unwaited.pop(id(work), None)
+        if work.guards and work.guards[0] == self.streams[work.comm.name].resumed:
+            for array, before in work.guards[1]:
+                if checksum(array) != before:
+                    raise changed(self.rank, work.describe(), call_site(sys._getframe(1), NOWHERE))
+        work.guards = []
         if self.running is None:
             self.waiting = work
             try:

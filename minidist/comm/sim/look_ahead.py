@@ -86,7 +86,8 @@ def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
     world.looking_ahead = True
     world.post, world.wait = post, lambda request: None
     # Whoever waits for a message has it. The ranks of the unlike calls come first: they say most, if time is short.
-    waiting = [stream for stream in state.streams() if isinstance(stream.waiting, Request)]
+    alive = [stream for stream in state.streams() if stream.rank not in state.dead]
+    waiting = [stream for stream in alive if isinstance(stream.waiting, Request)]
     waiting.sort(key=lambda stream: stream.rank != state.running.rank)
     for stream in waiting:
         request: Any = stream.waiting

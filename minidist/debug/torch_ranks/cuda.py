@@ -38,7 +38,6 @@ NOTHING = (
     *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_accumulated_memory_stats"),
     *("reset_max_memory_allocated", "reset_max_memory_cached", "reset_peak_memory_stats", "seed", "seed_all"),
     *("set_device_index", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "set_stream"),
-    "synchronize",
 )
 ZERO = (
     *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "memory_allocated", "memory_reserved"),
@@ -124,6 +123,13 @@ class CpuForCuda(TorchFunctionMode):
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         return function(*args, **kwargs)
+
+
+def synchronize(*_: Any, **__: Any) -> None:
+    """Wait for the rank's operations: on a GPU this waits for those of NCCL, too, which no wait() has to follow."""
+    if in_rank():
+        for work in current_rank().open_works:
+            work.wait()
 
 
 class Stream:
@@ -213,6 +219,7 @@ def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
         **dict.fromkeys(NOTHING, lambda *_, **__: None),
         **dict.fromkeys(ZERO, lambda *_, **__: 0),
         **dict.fromkeys(GRAPHS, no_graph),
+        "synchronize": synchronize,
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,

@@ -174,7 +174,8 @@ class SimulatedProcessGroup(dist.ProcessGroup):
         world: Any = self.comm.world
         if what and world.check_buffers:
             work.operation = Operation(self.comm.members[self.comm.rank], self.thread.races, what, sent, tensors)
-        self.thread.open_works.append(work)
+        # Those that have been waited for go, with their tensors.
+        self.thread.open_works = [*(other for other in self.thread.open_works if not other.done), work]
         return work
 
     def _run(

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from minidist.base.errors import BufferReuseError, MinidistError, quoted
+from minidist.base.errors import MinidistError, quoted
 from minidist.base.trace import Trace
 from minidist.base.user_file import ProgramError, is_user_function, load_function
 from minidist.comm import Comm, SimWorld
@@ -154,13 +154,14 @@ class _Run:
             self.races.check()
             return results
         except MinidistError as error:
-            for race in self.races.sentences if not isinstance(error, BufferReuseError) else ():
-                error.add_note(race)
+            self.races.add_to(error)
             raise
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
-            raise ProgramError(error, __file__, user_program.__file__, multiprocessing.process.__file__) from None
+            failure = ProgramError(error, __file__, user_program.__file__, multiprocessing.process.__file__)
+            self.races.add_to(failure)
+            raise failure from None
 
     def of_rank(self, comm: Comm, program: Callable[[], Any], start: _Start) -> Any:
         """Run a rank's program in a thread, and return what it returns."""

@@ -33,16 +33,9 @@ INTERNAL = f"{os.sep}torch{os.sep}distributed{os.sep}"
 GUARD = "_minidist_operation"  # the attribute of an InFlightTensor
 # What tells the form of a tensor, and reads no element.
 FORM = {"__get__", "__len__", "__hash__", "size", "dim", "ndimension", "stride", "numel", "nelement", "element_size"}
-FORM |= {
-    "is_contiguous",
-    "data_ptr",
-    "storage_offset",
-    "untyped_storage",
-    "is_floating_point",
-    "is_complex",
-    "is_signed",
-}
-FORM |= {"get_device", "is_shared", "is_same_size", "register_hook"}
+FORM |= {"is_contiguous", "data_ptr", "storage_offset", "untyped_storage", "is_floating_point", "is_complex"}
+FORM |= {"is_signed", "get_device", "is_shared", "is_same_size"}
+FORM |= {"register_hook", "requires_grad_", "__set__", "record_stream"}
 WRITES = re.compile(r"\w*[^_]_|__setitem__|__i(add|sub|mul|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
 
 
@@ -57,6 +50,13 @@ class Races:
         if sentence in self.sentences:
             self.check()
         self.sentences.append(sentence)
+
+    def add_to(self, error: Exception) -> None:
+        """Add the races to an error of the run, which they may have led to; each once."""
+        if not isinstance(error, BufferReuseError):
+            for sentence in self.sentences:
+                if sentence not in getattr(error, "__notes__", ()):
+                    error.add_note(sentence)
 
     def check(self) -> None:
         """Raise BufferReuseError with all races that have been found."""
@@ -113,9 +113,11 @@ class Operation:
                 break
         self.bytes.clear()
 
-    def used(self, by: str, site: CallSite) -> None:
+    def used(self, by: str, site: CallSite, written: bool = False) -> None:
         """Note that the program reads a tensor before the wait, or writes into it."""
-        how = "changed" if WRITES.fullmatch(by) else "read"
+        how = "changed" if written else "read"
+        if written:  # the wait has nothing to add
+            self.bytes.clear()
         self.races.add(
             f"rank {self.rank}: the tensor of its {self.describe()} is {how} by {by} at {site}, before wait(), and has"
             " the contents of before the operation; wait() first"
@@ -138,13 +140,14 @@ class InFlightTensor(torch.Tensor):
             if site is None:
                 return result
             # A view reads nothing, and whoever uses it uses the tensor.
-            views = [t for t in _flat([result]) if isinstance(t, torch.Tensor)]
-            if views and not WRITES.fullmatch(name) and all(t.untyped_storage().data_ptr() in memory for t in views):
+            views = [t for t in _flat([result]) if isinstance(t, torch.Tensor) and t.layout == torch.strided]
+            writes = WRITES.fullmatch(name) is not None
+            if views and not writes and all(t.untyped_storage().data_ptr() in memory for t in views):
                 for view in views:
                     operations[id(memory[view.untyped_storage().data_ptr()])].watch(view)
                 return result
-            for operation in operations.values():
-                operation.used(name, site)
+            for tensor in tensors:
+                operations[id(tensor)].used(name, site, writes and tensor is args[0])
             return result
 
 

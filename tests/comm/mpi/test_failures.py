@@ -294,7 +294,7 @@ CHANGED = {
     "a send": ("comm.isend(array, 1 - comm.rank)", "the buffer of its send to rank .* was changed"),
     "what a stream sends": (
         "all_reduce(comm, array, async_op=True)",
-        "the buffer of its all_reduce/ring: send to rank .* was changed",
+        r"the buffer of its all_reduce/ring, started at \S* was changed .*, before \S*program.py:\d+; wait",
     ),
 }
 
