@@ -26,7 +26,7 @@ LONGEST = (
     "parallel/test_mixed_precision",
     "lesson/test_cheats",
     "test_mpi_runner",
-    "chaos/test_chaos",
+    "lesson/test_judge",
     "pipeline/test_runtime",
     "pipeline/test_plans",
     "museum/test_museum",
@@ -37,7 +37,6 @@ LONGEST = (
     "train/test_memory_over_steps",
     "techniques/test_repartition",
     "equality/test_rounding",
-    "bench/test_hybrid",
 )
 
 if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and the import takes half a second
@@ -48,7 +47,7 @@ if "MINIDIST_MPI_TEST_DIRECTORY" not in os.environ:  # a rank draws nothing, and
     settings.register_profile("explore", deadline=None, max_examples=1000)
     # A mutant's test need not say which example is the smallest that fails.
     unshrunk = (Phase.explicit, Phase.reuse, Phase.generate)
-    settings.register_profile("mutants", derandomize=True, deadline=None, phases=unshrunk)
+    settings.register_profile("mutants", settings.get_profile("ci"), phases=unshrunk)
     settings.load_profile("ci")
 
     def pytest_collection_modifyitems(items):

@@ -16,15 +16,17 @@ from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quo
 class ProgramError(MinidistError):
     """A user's program has raised an exception, or ended with an error. The text is its traceback, without our frames.
 
-    after: the files that run the program; the traceback begins behind the last frame of any.
+    after: the files that run the program; the traceback begins behind the last frame of any. hidden: a folder whose
+    frames are left out, where they take the place of another package's functions.
     """
 
     exit_code = 1
 
-    def __init__(self, error: BaseException, *after: str) -> None:
+    def __init__(self, error: BaseException, *after: str, hidden: str | None = None) -> None:
         frames = traceback.extract_tb(error.__traceback__)
         last_of_ours = max((k for k, frame in enumerate(frames) if frame.filename in after), default=-1)
-        text = "".join(traceback.format_list(frames[last_of_ours + 1 :]))
+        shown = [f for f in frames[last_of_ours + 1 :] if hidden is None or not f.filename.startswith(hidden)]
+        text = "".join(traceback.format_list(shown))
         notes = "\n".join(getattr(error, "__notes__", ()))
         super().__init__(f"the program raised {type(error).__name__}: {text_of(error)}\n{text}{notes}")
 

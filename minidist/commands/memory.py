@@ -13,7 +13,7 @@ import typer
 from minidist.base.errors import UsageError, quoted, quoted_path
 from minidist.base.file_format import format_of
 from minidist.base.limits import check_count
-from minidist.commands.flags import command_line, one_of
+from minidist.commands.flags import command_line, described_model, one_of
 from minidist.commands.output import Result, json_or_table, say
 
 if TYPE_CHECKING:
@@ -116,9 +116,8 @@ def _planned(
     how: the attention and the kernels.
     """
     from minidist.planning.cluster.layout import ATTENTION, KERNELS, RECOMPUTE, ClusterLayout, Job, sequence_length
-    from minidist.planning.huggingface_config import read_model
 
-    model = read_model(name)
+    model = described_model(name)
     for flag, count in {**degrees, "batch": batch}.items():
         check_count(count, f"--{flag}", 1, 10**6)
     check_count(prefetch, "--prefetch", 0, model.layers)

@@ -187,22 +187,16 @@ def plan(
     given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
     given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
     given["host"] = offload
-    written: dict[str, Any] = {}
-    if config is not None and config.suffix == ".toml":
-        job_file = _job_file(config, model, sizes)
-        architecture, written, flags = job_file.model, job_file.fixed, flags.over(job_file)
-        given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
-    else:
-        architecture = _architecture(config, model, sizes)
+    architecture, flags, written = _of_a_file(config, model, sizes, flags)
 
     # The layout: what is given is fixed, and the number of GPUs follows where all degrees are.
+    given |= {axis: written.get(axis) for axis in DEGREES if given[axis] is None}
     fixed = written | _checked_layout(given)
     counts = [_gpus(fixed)] if ranks is None else whole_numbers(ranks, "--ranks")
     for count in counts:
         check_count(count, "--ranks", 1, 10**6)
     check_count(best, "--best", 1, 1000)
-    if price is not None and tokens is None:
-        raise UsageError(f"--price {price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12")
+    _check_price(tokens, price)
     job = flags.job(architecture, str(config or model), counts[0])
     machine = machine_of(gpu)
     machine.peak(job.precision)
@@ -217,6 +211,22 @@ def plan(
     result = _as_dict(found, shown[:best], gpu, explain) | _sizes(job) | _cost(shown[:1], tokens, price)
     # A script sees by the exit code that nothing fits.
     return Result(result, partial(_print, shown, best, found, job, fixed, result), 0 if found.plans else 1)
+
+
+def _of_a_file(
+    config: Path | None, model: str | None, sizes: ModelFlags, flags: JobFlags
+) -> "tuple[Architecture, JobFlags, dict[str, Any]]":
+    """Return the model, the flags with what a job file says, and the parts of the layout that it fixes."""
+    if config is None or config.suffix != ".toml":
+        return _architecture(config, model, sizes), flags, {}
+    job_file = _job_file(config, model, sizes)
+    return job_file.model, flags.over(job_file), job_file.fixed
+
+
+def _check_price(tokens: float | None, price: float | None) -> None:
+    """Raise UsageError for a price without the number of tokens, of which the GPU hours are a multiple."""
+    if price is not None and tokens is None:
+        raise UsageError(f"--price {price:g} is of a GPU hour, and their number is unknown; add --tokens, such as 2e12")
 
 
 def _sizes(job: "Job") -> dict[str, Any]:

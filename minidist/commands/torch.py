@@ -125,6 +125,7 @@ def torch(
     }
     if warning := program.version_warning():
         say(warning)
+    say(f"every rank's random numbers begin with --seed {seed}")
     with program.groups_begin_when_asked(compare is not None):
         first, races = program.run_in_orders(main, ranks, interleavings, **options)
     if trace is not None:

@@ -51,13 +51,16 @@ class Block(NamedTuple):
     """A kind of layer.
 
     scores: elements of a token's query and output that meet each other position, of all heads; 0 without attention.
-    window: how many positions before it a token attends to; None for all of them.
+    window: how many positions before it a token attends to; None for all of them. mixes: it has attention, or what
+    takes its place; has_mlp: it has an MLP or experts.
     """
 
     part: Part
     scores: int
     is_sparse: bool = False
     window: int | None = None
+    mixes: bool = True
+    has_mlp: bool = True
 
 
 @dataclass(frozen=True)

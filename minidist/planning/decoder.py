@@ -106,10 +106,12 @@ def _block(family: Family, type: str, is_sparse: bool) -> Block:
     """Return a kind of layer."""
     mixed, scores = MIXERS[_mixer(family, type)](family, type)
     parts = [mixed, family.norms(), vector(family.row.get("layer_more", 0))]
-    if family.row.get("mlp") != "none":
+    if "mlp" not in family.row:
         parts.append(family.mixture() if is_sparse else family.dense())
     part = together(*parts)
-    return Block(part, scores, part.expert > 0, _window(family, type))
+    is_mlp = _mixer(family, type) in ("experts", "dense")
+    has_mlp = is_mlp or family.row.get("mlp", "") in ("", "inside")
+    return Block(part, scores, part.expert > 0, _window(family, type), not is_mlp, has_mlp)
 
 
 def _window(family: Family, type: str) -> int | None:

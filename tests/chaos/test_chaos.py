@@ -7,6 +7,7 @@ import pytest
 from tests.chaos.chaos import Outcome, campaign, table
 
 
+@pytest.mark.exhaustive  # tests/checkpoint/test_killed.py kills a rank, and comm/mpi/test_interrupts.py interrupts one
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a job in /proc")
 def test_a_sample_of_faults():
     pytest.importorskip("mpi4py")

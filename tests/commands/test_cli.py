@@ -16,20 +16,8 @@ from minidist.commands import app
 from minidist.job.train.progress import Progress
 
 SMALL = [
-    "--layers",
-    "1",
-    "--width",
-    "8",
-    "--heads",
-    "2",
-    "--context",
-    "8",
-    "--data",
-    "markov",
-    "--steps",
-    "2",
-    "--micro-batch",
-    "2",
+    *("--layers", "1", "--width", "8", "--heads", "2", "--context", "8"),
+    *("--data", "markov", "--steps", "2", "--micro-batch", "2"),
 ]
 
 
@@ -74,8 +62,8 @@ def refused(answer, *words, code=2):
     return answer.stderr
 
 
-def test_train_prints_one_json_object(tmp_path):
-    answer = minidist("train", *SMALL, "--dp", "3", "--json", "--trace", tmp_path / "run.jsonl")
+def test_train_prints_one_json_object(here, tmp_path):
+    answer = here("train", *SMALL, "--dp", "3", "--json", "--trace", tmp_path / "run.jsonl")
     assert answer.returncode == 0, answer.stderr
     result = json.loads(answer.stdout)
     assert {"losses", "ranks", "bytes_by_purpose", "peak_bytes", "trace"} <= set(result)
@@ -94,9 +82,9 @@ def test_train_prints_one_json_object(tmp_path):
     assert result["messages_by_purpose"] == dict(sum((Counter(t.messages_by_purpose()) for t in traces), Counter()))
 
 
-def test_many_ranks_keep_no_events_unless_they_are_asked(tmp_path):
+def test_many_ranks_keep_no_events_unless_they_are_asked(here, tmp_path):
     job = ["train", *SMALL, "--dp", "65", "--global-batch", "65", "--steps", "1", "--json"]
-    counted = minidist(*job, cwd=tmp_path)
+    counted = here(*job)
     assert "more than 64 ranks: bytes, messages and peaks are counted" in counted.stderr
     assert json.loads(counted.stdout)["trace"] is None
     assert json.loads(counted.stdout)["messages_by_purpose"]["gradient_reduce"] % (65 * 128) == 0

@@ -444,6 +444,8 @@ def test_what_a_model_file_leaves_out_is_said(tmp_path, capsys, monkeypatch):
         seconds.append(json.loads(output.out)["layouts"][0]["time"]["step_seconds"])
         assert "num_local_experts 8 has no effect: a mistral model has no experts" in output.err
         assert json.loads(output.out)["approximations"] == [output.err.strip()]
+        assert run("memory", "--model", "c.json", "--seq", "64", "--json") == 0
+        assert "num_local_experts 8 has no effect" in capsys.readouterr().err
     assert seconds[1] < seconds[0]
 
 

@@ -14,7 +14,7 @@ import pytest
 from minidist.base.errors import UsageError
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import ClusterLayout, Job
-from minidist.planning.cluster.memory import memory_by_rank, rank_parameters
+from minidist.planning.cluster.memory import block_activations, memory_by_rank, rank_parameters
 from minidist.planning.cluster.step_time import StepModel
 from minidist.planning.config_keys import Keys
 from minidist.planning.decoder import architecture_of
@@ -66,6 +66,10 @@ def test_a_layout_holds_every_parameter_once_and_each_family_is_planned():
         assert all(rank.peak > 0 for rank in memory_by_rank(layout, job)), kind
         assert StepModel(layout, job, machine).step().seconds > 0, kind
         assert 0 < architecture.active_parameters <= architecture.parameters, kind
+        # Heads change no count where their size follows from the width, but what a layout divides.
+        config = case["config"].get("text_config", case["config"])
+        heads = {config[key] for key in ("num_attention_heads", "n_head", "n_heads", "num_heads") if key in config}
+        assert kind == "mamba2" or not heads or {architecture.heads} == heads, kind
 
 
 def test_experts_that_a_token_does_not_use_are_not_active():
@@ -92,6 +96,18 @@ def test_a_window_limits_the_pairs_of_positions():
     assert [layer for layer in range(12) if gemma.kinds[gemma.kind(layer)].window is None] == [5, 11]
     full = model("gemma3_text", COUNTED["gemma3_text"]["config"], kinds, {"layer_types": ["full_attention"] * 12})
     assert {block.window for block in full.kinds} == {None}
+
+
+def test_a_layer_that_is_an_mlp_alone_keeps_what_the_mlp_of_another_layer_keeps():
+    """Attention in one layer and the MLP in the next keep as much as one layer with both."""
+    change = {"layers_block_type": ["attention", "mlp"], "head_dim": 16}
+    nemotron = model("nemotron_h", COUNTED["nemotron_h"]["config"], change)
+    both = replace(nemotron, blocks=(nemotron.blocks[0]._replace(has_mlp=True),), pattern=(0, 0))
+    layout = ClusterLayout(microbatches=2)
+    apart, together = (
+        sum(block_activations(layout, Job(one, 32, 2, gpus=1), layer) for layer in range(2)) for one in (nemotron, both)
+    )
+    assert 0 < apart == together / 2
 
 
 def test_layers_without_attention_have_no_scores():

@@ -80,7 +80,8 @@ def test_a_program_sees_a_gpu_for_each_rank_and_torch_sees_none(tmp_path):
         "names = {'torch': torch, '__name__': 'torch.utils.data'}\nexec(asked, names)\n"
         "assert isinstance(torch.device('cpu'), torch.device) and not isinstance('cpu', torch.device)\n"
         "print(torch.cuda.is_available(), torch.cuda.device_count(), torch.accelerator.device_count(),\n"
-        "      torch.accelerator.current_accelerator(), torch.cuda.current_device() == rank, names['answer'])\n",
+        "      torch.accelerator.current_accelerator(), torch.cuda.current_device() == rank, names['answer'])\n"
+        "torch.accelerator.set_device_index(0)\nassert torch.cuda.current_device() == 0\n",
         tmp_path,
         3,
     ).outputs
@@ -150,6 +151,10 @@ def test_torch_is_as_it_was_after_the_run(tmp_path):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_the_real_device_is_asked_for_where_it_is_wanted(tmp_path):
+def test_an_error_of_a_device_has_the_program_s_lines_and_the_real_device_is_used_where_it_is_wanted(tmp_path):
+    with pytest.raises(MinidistError, match="the program raised") as raised:
+        run("import torch\ntorch.nn.Linear(2, 2).to('nothing')\n", tmp_path)
+    assert "named.py" in str(raised.value)
+    assert "torch_ranks" not in str(raised.value)  # our functions take the place of torch's
     with pytest.raises(MinidistError, match="the program raised"):
         run("import torch\ntorch.ones(1, device='cuda')\n", tmp_path, settings=program.Settings(cuda="real"))

@@ -134,6 +134,14 @@ def test_a_data_loader_s_processes_are_real(tmp_path):
             [r"rank 0 starts ranks with subprocess at .*started\.py:8; give their script"],
         ),
         ("import subprocess\nsubprocess.Popen('torchrun x.py', shell=True)\n", ["starts ranks with subprocess at "]),
+        (
+            "dist.init_process_group()\nt = torch.ones(1, dtype=torch.int32)\ndist.all_reduce(t, dist.ReduceOp.BXOR)\n",
+            [r"ReduceOp\.BXOR is not simulated"],
+        ),
+        (
+            "dist.init_process_group()\nwith torch.profiler.profile():\n    dist.barrier()\n",
+            [r"rank 1 starts PyTorch's profiler at .*started\.py:7 while rank 0 profiles"],
+        ),
         (MAIN + "    mp.spawn(work, (3,), nprocs=2)\n", [r"init_process_group\(world_size=3\) on rank \d of 2"]),
         ("mp.spawn(work, (2,), nprocs=2)\n", ["starts processes while it is imported", "__name__"]),
         (
@@ -270,6 +278,13 @@ def test_what_one_rank_sets_for_a_block_is_not_set_for_another(tmp_path):
         "print(inside, set(handlers()) == before, len(before) > 3, seen)\n"
     )
     assert run(source, tmp_path, 2).outputs == ["True True True []\n", "False True True [1]\n"]
+
+
+def test_a_program_is_told_the_backend_that_it_has_asked_for(tmp_path):
+    for asked, told in ("'nccl'", "nccl"), ("'cpu:gloo,cuda:nccl'", "cpu:gloo,cuda:nccl"), ("", "gloo"):
+        source = f"import torch.distributed as dist\ndist.init_process_group({asked})\n"
+        source += "print(dist.get_backend(), dist.get_backend(dist.new_group([0])) if dist.get_rank() == 0 else '')\n"
+        assert run(source, tmp_path, 1).outputs == [f"{told} {told}\n"], asked
 
 
 def test_an_installed_package_may_be_every_rank_s_own(tmp_path, monkeypatch):

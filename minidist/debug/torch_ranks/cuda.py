@@ -29,15 +29,16 @@ from torch.utils._device import DeviceContext
 from minidist.base.errors import UsageError
 from minidist.comm.call_site import CallSite, call_site
 from minidist.debug.torch_ranks import sync_batch_norm
-from minidist.debug.torch_ranks.isolation import when_imported
+from minidist.debug.torch_ranks.isolation import of_program, when_imported
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 
 CPU, Device = torch.device("cpu"), torch.device
+TO_HOST = (torch.Tensor.cpu, torch.Tensor.to)
 POSITIONAL = {torch.Tensor.to: 1, torch.as_tensor: 2}  # the place of a device among the arguments
 NOTHING = (
     *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "reset_accumulated_memory_stats"),
     *("reset_max_memory_allocated", "reset_max_memory_cached", "reset_peak_memory_stats", "seed", "seed_all"),
-    *("set_device_index", "set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "set_stream"),
+    *("set_per_process_memory_fraction", "set_rng_state", "set_rng_state_all", "set_stream"),
 )
 ZERO = (
     *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "memory_allocated", "memory_reserved"),
@@ -107,12 +108,9 @@ class CpuForCuda(TorchFunctionMode):
         if function is torch.Tensor.pin_memory:
             return args[0]
 
-        # From a GPU this is a copy, which the program may change without changing the original.
-        if run.first_use is not None and function in (torch.Tensor.cpu, torch.Tensor.to) and of_program():
-            target = kwargs.get("device", args[1] if len(args) > 1 else None)
-            if function is torch.Tensor.cpu or target == "cpu" or (isinstance(target, Device) and target == CPU):
-                kwargs["copy"] = True
-                return torch.Tensor.to(args[0], "cpu", *args[2:], **{k: v for k, v in kwargs.items() if k != "device"})
+        if run.first_use is not None and function in TO_HOST and of_program() and names_host(function, args, kwargs):
+            kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+            return torch.Tensor.to(args[0], CPU, *args[2:], **{**kwargs, "copy": True})
 
         # Any other function, with the CPU for a device.
         place = POSITIONAL.get(function)
@@ -130,6 +128,12 @@ def synchronize(*_: Any, **__: Any) -> None:
     if in_rank():
         for work in current_rank().open_works:
             work.wait()
+
+
+def names_host(function: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether a tensor goes to the CPU: from a GPU it is a copy, which leaves the original as it is."""
+    target = kwargs.get("device", args[1] if len(args) > 1 else None)
+    return function is torch.Tensor.cpu or target == "cpu" or (isinstance(target, Device) and target == CPU)
 
 
 class Stream:
@@ -198,12 +202,6 @@ def standing_for(real: Any, make: Callable[..., Any]) -> Any:
     )
 
 
-def of_program(depth: int = 2) -> bool:
-    """Return whether a rank's program or a library has called, rather than torch itself."""
-    name = sys._getframe(depth).f_globals.get("__name__") or ""
-    return in_rank() and name.partition(".")[0] != "torch"
-
-
 def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
     """Return what `torch.cuda` and `torch.accelerator` answer to a program, by the name of the function."""
 
@@ -227,6 +225,7 @@ def answers(run: CudaOnCpu) -> dict[str, Callable[..., Any]]:
         "device_count": lambda: run.devices,
         "current_accelerator": lambda *_, **__: Device("cuda"),
         "set_device": run.set_device,
+        "set_device_index": run.set_device,
         "current_device": run.current_device,
         "current_device_index": run.current_device,
         "device": lambda *_: nullcontext(),

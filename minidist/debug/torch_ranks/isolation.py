@@ -20,9 +20,11 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.profiler
 from torch.distributed import distributed_c10d
 
 from minidist.base.errors import UsageError
+from minidist.comm.call_site import call_site
 from minidist.debug.torch_ranks.rank_thread import current_rank, in_rank
 from minidist.debug.torch_ranks.store import RankFileStore, RankStore, RankTCPStore, Shared
 
@@ -149,6 +151,12 @@ def submit_here(original: Callable[..., Any]) -> Callable[..., Any]:
     return submit
 
 
+def of_program(depth: int = 2) -> bool:
+    """Return whether a rank's program or a library has called, rather than torch itself."""
+    name = sys._getframe(depth).f_globals.get("__name__") or ""
+    return in_rank() and name.partition(".")[0] != "torch"
+
+
 Changes = Callable[[Any], Iterator[tuple[Any, str, Any]]]
 
 
@@ -212,6 +220,37 @@ def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
         yield kind, "_get_init_p2p_neighbors_ops", operations
 
 
+def one_profiler() -> Iterator[tuple[Any, str, Any]]:
+    """Let one rank at a time profile: torch's profiler belongs to the process, which two of them end."""
+    start, stop, active = torch.profiler.profile.start, torch.profiler.profile.stop, list[Any]()
+
+    def start_if_alone(profiler: Any) -> None:
+        if in_rank() and active and active != [current_rank()]:
+            raise UsageError(
+                f"rank {current_rank().comm.rank} starts PyTorch's profiler at {call_site(sys._getframe(1))} while rank"
+                f" {active[0].comm.rank} profiles; let one rank profile, or use --trace"
+            )
+        active[:] = [current_rank()] if in_rank() else []
+        start(profiler)
+
+    def stop_and_leave(profiler: Any) -> None:
+        active.clear()
+        stop(profiler)
+
+    yield torch.profiler.profile, "start", start_if_alone
+    yield torch.profiler.profile, "stop", stop_and_leave
+
+
+def backend_of(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `get_backend`, which tells a program the backend that it has asked for."""
+
+    def get_backend(group: Any = None) -> Any:
+        asked = getattr(group or dist.group.WORLD, "asked_for", "")
+        return asked if asked and of_program() else original(group)
+
+    return get_backend
+
+
 @contextmanager
 def isolated() -> Iterator[None]:
     """Keep the process groups of ranks apart inside the block, and let them be groups of the simulated world."""
@@ -236,7 +275,11 @@ def isolated() -> Iterator[None]:
     ) -> Any:
         """Take the place of torch's: every group is one of the simulated world, whatever backend is asked for."""
         settings.update(backend_options=None, device_id=None)
-        return make_group(group_size, group_rank, ranks, dist.Backend(BACKEND), *arguments, **settings)
+        made = make_group(group_size, group_rank, ranks, dist.Backend(BACKEND), *arguments, **settings)
+        if isinstance(made[0], dist.ProcessGroup):
+            asked = "gloo" if str(backend) == "undefined" else str(backend)
+            made[0].asked_for = getattr(dist.group.WORLD, "asked_for", "") if asked == BACKEND else asked
+        return made
 
     with ExitStack() as stack:
         # Threads of one process see one object each in place of torch's own.
@@ -251,6 +294,10 @@ def isolated() -> Iterator[None]:
         pool = concurrent.futures.ThreadPoolExecutor
         stack.enter_context(mock.patch.object(pool, "submit", submit_here(pool.submit)))
         stack.enter_context(mock.patch.object(RankStore, "of_run", {}))
+        for holder, name, replacement in one_profiler():
+            stack.enter_context(mock.patch.object(holder, name, replacement))
+        for module in (dist, distributed_c10d):
+            stack.enter_context(mock.patch.object(module, "get_backend", backend_of(dist.get_backend)))
         for module in (dist, distributed_c10d):
             for name, kind in (("TCPStore", RankTCPStore), ("FileStore", RankFileStore)):
                 if hasattr(module, name):

@@ -70,7 +70,8 @@ def reduction_of(reduce_op: Any) -> str:
     for ours, name in REDUCTIONS.items():
         if reduce_op == ours:
             return name
-    raise UsageError(f"{reduce_op} is not simulated; use SUM, AVG, PRODUCT, MIN or MAX")
+    names = [name for name in ("BAND", "BOR", "BXOR", "PREMUL_SUM") if reduce_op == getattr(dist.ReduceOp, name)]
+    raise UsageError(f"ReduceOp.{names[0] if names else reduce_op} is not simulated; use SUM, AVG, PRODUCT, MIN or MAX")
 
 
 class SimulatedWork(dist._Work):

@@ -159,7 +159,8 @@ class _Run:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # of the program: what it passed of ours and of torch's says nothing
-            failure = ProgramError(error, __file__, user_program.__file__, multiprocessing.process.__file__)
+            ours = (__file__, user_program.__file__, multiprocessing.process.__file__)
+            failure = ProgramError(error, *ours, hidden=os.path.dirname(__file__))
             self.races.add_to(failure)
             raise failure from None
 

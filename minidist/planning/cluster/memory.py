@@ -126,6 +126,12 @@ def block_activations(layout: ClusterLayout, job: Job, layer: int, recompute: st
     again = recompute == "selective" and job.fused_attention
     whole, divided = _attention_activations(layout, job, recompute, again)
     more_whole, more_divided = _mlp_activations(layout, job, layer, again)
+    # A layer that is an MLP alone, or has none, keeps the inputs of one norm instead of two.
+    kind = model.kinds[model.kind(layer)]
+    if not kind.mixes:
+        whole, divided = whole // 2, 0
+    if not kind.has_mlp:
+        whole, more_whole, more_divided = whole // 2, 0, 0
     return (whole + more_whole) // outer + (divided + more_divided) // t
 
 
