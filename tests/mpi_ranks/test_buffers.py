@@ -66,7 +66,7 @@ def test_what_is_wrong_with_a_message():
         ([data, (1, 9)], ValueError),
         ([None, 1, DOUBLE], ValueError),
         ([bytearray(7), DOUBLE], ValueError),
-        (data[::2], ValueError),
+        (data[::2], BufferError),
         ([data, "no such type"], KeyError),
         (frozen, BufferError),
     ):

@@ -156,7 +156,7 @@ def test_nonblocking_collectives_do_not_block():
     on_ranks(2, main)
 
 
-def test_collectives_that_differ_are_named():
+def test_collectives_that_differ_are_named(capfd):
     def run(*calls):
         def main():
             from mpi4py import MPI
@@ -177,6 +177,11 @@ def test_collectives_that_differ_are_named():
         with pytest.raises((MismatchError, DeadlockError), match=found) as error:
             run(*calls)
         assert found.startswith("sends") or "test_collectives.py" in str(error.value)
+    # What a rank prints is not shown after the first difference: it goes on with zeros.
+    out = capfd.readouterr().out
+    with pytest.raises(MismatchError):
+        run(lambda c, m: print("before", c.Bcast(two)), lambda c, m: (print("before"), c.bcast(two), print("after")))
+    assert (capfd.readouterr().out, out) == ("before\n", "")
     with pytest.raises(DeadlockError, match=r"rank 1 has returned"):
         run(lambda c, m: c.Barrier(), lambda c, m: None)
     with pytest.raises(UsageError, match=r"Comm_spawn|Spawn is not simulated by minidist mpi.*, at \S+test_coll"):
@@ -207,6 +212,7 @@ def test_neighbors_in_grids_and_graphs():
         grid = world.Create_cart([2, 3], periods=[True, False])
         row, column = grid.coords
         assert grid.Get_cart_rank([row, column]) == grid.rank == 3 * row + column
+        assert repr(grid.topo) == f"([2, 3], [1, 0], {grid.coords})" and grid.topo[1] == grid.periods
         left, right = grid.Shift(1, 1)
         other = grid.Get_cart_rank([1 - row, column])
         assert (left == MPI.PROC_NULL, right == MPI.PROC_NULL) == (column == 0, column == 2)

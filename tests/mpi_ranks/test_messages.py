@@ -1,5 +1,6 @@
 """Messages by MPI's rules: order, tags, sources, modes, probes, requests, and what is reported."""
 
+import pickle
 import re
 
 import numpy as np
@@ -142,6 +143,40 @@ def test_what_both_sides_say_must_agree():
                 comm.irecv().wait()
 
     on_ranks(2, main)
+
+
+def test_an_object_is_not_received_into_a_buffer_of_numbers():
+    def run(send, receive):
+        def main():
+            from mpi4py import MPI
+
+            comm = MPI.COMM_WORLD
+            if comm.rank == 0:
+                getattr(comm, send)(np.ones(3), 1)
+            else:
+                print(receive(comm))
+
+        return on_ranks(2, main).outputs[1]
+
+    object_meets = r"sent an object, rank 1 receives float64\[100\] at .*; send goes with recv"
+    buffer_meets = r"sent float64\[3\], rank 1 receives an object at .*; send goes with recv"
+    for send, receive, found in (
+        ("send", lambda comm: comm.Recv(np.empty(100), 0), object_meets),
+        ("Send", lambda comm: comm.recv(source=0), buffer_meets),
+        ("Send", lambda comm: comm.irecv(source=0).wait(), buffer_meets),
+        ("Send", lambda comm: comm.mprobe(source=0).recv(), buffer_meets),
+    ):
+        with pytest.raises(MismatchError, match=found):
+            run(send, receive)
+
+    # A program may unpickle for itself, and receive an object into a buffer of its own.
+    def unpickle(comm):
+        buffer = bytearray(1000)
+        comm.Recv(buffer, 0)
+        return pickle.loads(buffer)
+
+    for receive in (unpickle, lambda comm: comm.irecv(bytearray(1000), 0).wait()):
+        assert run("send", receive) == "[1. 1. 1.]\n"
 
 
 def test_a_buffer_belongs_to_its_message_until_the_wait():

@@ -104,7 +104,8 @@ def test_a_file_with_tensors_of_a_gpu_is_loaded(tmp_path):
     """A storage's device is written in the file; here it is a name that no machine has."""
     run(
         "import io, torch\nfile = io.BytesIO()\ntorch.save({'w': torch.ones(2)}, file)\n"
-        "for place in None, 'cuda:0', torch.device('cuda', 1), {'cuda:0': 'cuda:1'}, lambda storage, _: storage:\n"
+        "for place in None, 'cuda:0', torch.device('cuda', 1), {'cuda:0': 'cuda:1'}, \\\n"
+        "        lambda storage, _: storage, lambda storage, _: storage.cuda(0):\n"
         "    file.seek(0)\n    assert torch.load(file, map_location=place)['w'].device.type == 'cpu'\n",
         tmp_path,
     )
@@ -136,6 +137,7 @@ def test_batch_norm_is_synchronized_as_on_a_gpu(tmp_path):
         "         (ours.bias.grad, alone.bias.grad), (ours.running_mean, alone.running_mean),\n"
         "         (ours.running_var, alone.running_var)]\n"
         "for a, b in pairs:\n    assert torch.allclose(a, b, atol=1e-5), (a, b)\n"
+        "nn.parallel.DistributedDataParallel(ours, device_ids=[r])(mine)\n"
         "assert torch.equal(ours.eval()(mine), nn.functional.batch_norm(\n"
         "    mine, ours.running_mean, ours.running_var, ours.weight, ours.bias))\n",
         tmp_path,

@@ -262,6 +262,24 @@ def test_what_a_process_has_for_itself_is_not_shared(tmp_path):
     assert torch.get_default_dtype() is torch.float32
 
 
+def test_what_one_rank_sets_for_a_block_is_not_set_for_another(tmp_path):
+    source = (
+        "import contextlib, torch, torch.distributed as dist\n"
+        "from torch.distributed.tensor import DTensor\n"
+        "from torch.distributed.tensor.parallel import loss_parallel\n"
+        "from torch.nn.modules.module import register_module_forward_hook\n"
+        "dist.init_process_group(); r = dist.get_rank(); seen = []\n"
+        "handlers = lambda: DTensor._op_dispatcher._custom_op_handlers\n"
+        "before = set(handlers())\n"
+        "with loss_parallel() if r == 0 else contextlib.nullcontext():\n"
+        "    dist.barrier(); inside = set(handlers()) > before\n"
+        "hook = register_module_forward_hook(lambda *_: seen.append(r)) if r == 1 else None\n"
+        "dist.barrier(); torch.nn.Identity()(0); dist.barrier()\n"
+        "print(inside, set(handlers()) == before, len(before) > 3, seen)\n"
+    )
+    assert run(source, tmp_path, 2).outputs == ["True True True []\n", "False True True [1]\n"]
+
+
 def test_a_program_is_told_the_backend_that_it_has_asked_for(tmp_path):
     for asked, told in ("'nccl'", "nccl"), ("'cpu:gloo,cuda:nccl'", "cpu:gloo,cuda:nccl"), ("", "gloo"):
         source = f"import torch.distributed as dist\ndist.init_process_group({asked})\n"

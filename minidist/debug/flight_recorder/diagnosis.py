@@ -142,7 +142,7 @@ class Diagnosis:
                 f"unlike message: rank {send.rank} sends {what_of(send, send.inputs)}{at(send)}, and rank"
                 f" {receive.rank} receives {what_of(receive, receive.outputs)}{at(receive)}"
             )
-        suspects = [(rank, self.suspect_text(rank)) for rank in self.suspects]
+        suspects = [(rank, text) for rank in self.suspects if (text := self.suspect_text(rank))]
         return lines + shortened(together(suspects, "look first at ", "")) + self.foot()
 
     def head(self) -> list[str]:
@@ -213,7 +213,7 @@ class Diagnosis:
         return f"; {ranks_text(difference.absent)} made no such call" if difference.absent else ""
 
     def suspect_text(self, rank: int) -> str:
-        """Return what a rank that others wait for has done last."""
+        """Return what a rank that others wait for has done last; "" where another rank is known to be the cause."""
         if rank in self.without_dump:
             return ": others wait, and there is no dump"
         operation = self.last.get(rank)

@@ -129,7 +129,13 @@ class LogDiagnosis(Diagnosis):
                 f": others wait, and the last that it has enqueued is {' and '.join(last)}; it computes, is inside"
                 " the next call, or has crashed"
             )
+<<<<<<< HEAD
         return ": others wait, and the log has no watchdog's line from there"
+=======
+        if self.log.raised or self.log.awaited:
+            return ""  # which end the job before ranks like this one have reached a timeout
+        return ": others wait, and the log has no watchdog's line of it"
+>>>>>>> w-review28
 
     def foot(self) -> list[str]:
         """Return the last numbers of every rank, and what the log cannot tell."""

@@ -147,7 +147,7 @@ def _memory_and_code(buffer: Any, writable: bool) -> tuple[np.ndarray, str]:
     if writable and view.readonly:
         raise BufferError("a message is received into a buffer that is read-only; pass one that may be written")
     if not view.contiguous:
-        raise ValueError("the buffer of a message is not contiguous; pass numpy.ascontiguousarray(array)")
+        raise BufferError("the buffer of a message is not contiguous; pass numpy.ascontiguousarray(array)")
     code = view.format
     if view.nbytes == 0:
         return _NOTHING, code

@@ -40,7 +40,7 @@ from minidist.debug.mpi_ranks.constants import (
 from minidist.debug.mpi_ranks.group import Group
 from minidist.debug.mpi_ranks.group import Members as GroupMembers
 from minidist.debug.mpi_ranks.handle import Handle
-from minidist.debug.mpi_ranks.objects import Errhandler, Info, pickle
+from minidist.debug.mpi_ranks.objects import OBJECT, Errhandler, Info, pickle
 from minidist.debug.mpi_ranks.request import NO_MESSAGE, NO_PROC, Held, Message, Pending, Prequest, Request, Status
 from minidist.debug.mpi_ranks.world import MPIWorld
 
@@ -229,7 +229,7 @@ class Comm(Handle):
         """Start receiving an object. buf: its room, a buffer or a number of bytes. limit: the bytes without one."""
         room = None
         if buf is not None:
-            room = np.empty(buf, np.uint8) if isinstance(buf, int) else one(buf, True, source).get().view(np.uint8)
+            room = np.empty(buf, OBJECT) if isinstance(buf, int) else one(buf, True, source).get().view(OBJECT)
         context, part = self._post("receive", room, source, tag)
         if part is None:
             return Pending(None, fields=NO_PROC)
@@ -519,7 +519,7 @@ def bytes_in(buffer: Any) -> int:
 def pickled(value: Any, dest: int = 0) -> np.ndarray:
     """Return the bytes of an object; of one for PROC_NULL none."""
     data = b"" if dest == PROC_NULL else pickle.dumps(value)
-    return np.frombuffer(data, np.uint8)
+    return np.frombuffer(data, OBJECT)
 
 
 def _into(buffer: Buffer, part: SimRequest) -> Callable[[], Any]:

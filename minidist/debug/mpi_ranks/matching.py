@@ -35,6 +35,7 @@ from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.state import SimRequest, Stream, remove
 from minidist.debug.mpi_ranks.constants import ANY_TAG
+from minidist.debug.mpi_ranks.objects import OBJECT
 
 IDLE_ROUNDS, IDLE_S = 1_000, 5.0  # polls without any message, after which they are a deadlock
 EVERY_TAG = -2  # in place of a tag, in the key of a queue
@@ -47,6 +48,21 @@ class Sleeper(NamedTuple):
     stream: Stream
     ready: Callable[[], bool]
     polls: bool
+
+
+def _unlike(send: SimRequest, receive: SimRequest, wanted: np.dtype[Any]) -> MismatchError:
+    """Return the error of a message whose type is not the one that its receive wants."""
+    sent, received = (
+        "an object" if dtype == OBJECT else f"{dtype_name(dtype)}[{request.array.size}]"
+        for request, dtype in ((send, send.array.dtype), (receive, wanted))
+    )
+    remedy = "MPI itself would copy the bytes without a word: give both buffers the same dtype"
+    if OBJECT in (send.array.dtype, wanted):
+        remedy = "send goes with recv, and Send with Recv"
+    return MismatchError(
+        f"dtype mismatch: rank {send.stream.rank} sent {sent}, rank {receive.stream.rank} receives {received} at"
+        f" {send.site} (sender) and {receive.site} (receiver); {remedy}"
+    )
 
 
 def done(part: SimRequest | Work) -> bool:
@@ -181,16 +197,12 @@ class MPIMatching(Matching):
 
         # Bytes may meet anything, as memory without a type; everything else must be what was sent.
         source, target = send.array, receive.array
+        wanted = OBJECT if receive in self.any_size else target.dtype
+        if source.dtype != wanted and np.uint8 not in (source.dtype, wanted):
+            raise _unlike(send, receive, wanted)
         if receive in self.any_size:
             self.any_size.remove(receive)
             receive.array, receive.checksum = target, _ = np.empty_like(source), None
-        elif source.dtype != target.dtype and np.uint8 not in (source.dtype, target.dtype):
-            raise MismatchError(
-                f"dtype mismatch: rank {send.stream.rank} sent {dtype_name(source.dtype)}[{source.size}], rank"
-                f" {receive.stream.rank} receives {dtype_name(target.dtype)}[{target.size}] at {send.site} (sender)"
-                f" and {receive.site} (receiver); MPI itself would copy the bytes without a word: give both buffers"
-                " the same dtype"
-            )
         for request in (send, receive):
             if request.checksum is not None and checksum(request.array) != request.checksum:
                 raise self._changed(request)

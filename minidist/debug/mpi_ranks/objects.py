@@ -7,8 +7,12 @@ import pickle as python_pickle
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
+import numpy as np
+
 from minidist.debug.mpi_ranks.constants import failed, unsupported
 from minidist.debug.mpi_ranks.handle import Handle
+
+OBJECT = np.dtype("V1")  # of the bytes of an object, which is not received into a buffer of numbers
 
 
 class Pickle:

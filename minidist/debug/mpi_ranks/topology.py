@@ -106,10 +106,10 @@ class Cartcomm(Topocomm):
         """Return the number of axes."""
         return len(self.place.dims)
 
-    def Get_topo(self) -> tuple[list[int], list[bool], list[int]]:
-        """Return the sizes of the axes, whether they are periodic, and this rank's place."""
+    def Get_topo(self) -> tuple[list[int], list[int], list[int]]:
+        """Return the sizes of the axes, whether they are periodic (1 or 0), and this rank's place."""
         grid = self.place
-        return list(grid.dims), list(grid.periods), grid.coords(grid.rank)
+        return list(grid.dims), self.periods, grid.coords(grid.rank)
 
     def Get_cart_rank(self, coords: Sequence[int]) -> int:
         """Return the rank at a place."""
@@ -150,7 +150,7 @@ class Cartcomm(Topocomm):
     dim = ndim = property(Get_dim)
     topo = property(Get_topo)
     dims = property(lambda self: list(self.place.dims))
-    periods = property(lambda self: list(self.place.periods))
+    periods = property(lambda self: [int(periodic) for periodic in self.place.periods])
     coords = property(lambda self: self.place.coords(self.place.rank))
 
 

@@ -291,7 +291,8 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
         (nn.Module, "to_empty", "device", 1),
     ):
         yield holder, name, with_cpu(run, getattr(holder, name), device, place)
-    yield nn.Module, "cuda", _module_cuda(run)
+    for kind in (nn.Module, torch.storage._StorageBase):
+        yield kind, "cuda", _to_cuda(run)
     yield nn.SyncBatchNorm, "forward", sync_batch_norm.forward
     for kernel in sync_batch_norm.KERNELS:
         yield torch, kernel.__name__, kernel
@@ -302,6 +303,7 @@ def replacements(run: CudaOnCpu) -> Iterator[tuple[Any, str, Any]]:
     ddp = nn.parallel.DistributedDataParallel
     yield ddp, "__init__", without(run, ddp.__init__, "device_ids", "output_device")
     yield ddp, "_check_comm_hook", _check_comm_hook(ddp._check_comm_hook)
+    yield ddp, "_passing_sync_batchnorm_handle", lambda *_: None  # which refuses the CPU
     yield torch, "load", _load(torch.load)
     for module in (dist, dist.distributed_c10d):
         yield module, "init_process_group", without(run, dist.init_process_group, "device_id")
@@ -311,8 +313,8 @@ def _is_index(args: Any, kwargs: Any) -> bool:
     return len(args) == 1 and not kwargs and isinstance(args[0], int)
 
 
-def _module_cuda(run: CudaOnCpu) -> Callable[..., Any]:
-    def cuda(module: nn.Module, device: Any = None) -> nn.Module:
+def _to_cuda(run: CudaOnCpu) -> Callable[..., Any]:
+    def cuda(module: Any, device: Any = None, non_blocking: bool = False) -> Any:
         run.note()
         return module
 

@@ -40,6 +40,13 @@ TABLES = {
         "_cached_metadata",
     ),
     ("torch.distributed.tensor._random", ""): ("_rng_tracker",),
+    ("torch.distributed.tensor._api", "DTensor._op_dispatcher"): ("_custom_op_handlers", "_allow_implicit_replication"),
+    ("torch.nn.modules.module", ""): (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+    ),
     ("multiprocessing.context", "_default_context"): ("_actual_context",),  # what set_start_method sets
 }
 
@@ -75,7 +82,7 @@ class TorchState:
             torch.set_default_dtype(self.dtype)
         for place, holder, name in loaded_tables():
             own = self.tables.get((place, name))
-            setattr(holder, name, emptied(getattr(holder, name)) if own is None else own)
+            setattr(holder, name, first_table(holder, name) if own is None else own)
 
     def leave(self) -> None:
         """Keep what this rank has. The simulated world does so with the generators of Python and NumPy."""
@@ -87,16 +94,23 @@ def loaded_tables() -> Iterator[tuple[tuple[str, str], Any, str]]:
     """Yield (place, object that holds the table, name) of the tables in modules that have been imported."""
     for place, names in TABLES.items():
         holder = sys.modules.get(place[0])
-        holder = getattr(holder, place[1], None) if place[1] else holder
+        for part in filter(None, place[1].split(".")):
+            holder = getattr(holder, part, None)
         for name in names:
             if hasattr(holder, name):
                 yield place, holder, name
 
 
-def emptied(table: Any) -> Any:
-    """Return a table of the same kind without entries; None for what is no table."""
+def first_table(holder: Any, name: str) -> Any:
+    """Return the table with which a rank begins: one of the same kind without entries; else False or None.
+
+    That of DTensor's operations, to which `loss_parallel` adds some, has entries from its beginning.
+    """
+    table = getattr(holder, name)
+    if name == "_custom_op_handlers":
+        return getattr(type(holder)(), name)
     if not hasattr(table, "clear"):
-        return None
+        return False if isinstance(table, bool) else None
     new = table.copy()
     new.clear()
     return new
