@@ -129,13 +129,9 @@ class LogDiagnosis(Diagnosis):
                 f": others wait, and the last that it has enqueued is {' and '.join(last)}; it computes, is inside"
                 " the next call, or has crashed"
             )
-<<<<<<< HEAD
-        return ": others wait, and the log has no watchdog's line from there"
-=======
         if self.log.raised or self.log.awaited:
             return ""  # which end the job before ranks like this one have reached a timeout
-        return ": others wait, and the log has no watchdog's line of it"
->>>>>>> w-review28
+        return ": others wait, and the log has no watchdog's line from there"
 
     def foot(self) -> list[str]:
         """Return the last numbers of every rank, and what the log cannot tell."""
@@ -151,7 +147,7 @@ class LogDiagnosis(Diagnosis):
                     lines.append(f"last {word} in {self.group_text(name)}: {', '.join(texts)}")
         lines = shortened(lines)
         if self.log.raised and self.log.spoken - self.log.raised:
-            lines.insert(0, f"look first at {ranks_text(self.log.raised)}, of which the exception is not of a timeout")
+            lines.insert(0, f"look first at {ranks_text(self.log.raised)}, whose exception is not a timeout")
         if self.log.awaited:
             lines.insert(0, f"look first at {ranks_text(self.log.awaited)}, for which others have waited")
         for name, ranks_in_it in self.holes.items():
