@@ -188,10 +188,12 @@ def test_a_rank_that_raises_is_where_to_look(found):
     assert text.count("look first") == 1
     # A rank that has no line has had no time for one: the exception has ended the job.
     _, text = found(*both(0, 7, 7, 6), *both(2, 7, 7, 6), "[rank3]: KeyError: 'x'", world=4)
-    assert text.count("look first") == 1 and "look first at rank 3" in text
+    assert text.count("look first") == 1
+    assert "look first at rank 3" in text
     # A rank that is behind is behind before another one raises.
     _, text = found(*both(0, 7, 7, 6), status(1, None, 6, 6), "[rank2]: KeyError: 'x'")
-    assert "look first at rank 1: others wait, and the last" in text and "look first at rank 2, of which" in text
+    assert "look first at rank 1: others wait, and the last" in text
+    assert "look first at rank 2, of which" in text
 
 
 def test_barriers_and_gloo_alone(found):

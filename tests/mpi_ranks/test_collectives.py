@@ -212,7 +212,8 @@ def test_neighbors_in_grids_and_graphs():
         grid = world.Create_cart([2, 3], periods=[True, False])
         row, column = grid.coords
         assert grid.Get_cart_rank([row, column]) == grid.rank == 3 * row + column
-        assert repr(grid.topo) == f"([2, 3], [1, 0], {grid.coords})" and grid.topo[1] == grid.periods
+        assert repr(grid.topo) == f"([2, 3], [1, 0], {grid.coords})"
+        assert grid.topo[1] == grid.periods
         left, right = grid.Shift(1, 1)
         other = grid.Get_cart_rank([1 - row, column])
         assert (left == MPI.PROC_NULL, right == MPI.PROC_NULL) == (column == 0, column == 2)
