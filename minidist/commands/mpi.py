@@ -19,6 +19,7 @@ MAX_RANKS = 1_024  # each holds the modules of its program
 MAX_CHOICES = 10_000
 SAME = {
     "other": "{} other choices of the receives from any rank print the same",
+    "one": "no receive from any rank has a choice between messages",
     "choices": "all {} choices of the receives from any rank print the same",
     "first": "the first {} choices of the receives from any rank print the same",
 }
@@ -88,7 +89,7 @@ def mpi(
     }
     said = races
     if tried and not races:
-        which = "other" if interleavings else "choices" if tried < MAX_CHOICES else "first"
+        which = "other" if interleavings else "one" if tried == 1 else "choices" if tried < MAX_CHOICES else "first"
         said = SAME[which].format(tried)
     return Result(value, lambda: show(value, said), 1 if races or world.lost else 0)
 

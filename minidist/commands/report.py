@@ -29,9 +29,8 @@ def report(
             "--output",
             "-o",
             help=(
-                "the ending decides: an .html page of everything (with --picture steps: to step through), an"
-                " .svg, .pdf or .png picture, or .json for"
-                " perfetto; with --format a folder"
+                "the ending decides: an .html page of everything (with --picture steps: to step through, or a .gif), an"
+                " .svg, .pdf or .png picture, or .json for perfetto; with --format a folder"
             ),
         ),
     ] = None,

@@ -24,6 +24,8 @@ def run(
 ) -> None:
     """Run SCRIPT; `--ranks N` and the other flags after it are the script's (its `launch` reads them)."""
     if not script.is_file():
+        if str(script).startswith("-"):
+            raise UsageError(f"{quoted_path(script)} stands before the script; write `minidist run FILE.py --ranks 4`")
         what = "is a folder" if script.is_dir() else "does not exist"
         raise UsageError(f"script {quoted_path(script)} {what}; give the path of a Python file")
 
@@ -48,9 +50,9 @@ def run(
 
 
 def is_of_mpi4py(script: Path) -> bool:
-    """Return whether a program imports mpi4py, and nothing of minidist."""
+    """Return whether a program imports mpi4py, and nothing of minidist, which it may mention."""
     text = script.read_text(encoding="utf-8", errors="replace")
-    return bool(re.search(r"^\s*(?:import|from) mpi4py\b", text, re.M)) and "minidist" not in text
+    return {"mpi4py"} == set(re.findall(r"^\s*(?:import|from) (mpi4py|minidist)\b", text, re.M))
 
 
 def on_simulated_ranks(script: Path, arguments: list[str]) -> NoReturn:

@@ -242,8 +242,8 @@ def summarize(config: TrainConfig, outcome: Outcome, path: Path | None, seconds:
         for name in dict.fromkeys((*closed, *measured))
     }
 
-    # What techniques report: of rank 0, or of all ranks together.
-    entries, extensions = dict(first.measured), list(of_job(config))
+    # What techniques report: of rank 0, or of all ranks together. No rank has a `result` with a parameter server.
+    entries, extensions = dict(first.measured), [] if config.strategy == "ps" else list(of_job(config))
     for extension in extensions:
         entries |= extension.of_all_ranks([result.measured for result in results])
 

@@ -126,10 +126,13 @@ def torch(
     if warning := program.version_warning():
         say(warning)
     say(f"every rank's random numbers begin with --seed {seed}")
+
+    def write(world: Any) -> None:  # of a hang, too
+        if trace is not None:
+            say(f"written: {write_traces(trace, world.traces, world='simulated')}")
+
     with program.groups_begin_when_asked(compare is not None):
-        first, races = program.run_in_orders(main, ranks, interleavings, **options)
-    if trace is not None:
-        say(f"written: {write_traces(trace, first.world.traces, world='simulated')}")
+        first, races = program.run_in_orders(main, ranks, interleavings, write, **options)
 
     # Every rank's tensors beside those of one device.
     verdict = None

@@ -44,6 +44,9 @@ def architecture_of(keys: Keys) -> Architecture:
         notes.append(TEXT_ONLY)
     tied = (keys if "tower" in row else text).flag("tie_word_embeddings")
     tied |= row.get("tied") == "either" and text.flag("tie_word_embeddings")
+    if "tower" in row and not tied:
+        projection = text.size("vocab_size") * text.size("hidden_size")
+        notes.append(f"{projection:,} parameters are the output projection, which transformers' AutoModel leaves out")
     return _language_model(text, families()[kind], tied, vector(tower), notes)
 
 

@@ -440,7 +440,10 @@ class Extension:
         """Continue with the arrays of `of_axis`."""
 
     def result(self) -> dict[str, Any]:
-        """Return the entries that a job's JSON gets: of rank 0, after the last step."""
+        """Return the entries that a job's JSON gets: of rank 0, after the last step.
+
+        Not called with a parameter server, and neither are `of_all_ranks`, `lines` and `header`.
+        """
         return {}
 
     def of_all_ranks(self, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -214,6 +214,7 @@ def test_a_difference_is_exit_code_1_and_a_name(tmp_path):
         (["report", "no-such-trace.jsonl"], ["no-such-trace.jsonl"]),
         (["run", "no-such-script.py"], ["no-such-script.py' does not exist"]),
         (["run", "."], ["script '.' is a folder; give the path of a Python file"]),
+        (["run", "--ranks", "2", "x.py"], ["'--ranks' stands before the script; write `minidist run FILE.py"]),
         (["trian"], ["trian", "train"]),
     ],
 )

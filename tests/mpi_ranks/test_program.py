@@ -144,6 +144,8 @@ def test_wildcards_show_whether_the_order_matters(tmp_path, minidist):
     same, other = program(tmp_path, text.format("sum(got)")), program(tmp_path, text.format("got"), "other.py")
     code, out, _ = minidist("-n", 4, "--every-order", same.source)
     assert (code, out.splitlines()[-1]) == (0, "all 6 choices of the receives from any rank print the same")
+    code, out, _ = minidist("-n", 2, "--every-order", program(tmp_path, text.replace("(3)", "(1)"), "one.py").source)
+    assert (code, out.splitlines()[-1]) == (0, "no receive from any rank has a choice between messages")
     fails = program(tmp_path, text.format("1 / (got[0] - 2)"), "fails.py")
     code, out, _ = minidist("-n", 4, "--every-order", fails.source)
     assert (code, "the program fails: the program raised ZeroDivisionError" in out) == (1, True)
@@ -178,6 +180,7 @@ def test_the_command(tmp_path, minidist, monkeypatch, capfd):
     for wrong in (["none.py"], ["--every-order", "--interleavings", 1, "dead.py"], ["-n", 0, "dead.py"]):
         code, _, err = minidist(*wrong)
         assert (code, err.count("\n")) == (2, 1)
+    Path("dead.py").write_text("# to see it: minidist run dead.py\n" + Path("dead.py").read_text())
     with pytest.raises(SystemExit) as end:
         cli.main(["run", "dead.py", "--ranks", "2"])
     assert end.value.code == 1

@@ -53,7 +53,8 @@ def test_the_extension_of_the_guide_in_several_layouts(here, capsys, layout):
 @pytest.mark.parametrize(
     ("value", "flags", "words"),
     [
-        ("small.py:SmallGradients", {"zero": 2, "dp": 2}, "no rank has whole gradients; use --zero 1"),
+        ("small.py:SmallGradients", {"zero": 2, "dp": 2}, "with --zero 2 no rank has whole gradients; use --zero 1"),
+        ("small.py:SmallGradients", {"pp": 2, "schedule": "pipedream"}, "all gradients of a step; leave"),
         (
             "small.py:SmallGradients,every=0",
             {},
@@ -89,6 +90,8 @@ class Counts(Extension):
         self.steps = state["steps"]
     def result(self):
         return {"counted": self.steps}
+    def lines(self, result):
+        return [f"counted {result['counted']}"]
 """
 
 
@@ -97,6 +100,8 @@ def test_the_state_of_an_extension_goes_through_a_checkpoint(here, capsys):
     flags = ["--dp", "2", "--save", "run", "--extension", "counts.py:Counts"]
     assert trained(capsys, *flags)["counted"] == 3
     assert trained(capsys, *flags, "--resume", "--steps", "5", "--tp", "2")["counted"] == 5
+    # Nothing is asked for a result with a parameter server, so no line shows one.
+    assert "counted" not in trained(capsys, "--dp", "2", "--strategy", "ps", *flags[-2:])
     # A checkpoint of a job that did not count.
     trained(capsys, "--dp", "2", "--save", "other")
     with pytest.raises(SystemExit):

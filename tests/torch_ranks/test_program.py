@@ -12,6 +12,7 @@ import pytest
 
 from minidist import cli
 from minidist.base.errors import MinidistError, UsageError
+from minidist.base.trace_file import read_traces
 from tests.torch_ranks import programs
 
 torch = pytest.importorskip("torch")
@@ -262,6 +263,28 @@ def test_the_command_begins_the_group_and_knows_what_rounding_does(tmp_path, cap
     assert (code, "within 0.03125 of a tensor's largest entry" in out) == (0, True), out
     code, _, _ = command(capsys, *compare, "--rounding", "bf16", f"{path}:summed")
     assert code == 1
+
+
+def test_the_commands_of_the_page_print_what_it_says(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    for name, text in re.findall(r"<!-- (\S+) -->\n```python\n(.*?)```", page, flags=re.S):
+        Path(name).write_text(text)
+    blocks = re.findall(r"```console\n\$ minidist torch (.*?)\n(.*?)```", page, flags=re.S)
+    assert len(blocks) == 4
+    for words, shown in blocks:
+        _, out, err = command(capsys, *words.split())
+        printed = err.removeprefix("every rank's random numbers begin with --seed 0\n") + out
+        # Rounding errors differ from one BLAS to another.
+        assert re.sub(r"difference \S+", "", printed) == re.sub(r"difference \S+", "", shown)
+
+
+def test_the_trace_of_a_hang_is_written(tmp_path, capsys):
+    (tmp_path / "ring.py").write_text(programs.HEAD + "dist.all_reduce(t)\ndist.recv(t, (r + 1) % n)\n")
+    trace = tmp_path / "hang.jsonl"
+    code, _, err = command(capsys, "--ranks", "3", "--trace", str(trace), str(tmp_path / "ring.py"))
+    assert (code, "deadlock: 3 of 3" in err) == (1, True)
+    assert [len(of_rank.sent()) for of_rank in read_traces(trace)[0]] == [4] * 3
 
 
 def test_interleavings_find_a_race(tmp_path, capsys):

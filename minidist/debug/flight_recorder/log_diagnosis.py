@@ -68,7 +68,7 @@ class LogDiagnosis(Diagnosis):
         lines.append(f"{self.log.files:,} log{'s' * (self.log.files != 1)} with lines about a hang: {what}{of}")
         silent = {*self.without_dump, *range(self.log.world)} - spoken - set(self.dumps)
         if silent and not self.log.nameless:
-            lines.append(f"no line: {ranks_text(silent)}; it has crashed, has reached no timeout, or writes elsewhere")
+            lines.append(f"no line: {ranks_text(silent)}; such a rank crashed, reached no timeout, or writes elsewhere")
         for number, calls in sorted(self.log.differing.items())[:MAX_LINES]:
             texts = [f"{what} on {ranks_text(ranks)}" for what, ranks in calls.items()]
             lines.append(f"first difference: number {number} is {', and '.join(texts)}")
@@ -131,7 +131,7 @@ class LogDiagnosis(Diagnosis):
             )
         if self.log.raised or self.log.awaited:
             return ""  # which end the job before ranks like this one have reached a timeout
-        return ": others wait, and the log has no watchdog's line of it"
+        return ": others wait, and the log has no watchdog's line from there"
 
     def foot(self) -> list[str]:
         """Return the last numbers of every rank, and what the log cannot tell."""
@@ -147,7 +147,7 @@ class LogDiagnosis(Diagnosis):
                     lines.append(f"last {word} in {self.group_text(name)}: {', '.join(texts)}")
         lines = shortened(lines)
         if self.log.raised and self.log.spoken - self.log.raised:
-            lines.insert(0, f"look first at {ranks_text(self.log.raised)}, of which the exception is not of a timeout")
+            lines.insert(0, f"look first at {ranks_text(self.log.raised)}, whose exception is not a timeout")
         if self.log.awaited:
             lines.insert(0, f"look first at {ranks_text(self.log.awaited)}, for which others have waited")
         for name, ranks_in_it in self.holes.items():

@@ -90,16 +90,19 @@ def run_on_ranks(
     ranks: int,
     make_world: Callable[..., SimWorld] = SimWorld,
     settings: Settings = Settings(),
+    at_end: Callable[[SimWorld], None] = lambda world: None,
     **options: Any,
 ) -> TorchRun:
     """Run `program` on every rank, each in its thread; or once, where it starts processes, which are the ranks.
 
-    make_world, options: the simulated world. The program calls `init_process_group` itself, as under torchrun. Errors
-    are those of SimWorld.run: a DeadlockError names every rank's operation with the program's line.
+    make_world, options: the simulated world. at_end: called with the last world when the run has ended, in an error,
+    too. The program calls `init_process_group` itself, as under torchrun. Errors are those of SimWorld.run: a
+    DeadlockError names every rank's operation with the program's line.
     """
     register()
     run = _Run(program, settings, lambda ranks: make_world(ranks, **options))
     with ExitStack() as stack:
+        stack.callback(lambda: at_end(run.worlds[-1]) if run.worlds else None)
         beginning = stack.enter_context(own_process_state(UserModules(settings.own)))
         generator = stack.enter_context(random_numbers_from(settings.seed))
         stack.enter_context(isolated())
@@ -235,13 +238,17 @@ class _Run:
 
 
 def run_in_orders(
-    program: Callable[[], Any] | UserProgram, ranks: int, orders: int, **options: Any
+    program: Callable[[], Any] | UserProgram,
+    ranks: int,
+    orders: int,
+    at_end: Callable[[SimWorld], None] = lambda world: None,
+    **options: Any,
 ) -> tuple[TorchRun, str]:
     """Run a program, and then with its ranks in so many other orders; return the first run, and what differs, if any.
 
-    options: those of `run_on_ranks`.
+    at_end: of the first run. It and the options are those of `run_on_ranks`.
     """
-    first = run_on_ranks(program, ranks, **options)
+    first = run_on_ranks(program, ranks, at_end=at_end, **options)
     for order in range(orders):
         other = run_on_ranks(program, ranks, partial(ShuffledWorld, seed=order), **options)
         if found := first_difference(first, other):

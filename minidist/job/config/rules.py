@@ -917,7 +917,7 @@ def as_markdown() -> str:
         "# Settings that do not combine",
         "",
         "A job that breaks one of these rules is refused with one sentence before any rank starts. The first broken",
-        "rule is reported. `python -m minidist.job.config.rules` writes this page from `minidist/job/config/rules.py`.",
+        "rule is reported. Its name stands with its code in `minidist/job/config/rules.py` or `minidist/techniques`.",
     ]
     for title, rules in SECTIONS.items():
         lines += ["", f"## {title}", "", "| rule | what is refused | what to do |", "|---|---|---|"]

@@ -564,7 +564,7 @@ from the FLOPs of its matrix products, the bytes of its other operations and the
 published measurements; they are the same for all models and layouts
 ([calibration.py](../minidist/planning/cluster/calibration.py)). Every prediction is a range.
 
-A model with experts has three terms of its own. The tokens that an exchange sends to other nodes leave through one
+A model with experts has three more terms. The tokens that an exchange sends to other nodes leave through one
 network adapter per GPU; tokens are permuted four times in each direction; and the blocks launch more kernels. The first
 two are counted. The third is fitted to the runs of Qwen3 in Megatron-Bridge's documentation, whose releases differ much
 for one layout, so the range of a step is wider than that of other models.
@@ -582,7 +582,7 @@ output is also kept in 2 bytes, for its own backward pass. Gradients are summed 
 The planner does not know your own kernels, other traffic on the network, or the fragmentation of an allocator. Use it
 to compare layouts, and measure the one that you choose.
 
-The tables below show published values beside predictions. `python -m minidist.planning.cluster.published` writes this
+The tables below compare published values with predictions. `python -m minidist.planning.cluster.published` writes this
 page. The tolerance is 10 % for memory and 20 % for times and rates; values that a formula gives must be equal. The
 constants were fitted to several of these tables.
 """
