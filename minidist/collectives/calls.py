@@ -332,8 +332,8 @@ def _shards_like(comm: PointToPoint, operation: str, size: int, counts: Sequence
     sizes = _integers(comm, operation, counts)
     if len(sizes) != comm.size or sizes[comm.rank] != size or min(sizes) < 0:
         raise UsageError(
-            f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; "
-            f"it needs {comm.size} counts, its own equal to the shard's size"
+            f"rank {comm.rank}: {operation} of {size} elements with counts {sizes}; it needs {comm.size} counts, and"
+            f" that of rank {comm.rank} must be {size}: every rank passes as many elements as its count says"
         )
     return sizes
 

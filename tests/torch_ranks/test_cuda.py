@@ -144,6 +144,16 @@ def test_batch_norm_is_synchronized_as_on_a_gpu(tmp_path):
     )
 
 
+def test_the_compiler_is_told_that_there_is_no_gpu(tmp_path):
+    run(
+        "import torch\nask = eval('lambda: torch.cuda.get_device_properties(torch.cuda.current_device())',\n"
+        "           {'__name__': 'torch._inductor.codecache', 'torch': torch})\n"
+        "try:\n    ask()\nexcept (AssertionError, RuntimeError):\n    pass\nelse:\n    raise SystemExit('a GPU')\n"
+        "assert torch.cuda.get_device_properties(0).name == 'CPU'\n",
+        tmp_path,
+    )
+
+
 def test_torch_is_as_it_was_after_the_run(tmp_path):
     before = torch.device, torch.cuda.is_available, torch.nn.Module.to, torch.load, list(sys.meta_path)
     run("import torch\ntorch.ones(1, device='cuda')\n", tmp_path)

@@ -287,6 +287,25 @@ def test_a_program_is_told_the_backend_that_it_has_asked_for(tmp_path):
         assert run(source, tmp_path, 1).outputs == [f"{told} {told}\n"], asked
 
 
+def test_a_process_group_that_a_package_has_kept_is_not_another_rank_s(tmp_path, monkeypatch):
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "of_group.py").write_text(
+        "import torch.distributed as dist\ndef total(tensor, group=dist.group.WORLD):\n"
+        "    dist.all_reduce(tensor, group=group)\n    return tensor\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
+    source = (
+        "import torch, torch.distributed as dist\ndist.init_process_group()\n"
+        "import of_group, torch.distributed.nn.functional as functional\n"
+        "x = torch.ones(1, requires_grad=True)\nfunctional.all_reduce(x).sum().backward()\n"
+        "print(x.grad.item(), of_group.total(torch.ones(1)).item())\n"
+    )
+    with pytest.raises(UsageError, match=r"rank 1 uses a process group of rank 0 at .*:6, .*--own"):
+        run(source, tmp_path, 2)
+    del sys.modules["of_group"]
+    assert run(source, tmp_path, 2, own=["of_group"]).outputs == ["2.0 2.0\n"] * 2
+
+
 def test_an_installed_package_may_be_every_rank_s_own(tmp_path, monkeypatch):
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "of_singletons.py").write_text("class State:\n    shared = {}\n")

@@ -45,7 +45,12 @@ ZERO = (
     "utilization",
 )
 # What torch's own code asks to find out where it runs. It asks the others for a device that the program has named.
-QUESTIONS = frozenset({"current_accelerator", "device_count", "is_available", "is_bf16_supported", "is_initialized"})
+QUESTIONS = frozenset(
+    {
+        *("current_accelerator", "device_count", "get_device_properties", "is_available", "is_bf16_supported"),
+        "is_initialized",
+    }
+)
 GRAPHS = ("CUDAGraph", "graph", "make_graphed_callables")
 
 

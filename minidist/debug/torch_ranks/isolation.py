@@ -220,6 +220,15 @@ def same_greeting(stages: Any) -> Iterator[tuple[Any, str, Any]]:
         yield kind, "_get_init_p2p_neighbors_ops", operations
 
 
+def own_groups(module: Any) -> Iterator[tuple[Any, str, Any]]:
+    """Let functions whose default is the group of all ranks, as it was when a rank imported them, take every rank's."""
+    for function in vars(module).values():
+        defaults = getattr(function, "__defaults__", None) or ()
+        own = tuple(None if isinstance(value, dist.ProcessGroup) else value for value in defaults)
+        if own != defaults:
+            yield function, "__defaults__", own
+
+
 def one_profiler() -> Iterator[tuple[Any, str, Any]]:
     """Let one rank at a time profile: torch's profiler belongs to the process, which two of them end."""
     start, stop, active = torch.profiler.profile.start, torch.profiler.profile.stop, list[Any]()
@@ -291,6 +300,7 @@ def isolated() -> Iterator[None]:
         stack.enter_context(mock.patch.object(distributed_c10d, "_get_default_timeout", **default))
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # torch puts the rank before an error
         stack.enter_context(when_imported("torch.distributed.pipelining.stage", same_greeting))
+        stack.enter_context(when_imported("torch.distributed.nn.functional", own_groups))
         pool = concurrent.futures.ThreadPoolExecutor
         stack.enter_context(mock.patch.object(pool, "submit", submit_here(pool.submit)))
         stack.enter_context(mock.patch.object(RankStore, "of_run", {}))

@@ -20,6 +20,7 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+from minidist.base.errors import UsageError
 from minidist.comm import Comm
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 
@@ -101,6 +102,13 @@ class RankThread:
         """Let the rank run `function` in its world, and return its result. Called in the thread of the program."""
         if isinstance(self._error, RankEnded):
             raise self._error
+        if (caller := current_rank()) is not self:  # whose thread would wait for ever
+            caller._failure = UsageError(
+                f"rank {caller.comm.rank} uses a process group of rank {self.comm.rank} at"
+                f" {call_site(sys._getframe(1), NOWHERE)}, which a package that all ranks share has kept; name that"
+                " package with --own"
+            )
+            raise RankEnded  # torch hides an Exception here behind one that it makes of the unknown group
         # Whatever waits when the program has ended has no line of the program on its stack.
         self.site = call_site(sys._getframe(1), self.site)
         self._request = at_line(self.site, function)
