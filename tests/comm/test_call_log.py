@@ -1,8 +1,8 @@
 """The log of a rank's collective calls: what its messages say of them, and the sentence of two that differ."""
 
 from minidist.comm import SimWorld
-from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import CallSite
+from minidist.comm.unlike_calls import unlike_calls
 from tests.cases import each
 
 HERE, THERE = CallSite("/here.py", 3), CallSite("/there.py", 5)

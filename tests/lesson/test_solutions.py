@@ -100,7 +100,11 @@ def by_sendrecv(comm, array):
 def test_the_package_takes_par_along_and_no_solution():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert settings["packages"]["find"] == {"include": ["minidist*"]}
-    assert settings["package-data"] == {"minidist": ["py.typed"], "minidist.course.lesson": ["par.json"]}
+    assert settings["package-data"] == {
+        "minidist": ["py.typed"],
+        "minidist.course.lesson": ["par.json"],
+        "minidist.planning": ["families.toml", "class_defaults.json"],
+    }
     assert [path.name for path in ROOT.glob("minidist*") if (path / "__init__.py").exists()] == ["minidist"]
     assert ROOT / "minidist" not in solutions.folder().parents
 

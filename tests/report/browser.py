@@ -1,9 +1,11 @@
 """A real browser, headless, to look at a page: what it says on its console, how large its figures are, a screenshot."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import tempfile
 from html import unescape
 from pathlib import Path
 
@@ -64,7 +66,10 @@ def run(folder, *arguments, size="1200,3400"):
         f"--window-size={size}",
         *arguments,
     ]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    # The browser's socket is below its temporary folder, and the path of a socket must be short.
+    with tempfile.TemporaryDirectory(dir="/tmp" if Path("/tmp").is_dir() else None) as short:
+        environment = {**os.environ, "TMPDIR": short}
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert answer.returncode == 0, answer.stderr
     return answer
 

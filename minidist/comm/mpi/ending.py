@@ -23,8 +23,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from minidist.comm.call_log import ranks_text
 from minidist.comm.mpi.job_folder import JobFolder
+from minidist.comm.unlike_calls import ranks_text
 
 INTERVAL = 1.0  # seconds between two writes of a rank's file
 LOOKS = 3  # a silent rank is reported when so many checks in a row have found it silent

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from minidist.comm.call_log import Call, ranks_text, unlike_calls
+from minidist.comm.call_log import Call
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.point_to_point import tag_text
+from minidist.comm.unlike_calls import ranks_text, unlike_calls
 from minidist.comm.waiting import to_itself
 
 Message = Mapping[str, Any]  # a line of a trace file

@@ -40,7 +40,7 @@ from minidist.base.interrupts import EXIT_CODE, interruptible, interruption
 from minidist.base.process import usable_cores
 from minidist.base.trace import MessageEvent, SpanEvent, Trace, check_checks, check_record, current_purpose
 from minidist.comm.buffers import OpenMessages, changed, checksum
-from minidist.comm.call_log import Call, CallLog, unlike_calls
+from minidist.comm.call_log import Call, CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.claims import Claim
 from minidist.comm.communicator import Comm
@@ -71,6 +71,7 @@ from minidist.comm.mpi.stream import MPIRequest, Stream
 from minidist.comm.mpi.waits import Entering, Returned, Wait
 from minidist.comm.mpi.watchdog import Watchdog
 from minidist.comm.point_to_point import ANY, MAX_TAG, OWN_TAG, PointToPoint, Request, Work
+from minidist.comm.unlike_calls import unlike_calls
 
 HEADER_TAG = MAX_TAG + 1  # added to a message's tag, which is below it
 

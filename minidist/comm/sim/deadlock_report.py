@@ -6,10 +6,10 @@ Proved by: tests/comm/sim/test_world.py
 from collections import defaultdict
 
 from minidist.base.errors import DeadlockError
-from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import call_site
 from minidist.comm.point_to_point import ANY, Request, Work, tag_text
 from minidist.comm.sim.state import SimRequest, SimState, Stream
+from minidist.comm.unlike_calls import unlike_calls
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 
 MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a screen

@@ -26,10 +26,10 @@ import numpy as np
 
 from minidist.base.errors import MismatchError
 from minidist.base.fibers import FiberExit
-from minidist.comm.call_log import unlike_calls
 from minidist.comm.call_site import CallSite
 from minidist.comm.point_to_point import ANY, PointToPoint, Request
 from minidist.comm.sim.state import SimState, Stream, UnlikeCalls
+from minidist.comm.unlike_calls import unlike_calls
 
 CALLS = 7  # one less than a world keeps for reports, so that the call that differs is still known
 SECONDS = 2.0

@@ -34,7 +34,7 @@ from minidist.base.errors import (
 from minidist.base.fibers import FiberExit, current, spawn, throw
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import SpanEvent, Trace, check_checks, check_record
-from minidist.comm.call_log import CallLog, unlike_calls
+from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, call_site
 from minidist.comm.claims import Claim, unlike_claims
 from minidist.comm.communicator import Comm
@@ -42,11 +42,9 @@ from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.point_to_point import PointToPoint, Request, Work
 from minidist.comm.sim.choosers import Chooser, earliest
 from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.deadlock_report import deadlock
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
 from minidist.comm.sim.hang_watchdog import HangWatchdog, Stopped
-from minidist.comm.sim.look_ahead import look_ahead
 from minidist.comm.sim.matching import Matching, second_thread
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import SimState, Stream
@@ -248,6 +246,8 @@ class SimWorld:
 
             # No stream is ready: [1] and [2] of the picture. Two calls that differ let no other stream run.
             if state.unlike is not None:
+                from minidist.comm.sim.look_ahead import look_ahead
+
                 raise look_ahead(self, state.unlike)
             if self.matching.match_one_wildcard():
                 continue
@@ -258,6 +258,8 @@ class SimWorld:
         if len(state.returned) + len(state.dead) < len(self.running_ranks()) or any(
             stream.waiting is not None and stream.rank not in state.dead for stream in state.side.values()
         ):
+            from minidist.comm.sim.deadlock_report import deadlock
+
             raise deadlock(state)
 
     def _annotate(self, error: BaseException, stream: Stream) -> None:
@@ -276,9 +278,7 @@ class SimWorld:
                 if state.dead and (source in state.dead or context.endswith("/collectives")):
                     continue  # on the wire when its sender died, or of a collective that was given up
                 name = request.comm.name
-                if context.endswith("/collectives") and (
-                    found := unlike_calls(name, state.calls(name), range(self.size))
-                ):
+                if context.endswith("/collectives") and (found := self._unlike_calls(name, range(self.size))):
                     raise MismatchError(found)
                 raise UnmatchedMessageError(
                     f"rank {rank}: its {request.describe()} was never received; every send needs a receive"
@@ -450,14 +450,19 @@ class SimWorld:
         elif not first.agrees(mine):
             raise unlike_claims(mine._replace(site=call_site(sys._getframe(1))), first)
 
+    def _unlike_calls(self, name: str, ended: Collection[int] = ()) -> str:
+        """Return the sentence about the calls of a communicator in which ranks differ, "" if none is known."""
+        from minidist.comm.unlike_calls import unlike_calls
+
+        return unlike_calls(name, self.state.calls(name), ended)
+
     def compare_calls(self, call: PointToPoint, value: int) -> None:
         """Raise MismatchError when another rank has begun this call with another value."""
         # The first rank's value, and how many ranks have come.
         key = call.name, call.tag
         first, count = self.state.call_values.get(key, (value, 0))
         if value != first and self.state.unlike is None:
-            error = MismatchError(unlike_calls(call.name, self.state.calls(call.name)))
-            self.state.refuse(error, call, False)
+            self.state.refuse(MismatchError(self._unlike_calls(call.name)), call, False)
             self.hub.switch()
         self.state.call_values[key] = first, count + 1
         if count + 1 == call.size:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import Any
 
-from minidist.comm.call_log import ranks_text
+from minidist.comm.unlike_calls import ranks_text
 from minidist.comm.waiting import Waiting, circle_text, find_cycle
 from minidist.debug.flight_recorder.dump import Dump, Operation
 
