@@ -489,7 +489,7 @@ def main(comm):
     )
     assert code == 1
     assert (
-        "calls differ: call 2 of world is broadcast/naive root 0 on rank 0, at"
+        "calls differ: call 2 of world is broadcast of float64[1] on rank 0, at"
         f" program.py:{run.line('broadcast(comm')}, and ranks 1, 2 made no such call" in output
     ), output
 
