@@ -183,7 +183,7 @@ def test_a_rank_that_raises_is_where_to_look(found):
     result, text = found(*both(0, 7, 7, 6), *both(1, 7, 7, 6), "[rank2]: KeyError: 'x'")
     assert waits(result) == {0: (2,), 1: (2,)}
     assert "rank 2 raised KeyError: 'x'" in text
-    assert "look first at rank 2, of which the exception is not of a timeout" in text
+    assert "look first at rank 2, whose exception is not a timeout" in text
     assert "no line: " not in text
     assert text.count("look first") == 1
     # A rank that has no line has had no time for one: the exception has ended the job.
@@ -193,7 +193,7 @@ def test_a_rank_that_raises_is_where_to_look(found):
     # A rank that is behind is behind before another one raises.
     _, text = found(*both(0, 7, 7, 6), status(1, None, 6, 6), "[rank2]: KeyError: 'x'")
     assert "look first at rank 1: others wait, and the last" in text
-    assert "look first at rank 2, of which" in text
+    assert "look first at rank 2, whose" in text
 
 
 def test_barriers_and_gloo_alone(found):
