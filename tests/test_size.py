@@ -22,7 +22,7 @@ LINES = {
     "commands": 5_113,
     "course": 13_460,
     "data": 1_350,
-    "debug": 10_076,
+    "debug": 10_086,
     "job": 11_576,
     "nn": 2_930,
     "optim": 2_030,

@@ -193,7 +193,7 @@ def test_a_rank_that_raises_is_where_to_look(found):
     # A rank that is behind is behind before another one raises.
     _, text = found(*both(0, 7, 7, 6), status(1, None, 6, 6), "[rank2]: KeyError: 'x'")
     assert "look first at rank 1: others wait, and the last" in text
-    assert "look first at rank 2, of which" in text
+    assert "look first at rank 2, whose" in text
 
 
 def test_barriers_and_gloo_alone(found):

@@ -173,6 +173,10 @@ def test_collectives_that_differ_are_named(capfd):
         ("shape mismatch", lambda c, m: c.Bcast(one), lambda c, m: c.Bcast(two)),
         ("dtype mismatch", lambda c, m: c.Bcast(one), lambda c, m: c.Bcast(np.ones(1, "f"))),
         ("sends float64 and receives float32", lambda c, m: c.Allgather(one, np.ones(1, "f"))),
+        ("sends 2 elements as its own part, .* room for 1 ", *[lambda c, m: c.Gather(two, np.ones(2))] * 2),
+        ("sends 2 elements as its own part, .* room for 1 ", *[lambda c, m: c.Allgather(two, np.ones(2))] * 2),
+        ("sends 2 elements as its own part, .* room for 1 ", *[lambda c, m: c.Scatter(np.ones(4), one)] * 2),
+        ("sends 2 elements as its own part, .* room for 1 ", *[lambda c, m: c.Alltoall(np.ones(4), two)] * 2),
     ):
         with pytest.raises((MismatchError, DeadlockError), match=found) as error:
             run(*calls)

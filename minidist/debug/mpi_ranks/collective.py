@@ -105,13 +105,19 @@ def root_of(comm: Comm, root: int) -> tuple[bool, int]:
     return comm.Get_rank() == root, comm.Get_size()
 
 
-def checked(comm: Comm, sent: Buffer, received: Buffer) -> None:
-    """Raise MismatchError when a rank itself sends other elements than it receives."""
+def checked(comm: Comm, sent: Buffer, received: Buffer, size: int, room: int) -> None:
+    """Raise MismatchError when a rank sends itself other elements than it receives. size, room: how many of each."""
     a, b = sent.layout.element, received.layout.element
     if a != b and np.uint8 not in (a, b):
         raise MismatchError(
             f"dtype mismatch: rank {comm.Get_rank()} sends {dtype_name(a)} and receives {dtype_name(b)} in one"
             " collective; give both buffers the same dtype"
+        )
+    if size * a.itemsize != room * b.itemsize:
+        raise MismatchError(
+            f"rank {comm.Get_rank()} sends {size} elements as its own part, and its receive buffer has room for {room}"
+            f" of them; a buffer for the parts of all ranks has {comm.Get_size()} parts, equal ones unless counts are"
+            " given"
         )
 
 
@@ -166,7 +172,7 @@ def gather(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Call
         target.put(collectives.gather(call, mine, root, counts=target.sizes))
 
     if source is not None and target is not None:
-        checked(self, source, target)
+        checked(self, source, target, sum(source.sizes), target.sizes[root])
     return Plan(run, root, buffers=[buffer for buffer in (source, target) if buffer is not None])
 
 
@@ -187,7 +193,7 @@ def scatter(self: Comm, sendbuf: Any, recvbuf: Any, root: int = 0, *, parse: Cal
         target.put(collectives.scatter(call, array, out, root, counts=source.sizes if source else None))
 
     if source is not None and target is not None:
-        checked(self, source, target)
+        checked(self, source, target, source.sizes[root], sum(target.sizes))
     return Plan(run, root, buffers=[buffer for buffer in (source, target) if buffer is not None])
 
 
@@ -202,7 +208,7 @@ def allgather(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Bu
         target.put(collectives.all_gather(call, shard, counts=target.sizes))
 
     if source is not None:
-        checked(self, source, target)
+        checked(self, source, target, sum(source.sizes), target.sizes[rank])
     return Plan(run, buffers=[target] if source is None else [source, target])
 
 
@@ -211,7 +217,7 @@ def alltoall(self: Comm, sendbuf: Any, recvbuf: Any, *, parse: Callable[..., Buf
     n = self.Get_size()
     target = parse(recvbuf, True, n)
     source = target if in_place(sendbuf) else parse(sendbuf, False, n)
-    checked(self, source, target)
+    checked(self, source, target, source.sizes[self.Get_rank()], target.sizes[self.Get_rank()])
 
     def run(call: PointToPoint) -> None:
         array = fitting(source.get(), target)

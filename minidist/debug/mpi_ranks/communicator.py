@@ -12,6 +12,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from operator import index
 from threading import Lock
 from typing import Any, ClassVar, Self
 
@@ -187,7 +188,7 @@ class Comm(Handle):
     def _peer(self, rank: int, tag: int, kind: str) -> Context:
         """Return the context, if rank and tag are of this communicator."""
         context = self.context
-        anything = kind != "send"
+        rank, tag, anything = index(rank), index(tag), kind != "send"
         if not (0 <= rank < context.comm.size or rank == PROC_NULL or (anything and rank == ANY_SOURCE)):
             raise failed(
                 "ERR_RANK", f"rank {context.comm.rank}: {kind} names rank {rank}; ranks are 0..{context.comm.size - 1}"

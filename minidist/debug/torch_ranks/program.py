@@ -157,6 +157,9 @@ class _Run:
             self.races.check()
             return results
         except MinidistError as error:
+            notes: list[str] = getattr(error, "__notes__", [])
+            if self.main is not None and world is self.worlds[0] and notes and notes[-1].startswith("raised on rank"):
+                notes.pop()  # the program that starts processes is no rank
             self.races.add_to(error)
             raise
         except KeyboardInterrupt:
