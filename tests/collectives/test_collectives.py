@@ -160,7 +160,7 @@ BAD = {
     "a negative count": (lambda c: collectives.reduce_scatter(c, np.ones(4), counts=[-1, 5]), "at least 0"),
     "too few counts": (lambda c: collectives.scatter(c, np.ones(4), np.ones(4), counts=[4]), "2 counts"),
     "a shard of another size": (lambda c: collectives.all_gather(c, np.ones(4), counts=[3, 3]), "rank 0 must be 4"),
-    "a gathered shard of another size": (lambda c: collectives.gather(c, np.ones(4), counts=[3, 3]), "rank 0 must be 4"),
+    "a gathered shard": (lambda c: collectives.gather(c, np.ones(4), counts=[3, 3]), "rank 0 must be 4"),
     "an out of another size": (lambda c: collectives.all_gather(c, np.ones(4), out=np.ones(7)), "out of 8 elements"),
     "an out of another dtype": (lambda c: collectives.all_gather(c, np.ones(1), out=np.ones(2, "f4")), "float32"),
     "an out with gaps": (lambda c: collectives.scatter(c, np.ones(4), np.ones(4)[::2]), "strides"),
