@@ -35,7 +35,6 @@ def cases(draw, operation, algorithm):
     )
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:overflow")  # a product of primes in float16: infinity, on every rank alike
 @pytest.mark.parametrize(("operation", "algorithm"), ALL)
 @given(data=st.data())

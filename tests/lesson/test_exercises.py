@@ -10,7 +10,7 @@ from tests.lesson.attempts import ATTEMPTS
 from tests.lesson.wrong_answers import WRONG, onto_what_a_dead_save_left
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "function", "hint"), [*WRONG, *ATTEMPTS[::3]], ids=lambda value: getattr(value, "__name__", None)
 )
