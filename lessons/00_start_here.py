@@ -18,7 +18,7 @@
 # step all four must hold **the weights that one machine would hold**, or four networks are trained
 # in place of one.
 #
-# Such a worker with a memory of its own is a *rank*, and ranks are numbered from 0. No rank can
+# Such a worker, which has a separate memory, is a *rank*; ranks are numbered from 0. No rank can
 # look into the memory of another one: every number that another rank needs must be sent, and every
 # number that is sent must be received. What has to be sent here? And what happens if it is not?
 #
@@ -176,7 +176,7 @@ sent.judge(sum(m.nbytes for m in world.traces[3].sent()))
 
 # %%
 def forget(comm, gradient):
-    """Send nothing: every rank trains a network of its own."""
+    """Send nothing: every rank trains a separate network."""
 
 
 wrong = SimWorld(4).run(train, forget)

@@ -71,7 +71,7 @@ def explain_job(
 
 
 def _executed(once: TrainConfig, size: int, batches: Batches, closed: dict[str, int]) -> dict[str, Any]:
-    """Return what a step sends, beside the closed form, and the memory of a second one."""
+    """Return what a step sends, with the closed form, and the memory of a second step."""
     shorter = [once]
     if batches.accumulation > MAX_MICROBATCHES and _adds_micro_batches(once, batches):
         part = {"global_batch": None, "micro_batch": batches.micro_batch}

@@ -35,7 +35,7 @@ def mpi(
         int, typer.Option(help="MPI's eager limit: sends of up to this many bytes do not wait for their receive")
     ] = 0,
     interleavings: Annotated[
-        int, typer.Option(help="run so many times more, with other choices of receives from any rank")
+        int, typer.Option(help="run N times more, with other choices of receives from any rank")
     ] = 0,
     every_order: Annotated[
         bool, typer.Option("--every-order", help="run once with every choice of the receives from any rank")

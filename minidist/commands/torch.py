@@ -88,8 +88,7 @@ def torch(
         bool, typer.Option(help="report who uses a tensor before its operation has been waited for")
     ] = True,
     interleavings: Annotated[
-        int,
-        typer.Option(help="run so many times more, the ranks in other orders, and compare what they print and send"),
+        int, typer.Option(help="run N times more, the ranks in other orders, and compare what they print and send")
     ] = 0,
     eager_bytes: Annotated[int, typer.Option(help="sends of up to this many bytes are buffered")] = 0,
     timeout: Timeout = 60.0,

@@ -74,9 +74,8 @@ class UserProgram:
         try:
             return compile(path.read_text(encoding="utf-8"), str(path), "exec")
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"{quoted_path(self.source)} cannot be read ({reason(error)}); give a Python file"
-            ) from None
+            why = getattr(error, "strerror", None) or reason(error)  # without the path, which the sentence has
+            raise UsageError(f"{quoted_path(self.source)} cannot be read ({why}); give a Python file") from None
         except SyntaxError as error:
             raise UsageError(f"{quoted_path(self.source)} line {error.lineno}: {error.msg}; correct the file") from None
 

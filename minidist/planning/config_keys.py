@@ -33,7 +33,8 @@ LIMITS = (
 @cache
 def class_defaults() -> Mapping[str, Any]:
     """Return {model_type: {"defaults": {key: value}, "names": {second name: key}}}."""
-    return read_json(Path(__file__).with_name("class_defaults.json"), "minidist's file", "install minidist again")  # type: ignore[no-any-return]
+    path = Path(__file__).with_name("class_defaults.json")
+    return dict(read_json(path, "minidist's file", "install minidist again"))
 
 
 def shown(value: Any) -> str:

@@ -57,9 +57,7 @@ def _check_modules(content: Any, file: str) -> None:
         _check_modules(value, file)
         is_count = key.endswith(("layers", "experts", "depth", "n_layer"))
         if is_count and isinstance(value, int) and value > MAX_MODULES:
-            raise UsageError(
-                f"{key} in {file} is {value}; a model that transformers builds has at most {MAX_MODULES:,}"
-            )
+            raise UsageError(f"{key} in {file} is {value}; transformers is asked to build at most {MAX_MODULES:,}")
 
 
 def _class_of(transformers: Any, kind: str) -> Any:

@@ -37,7 +37,7 @@ def test_transformers_counts_a_kind_without_a_row():
     for kind, content, sentence in (
         ("nothing", {}, "does not know it; describe a model"),
         ("t5", {**T5, "d_model": "wide"}, "cannot build the t5 model of f"),
-        ("t5", {**T5, "num_layers": 10**6}, "num_layers in f is 1000000; a model that transformers builds has at most"),
+        ("t5", {**T5, "num_layers": 10**6}, "num_layers in f is 1000000; transformers is asked to build at most"),
     ):
         with pytest.raises(UsageError, match=sentence):
             count_by_building(kind, content, "f", "")

@@ -206,7 +206,7 @@ class Matching:
         try:
             compare(theirs, ours, send.stream.rank, receive.stream.rank, lines)
         except MismatchError as error:
-            # Whoever gives a wildcard its message is no rank, and cannot pause.
+            # A receive from any rank gets its message from the scheduler, which cannot pause as a rank can.
             in_calls = None not in (send.comm.opened, receive.comm.opened) and current() is self.state.running.fiber
             if not in_calls or is_of_replicas(ours.operation) or is_of_replicas(theirs.operation):
                 raise
