@@ -10,6 +10,7 @@ Proved by: tests/lesson/test_judge.py, tests/lesson/test_checker.py, tests/lesso
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -224,6 +225,11 @@ def said(sent: Least) -> str:
 def compare(par: dict[str, float], yours: dict[str, float], *metrics: str) -> str:
     """Return text such as "most bytes from a rank: par 96 B, yours 96 B; ..."."""
     return "; ".join(f"{_label(m)}: par {_number(m, par[m])}, yours {_number(m, yours[m])}" for m in metrics or METRICS)
+
+
+def target(par: dict[str, float], metrics: Sequence[str]) -> str:
+    """Return par in words: "most bytes from a rank 96 B, most messages from a rank 3"."""
+    return ", ".join(f"{_label(metric)} {_number(metric, par[metric])}" for metric in metrics)
 
 
 def _label(metric: str) -> str:
