@@ -15,6 +15,7 @@ import contextlib
 import io
 import json
 import os
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +34,7 @@ from minidist.course.lesson.exercise import Case
 from minidist.course.lesson.judge import compare, target
 from minidist.course.lesson.one_rank import one_rank
 from minidist.course.lesson.par import par_of
-from minidist.course.lesson.puzzles import Puzzle
+from minidist.course.lesson.puzzles import BLANK, Puzzle
 from minidist.course.lesson.runner import Limits, ProcessEndedError
 from minidist.course.lesson.submission import read
 from minidist.course.lesson.transport import dumps_of_exercise
@@ -72,8 +73,9 @@ def target_of(puzzle: Puzzle) -> str:
 
 def task(puzzle: Puzzle) -> str:
     """Return the text of a puzzle with its target."""
-    goal, where = target_of(puzzle), puzzle.exercise.describe(puzzle.exercise.par)
-    return f"{puzzle.name} {puzzle.title}\n\n{puzzle.text}\nTarget on {where}: {goal or 'the right answer'}."
+    blanks, goal = puzzle.stub.count(BLANK), target_of(puzzle) or "the right answer"
+    fill = f"Fill {blanks} blank{'s' * (blanks != 1)}; target on {puzzle.exercise.describe(puzzle.exercise.par)}: {goal}."
+    return f"{puzzle.name} {puzzle.title}\n\n{textwrap.fill(puzzle.text, 100)}\n{textwrap.fill(fill, 100)}"
 
 
 def sheet(puzzle: Puzzle) -> str:

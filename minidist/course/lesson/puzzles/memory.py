@@ -107,7 +107,7 @@ class Device:
 def network(kind: str, i: int, n: int) -> list[str]:
     """Return what an array needs in a network of n layers whose weights are all there."""
     if kind == "a":
-        return [f"a{i - 1}"] if i else []
+        return [f"a{max(0, i - 1)}"]  # nothing makes the input a0
     if kind == "g":
         return [f"a{n}"] if i == n else [f"g{i + 1}"]
     return [f"a{i - 1}", f"g{i}"]
@@ -136,7 +136,7 @@ def forward(n: int) -> list[str]:
 
 
 def backward(n: int) -> list[str]:
-    return [f"{kind}{i}" for i in range(n, 0, -1) for kind in "wg"]
+    return [name for i in range(n, 0, -1) for name in (f"w{i}", f"g{i - 1}")]
 
 
 def updates(n: int) -> list[str]:
@@ -261,7 +261,8 @@ PUZZLES = [
     program(
         "b05",
         "Update at once",
-        "d.update(i) changes the weights of layer i by w{i}. Do it where w{i} need not wait for the other layers.",
+        "d.update(i) changes the weights of layer i by w{i}, which has 3,000 B here. Do it where w{i} need not wait for the"
+        " other layers.",
         """
         def update_at_once(d, n):
             for i in range(1, n + 1):
@@ -280,12 +281,13 @@ PUZZLES = [
             above("memory", "w{i} is not needed after its update: free it"),
             says("update", "every layer gets an update, before its w{i} is freed"),
         ),
+        kilobytes={"w": 3},
     ),
     program(
         "b06",
         "Make it again",
-        "Forward is over, and only a0 and a2 were kept, besides g3. Layer 2 needs a1 in backward. A second forward of"
-        " layer 1 costs 1 µs: the line belongs where a1 waits for no other array.",
+        "Forward has kept a0 and a2, and made g3. Layer 2 needs a1 in backward: a second forward of layer 1 costs 1 µs, and"
+        " no memory for a1 while it is not needed.",
         """
         def make_it_again(d, n):
             d.make("w3")
@@ -436,11 +438,13 @@ ZERO: dict[str, Any] = {
 
 # Bytes of a parameter -------------------------------------------------------------------------------------------------
 
+PARAMETERS = 1200
+
 
 def bytes_held(case: Case) -> list[float]:
-    """Return the bytes of ZeRO stage `seed`: 2 for a weight, 2 for its gradient, 12 of Adam; see DeepSpeed's paper."""
-    parts = ((2, 3), (2, 2), (12, 1))  # bytes per parameter, and the stage from which they are sharded
-    return [sum(each * case.size / (case.ranks if case.seed >= stage else 1) for each, stage in parts)]
+    """Return the bytes that a rank holds at ZeRO stage `seed` on `size` ranks (Rajbhandari et al. 2020, section 5)."""
+    parts = ((2, 3), (2, 2), (12, 1))  # bytes of a parameter, and the stage from which on they are sharded
+    return [sum(PARAMETERS * each / (case.size if case.seed >= stage else 1) for each, stage in parts)]
 
 
 PUZZLES += [
@@ -462,9 +466,9 @@ PUZZLES += [
         """,
         **ZERO,
         hints=(
+            raises(ValueError, "both slices have `size` elements"),
             says("shape", "every rank gathers everything: rank r has elements r * size to (r + 1) * size"),
             says("expected", "the slice of the gradient is that of the weights, and another one on each rank"),
-            raises(ValueError, "both slices have `size` elements"),
         ),
     ),
     puzzle(
@@ -505,10 +509,10 @@ PUZZLES += [
                 ____
             return weights + gradients + optimizer
         """,
-        [Case(n, 1200, stage) for n, stage in ((4, 0), (4, 1), (4, 2), (8, 3))],
-        arguments=lambda case, rank: (case.seed, case.ranks, case.size),
+        [Case(1, n, stage) for n, stage in ((4, 0), (4, 1), (4, 2), (8, 3))],
+        arguments=lambda case, rank: (case.seed, case.size, PARAMETERS),
         expected=bytes_held,
-        label=lambda case: f"stage {case.seed}, {case.ranks} ranks, {case.size} parameters",
+        label=lambda case: f"stage {case.seed}, {case.size} ranks, {PARAMETERS:,} parameters",
         communicates=False,
         hints=(
             says("expected", "the largest goes first: stage 1 shards the optimizer, 2 the gradients, 3 the weights"),
@@ -530,10 +534,12 @@ PUZZLES += [
                 ____
                 d.make(f"w{i}")
                 d.free(f"a{i - 1}")
+                d.update(i)
+                d.free(f"w{i}")
                 d.make(f"g{i - 1}")
                 d.free(f"g{i}")
         """,
-        lambda n: [*forward(n), *backward(n)],
+        lambda n: [*forward(n), *backward(n), *updates(n)],
         (
             TOO_LONG,
             says("the host has no", "the input of layer i is a{i-1}: it goes out and comes back under this name"),
@@ -558,10 +564,12 @@ PUZZLES += [
                     ____
                 d.make(f"w{i}")
                 d.free(f"a{i - 1}")
+                d.update(i)
+                d.free(f"w{i}")
                 d.make(f"g{i - 1}")
                 d.free(f"g{i}")
         """,
-        lambda n: [*forward(n), *backward(n)],
+        lambda n: [*forward(n), *backward(n), *updates(n)],
         (
             says("already", "a{i-1} is on its way since the step before: bring the one after it"),
             says("which is not in memory", "the next layer of backward is i - 1, and its input is a{i-2}"),

@@ -15,7 +15,7 @@ from minidist.comm import Comm
 from minidist.course.lesson.exercise import Case, Hint
 from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e38_building_block
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
-from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, says
+from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 from minidist.pipeline.plan import from_cells, get_schedule, show
 from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.times import uniform
@@ -94,7 +94,7 @@ def plan_puzzle(
         communicates=False,
         limits=("time", "memory"),
         written_by_hand=("minidist.pipeline.plan.registry.get_schedule",),
-        hints=(*hints, *COMMON),
+        hints=(*hints, *OF_PLANS, *COMMON),
     )
 
 
@@ -128,6 +128,10 @@ def enough(stages: int) -> int:
     return next(m for m in range(1, 1000) if timing_of("gpipe", stages, m).bubble_of_ideal <= 0.25)
 
 
+OF_PLANS = (
+    raises(NameError, 'an action is a text, in quotation marks: "F0"'),
+    says("your lists go to", "micro-batches are numbered from 0 to m - 1, and each of them runs on each stage"),
+)
 SLOW = above("time", "a stage waits where it could work: look at the picture for the longest gap")
 FULL = above("memory", "more micro-batches are alive than necessary: B frees what F has kept")
 
@@ -219,7 +223,7 @@ PUZZLES = [
                 lists.append(order)
             return lists
         """,
-        [(1, 2), (3, 2), (4, 8)],
+        [(1, 2), (4, 2), (4, 8)],
         (
             above("memory", "the last stage, p - 1, runs no forward ahead: p - 1 - s on stage s"),
             above("time", "some stage has too little in flight: p - 1 - s on stage s"),
@@ -322,21 +326,21 @@ PUZZLES = [
     ),
     plan_puzzle(
         "s14",
-        "Two places on stage 0",
-        "Three stages, four micro-batches; no stage has memory for more than two. Write stage 0 so that the whole is as"
-        " short as this allows.",
+        "Two places on each stage",
+        "Three stages, four micro-batches; no stage has memory for more than two. Write stages 0 and 1 so that the whole"
+        " is as short as this allows.",
         """
         def two_places(p, m):
             return [
                 [____],
-                ["F0", "F1", "B0", "F2", "B1", "F3", "B2", "B3"],
+                [____],
                 ["F0", "B0", "F1", "B1", "F2", "B2", "F3", "B3"],
             ]
         """,
         [(3, 4)],
         (
-            above("memory", "a third micro-batch is alive: before F2 on stage 0 comes B0"),
-            SLOW,
+            above("memory", "a third micro-batch is alive: on stage 0, F2 comes after B0"),
+            above("time", "stage 0 waits for B1 while stage 1 waits for F2 of stage 0: on stage 1, B1 comes before F2"),
         ),
     ),
     plan_puzzle(
