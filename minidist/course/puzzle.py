@@ -31,7 +31,7 @@ from minidist.comm import Comm
 from minidist.course.lesson.answer_process import BUFFERED, EndlessError
 from minidist.course.lesson.checker import Result, examine
 from minidist.course.lesson.exercise import Case
-from minidist.course.lesson.judge import compare, target
+from minidist.course.lesson.judge import target
 from minidist.course.lesson.one_rank import one_rank
 from minidist.course.lesson.par import par_of
 from minidist.course.lesson.puzzles import BLANK, Puzzle
@@ -66,15 +66,20 @@ def find(name: str) -> Puzzle:
 
 
 def target_of(puzzle: Puzzle) -> str:
-    """Return the target in words, as our solution was measured; "" where a right answer is all that is asked."""
+    """Return the target in words, as our solution was measured."""
     exercise = puzzle.exercise
-    return target(par_of(exercise.name, exercise.par).metrics, exercise.limits)
+    return target(par_of(exercise.name, exercise.par).metrics, exercise.limits) or "the right answer"
+
+
+def target_line(puzzle: Puzzle) -> str:
+    """Return the target and the case on which it was measured."""
+    return f"target (par) on {puzzle.exercise.describe(puzzle.exercise.par)}: {target_of(puzzle)}"
 
 
 def task(puzzle: Puzzle) -> str:
     """Return the text of a puzzle with its target."""
-    blanks, goal = puzzle.stub.count(BLANK), target_of(puzzle) or "the right answer"
-    fill = f"Fill {blanks} blank{'s' * (blanks != 1)}; target on {puzzle.exercise.describe(puzzle.exercise.par)}: {goal}."
+    blanks = puzzle.stub.count(BLANK)
+    fill = f"Fill {blanks} blank{'s' * (blanks != 1)}; {target_line(puzzle)}."
     return f"{puzzle.name} {puzzle.title}\n\n{textwrap.fill(puzzle.text, 100)}\n{textwrap.fill(fill, 100)}"
 
 
@@ -90,7 +95,9 @@ def sheet(puzzle: Puzzle) -> str:
 def load(puzzle: Puzzle, path: Path) -> Callable[..., Any]:
     """Run a file and return the function of the puzzle. Raises UsageError when it has none, or cannot be run."""
     if path.suffix != ".py" or not path.is_file():
-        raise UsageError(f"{quoted_path(path)} is no Python file; `minidist puzzle {puzzle.name}` writes one to fill in")
+        raise UsageError(
+            f"{quoted_path(path)} is no Python file; `minidist puzzle {puzzle.name}` writes one to fill in"
+        )
     namespace: dict[str, Any] = {"__name__": "answer"}
     try:
         exec(compile(read(path), path.name, "exec"), namespace)
@@ -113,18 +120,16 @@ def load(puzzle: Puzzle, path: Path) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Attempt:
-    """An answer that was judged. run: what is drawn of it, a world or traces; None when there is nothing to draw."""
+    """An answer that was judged. run: what is drawn of it, a world or traces; none where nothing can be drawn."""
 
     puzzle: Puzzle
     result: Result
-    run: StepWorld | Sequence[Trace] | None
+    run: StepWorld | Sequence[Trace]
 
     @property
     def text(self) -> str:
-        """The verdict, and what the answer needs beside the target."""
-        limits = self.puzzle.exercise.limits
-        ours, yours = self.result.par, self.result.yours
-        return self.result.text + (f"\n  {compare(ours, yours, *limits)}" if self.result.passed and limits else "")
+        """The verdict, with the target."""
+        return self.result.text + ("" if self.result.passed else f"\n  {target_line(self.puzzle)}")
 
     @property
     def title(self) -> str:
@@ -140,21 +145,25 @@ class Attempt:
             return show(self.run, self.title)
         return None
 
-    def memory(self) -> "Figure | None":
-        """Return the picture of the memory; None where the run has no account of it."""
+    def figure(self) -> "Figure | None":
+        """Return what the steps do not show: the memory, or, where no message has arrived, which rank waits for which.
+
+        None where the steps are all.
+        """
         from minidist.report import draw
 
-        traces = getattr(self.run, "traces", self.run) or ()
-        has_account = any(trace.memory for trace in traces)
-        return draw("memory", traces, {"command": f"minidist puzzle {self.puzzle.name}"}) if has_account else None
+        traces = self.run.traces if isinstance(self.run, StepWorld) else self.run
+        if any(trace.memory for trace in traces):
+            return draw("memory", traces, {"command": f"minidist puzzle {self.puzzle.name}"})
+        return self.result.figure if self.steps() is None else None
 
     def write(self, path: Path) -> list[Path]:
-        """Write what there is to see beside the answer's file; returns the files."""
+        """Write what there is to see next to the answer's file; returns the files."""
         from minidist.report import save
 
-        steps, memory = self.steps(), self.memory()
+        steps, figure = self.steps(), self.figure()
         written = [] if steps is None else [steps.write(path.with_suffix(".html"))]
-        return written if memory is None else [*written, save(memory, path.with_suffix(".svg"))]
+        return written if figure is None else [*written, save(figure, path.with_suffix(".svg"))]
 
 
 def attempt(puzzle: Puzzle, function: Callable[..., Any]) -> Attempt:
@@ -162,7 +171,7 @@ def attempt(puzzle: Puzzle, function: Callable[..., Any]) -> Attempt:
     result = examine(puzzle.exercise.name, function, mpi=False)
     # What has to be ended from outside is not run here.
     endless = result.failure is not None and result.failure.raised(RankTimeoutError, EndlessError, ProcessEndedError)
-    return Attempt(puzzle, result, None if endless else run(puzzle, function, result))
+    return Attempt(puzzle, result, () if endless else run(puzzle, function, result))
 
 
 def case_of(puzzle: Puzzle, result: Result) -> Case:
@@ -170,7 +179,7 @@ def case_of(puzzle: Puzzle, result: Result) -> Case:
     return puzzle.exercise.par if result.failure is None else result.failure.case
 
 
-def run(puzzle: Puzzle, function: Callable[..., Any], result: Result) -> StepWorld | Sequence[Trace] | None:
+def run(puzzle: Puzzle, function: Callable[..., Any], result: Result) -> StepWorld | Sequence[Trace]:
     """Return the run of an answer, as far as it went, or what the puzzle draws of its answer."""
     exercise, case = puzzle.exercise, case_of(puzzle, result)
     inputs = [dumps_of_exercise(exercise.arguments(case, rank)) for rank in range(case.ranks)]
@@ -188,7 +197,7 @@ def run(puzzle: Puzzle, function: Callable[..., Any], result: Result) -> StepWor
         return world
     with contextlib.suppress(Exception):  # whatever an answer raises that has another form than the puzzle's
         return puzzle.picture(case, answers[0] if answers else None)
-    return None
+    return ()
 
 
 def puzzle(name: str, function: Callable[..., Any] | None = None) -> None:
@@ -206,8 +215,9 @@ def puzzle(name: str, function: Callable[..., Any] | None = None) -> None:
     print(made.text)
     if made.steps() is not None:
         show(made.run, made.title)
-    if made.memory() is not None:
-        show(made.memory())
+    figure = made.figure()
+    if figure is not None:
+        show(figure)
     if made.result.passed:
         with contextlib.suppress(UsageError):
             mark(name)

@@ -1,5 +1,4 @@
-"""Typical wrong answers to the puzzles: what stands in the place of each blank, and words of the hint that it must get."""
-
+"""Typical wrong answers to the puzzles: what stands in the place of each blank, and words of the hint that it gets."""
 
 
 def one_f_one_b(ahead):
@@ -35,6 +34,7 @@ WRONG = [
     ("m11", ["comm.sendrecv(x, (comm.rank - 2) % comm.size, incoming, (comm.rank + 2) % comm.size)"], "to the left"),
     ("m11", ["comm.sendrecv(x, comm.rank + 2, incoming, comm.rank - 2)"], "the ring closes"),
     ("m11", ["comm.send(x, (comm.rank + 2) % comm.size)\ncomm.recv(incoming, (comm.rank - 2) % comm.size)"], "at once"),
+    ("m11", ["incoming[:] = x"], "the rank's own numbers"),
     ("m12", ["comm.recv(x, other)", "comm.send(x, 0)"], "receive from ANY"),
     ("m12", ["comm.recv(x, ANY)", "comm.send(x, comm.rank - 1)"], "every rank but 0 sends once"),
     ("m13", ["rank", "(rank - 1) % n"], "the same two rows travel"),
@@ -71,6 +71,7 @@ WRONG = [
     ("b11", ["weights[comm.rank * size : (comm.rank + 1) * size]", "gradient[:size]"], "another one on each rank"),
     ("b11", ["weights[comm.rank * size : (comm.rank + 1) * size]", "gradient"], "both slices have"),
     ("b12", ["gradient[comm.rank * size : (comm.rank + 1) * size]"], "the rank's own gradient"),
+    ("b12", ["all_reduce(comm, gradient)[comm.rank * size : (comm.rank + 1) * size]"], "the first half is enough"),
     ("b12", ["gradient"], "what is subtracted has"),
     ("b13", ["weights /= n", "gradients /= n", "optimizer /= n"], "the largest goes first"),
     ("b14", ["pass", "pass"], "alive after its last use"),
@@ -85,13 +86,18 @@ WRONG = [
     ("s02", ['"F0", "F1", "F2", "B0", "B1", "B2"'], "B frees what F has kept"),
     ("s02", ['"F0", "B0", "F1", "B1"'], "each of them runs on each stage"),
     ("s03", ['"B0", "F0"'], "a stage waits for something that comes later"),
+    ("s03", ['"F0"'], "each stage runs each micro-batch forward"),
     ("s04", ['"F0", "F1", "B0", "B1"'], "newest first, on both"),
     ("s05", ['"B1"'], "each stage runs each micro-batch once"),
     ("s06", ['"F0", "F1", "B0", "B1"'], "B0 comes before F1"),
     ("s07", ["min(m, p - s)"], "the last stage, p - 1"),
     ("s07", ["min(m, max(0, p - 2 - s))"], "too little in flight"),
     ("s07", ["p - 1 - s"], "micro-batches are numbered from 0"),
-    ("s08", ['order.append(f"B{i}")\nif ahead + i < m:\n    order.append(f"F{ahead + i}")'], "F of micro-batch i comes"),
+    (
+        "s08",
+        ['order.append(f"B{i}")\nif ahead + i < m:\n    order.append(f"F{ahead + i}")'],
+        "F of micro-batch i comes",
+    ),
     ("s08", ['order.append(f"F{ahead + i}")\norder.append(f"B{i}")'], "where this is less than m"),
     ("s09", ['[f"F{i}" for i in range(m)] + [f"B{i}" for i in range(m)]'], "the stages before wait for B0"),
     ("s10", ["3 * m * p"], "one stage works 3 m"),

@@ -91,7 +91,9 @@ def judge(request: Request) -> Verdict:
     lines = [f"{exercise.name}: correct {_range(exercise, fixed)}"]
     if drawn:
         lines.append(f"  and on {len(drawn)} cases drawn by seed {request.seed}")
-    shown = (*METRICS * exercise.communicates, *("memory",) * (par.metrics["memory"] > 0))
+    shown = dict.fromkeys(
+        (*METRICS * exercise.communicates, *exercise.limits, *("memory",) * (par.metrics["memory"] > 0))
+    )
     if shown and outcome.error is None:
         lines.append(f"  {exercise.describe(exercise.par)}: {compare(par.metrics, outcome.metrics, *shown)}")
 
@@ -247,7 +249,7 @@ def _range(exercise: Exercise, cases: list[Case]) -> str:
     smallest, largest = min(c.size for c in cases), max(c.size for c in cases)
     sizes = f"{smallest} to {largest} {exercise.unit}s" if smallest < largest else f"{smallest} {exercise.unit}"
     if not exercise.communicates:
-        return f"on {len(cases)} cases"
+        return f"on {len(cases)} case{'s' * (len(cases) != 1)}"
     ranks = f"{min(c.ranks for c in cases)} to {max(c.ranks for c in cases)} ranks"
     return f"on {2 * len(cases)} runs ({ranks}, {sizes}, synchronous and buffered sends)"
 

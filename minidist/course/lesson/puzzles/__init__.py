@@ -4,8 +4,8 @@
     memory      b01 ... b20    which arrays are alive when, up to ZeRO and offloading
     schedules   s01 ... s20    the lists of a pipeline's stages, up to zero bubble
 
-A puzzle is an exercise with a text and a stub, in which `____` stands where the reader writes. The last puzzles of a row
-are exercises of the lessons. The target is par, which is measured.
+A puzzle is an exercise with a text and a stub, in which `____` stands where the reader writes. The last puzzles of a
+row are exercises of the lessons. The target is par, which is measured.
 
 Proved by: tests/lesson/test_puzzles.py
 """
@@ -17,7 +17,7 @@ from textwrap import dedent
 from typing import Any
 
 from minidist.base.trace import Trace
-from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint
+from minidist.course.lesson.exercise import Case, Exercise, Hint
 
 BLANK = "____"
 MESSAGES = ("bytes", "messages")
@@ -101,5 +101,3 @@ def above(metric: str, text: str) -> Hint:
 def too_few(text: str) -> Hint:
     """Return a hint for right answers that no message has carried."""
     return Hint(lambda failure: failure.kind in ("few", "shared"), text)
-
-

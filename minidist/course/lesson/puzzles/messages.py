@@ -4,6 +4,7 @@ Proved by: tests/lesson/test_puzzles.py
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from minidist.course.lesson.exercises import (
     e04_ring_all_reduce,
     e05_latency_or_bandwidth,
 )
-from minidist.course.lesson.puzzles import MESSAGES, above, of_lesson, puzzle, raises, returns, says, too_few
+from minidist.course.lesson.puzzles import MESSAGES, above, of_lesson, puzzle, raises, returns, too_few
 
 WAITS = (DeadlockError, UnmatchedMessageError)
 
@@ -70,7 +71,7 @@ swapped = from_rank(lambda rank, n: 1 - rank)
 unchanged = from_rank(lambda rank, n: rank)
 PAIR = (Case(2, 1), Case(2, 3))
 FEW = (Case(2, 1), Case(3, 2), Case(4, 3))
-SWAP = {
+SWAP: dict[str, Any] = {
     "cases": PAIR,
     "arguments": own,
     "expected": swapped,
@@ -98,7 +99,9 @@ PUZZLES = [
         limits=MESSAGES,
         least=others,
         hints=(
-            returns(from_rank(lambda rank, n: 1), "it travels the wrong way: rank 0 sends to 1, rank 1 receives from 0"),
+            returns(
+                from_rank(lambda rank, n: 1), "it travels the wrong way: rank 0 sends to 1, rank 1 receives from 0"
+            ),
             raises(WAITS, "a message needs both: comm.send(x, to) on one rank and comm.recv(x, source) on the other"),
         ),
     ),
@@ -175,15 +178,13 @@ PUZZLES = [
             return incoming
         """,
         **SWAP,
-        hints=(
-            NOT_X,
-            raises(DeadlockError, "send and recv wait where they stand; isend and irecv only start"),
-        ),
+        hints=(NOT_X, raises(DeadlockError, "send and recv wait where they stand; isend and irecv only start")),
     ),
     puzzle(
         "m06",
         "Half of it",
-        "Rank 0 sends the first half of its array, and rank 1 keeps its own second half. A slice of an array is a buffer.",
+        "Rank 0 sends the first half of its array, and rank 1 keeps its own second half. A slice of an array is a"
+        " buffer.",
         """
         def first_half(comm, x):
             half = x.size // 2
@@ -279,7 +280,8 @@ PUZZLES = [
     puzzle(
         "m10",
         "A running sum",
-        "Rank r returns the sum of the arrays of ranks 0 to r. Each rank adds its array to what arrives, and passes it on.",
+        "Rank r returns the sum of the arrays of ranks 0 to r. Each rank adds its array to what arrives, and passes it"
+        " on.",
         """
         def running_sum(comm, x):
             if comm.rank > 0:
@@ -304,7 +306,8 @@ PUZZLES = [
     puzzle(
         "m11",
         "Two to the right",
-        "On a ring, every rank sends its array to the rank that is two places to its right, and returns what it receives.",
+        "On a ring, every rank sends its array to the rank that is two places to its right, and returns what it"
+        " receives.",
         """
         def two_to_the_right(comm, x):
             incoming = np.empty_like(x)
@@ -326,8 +329,8 @@ PUZZLES = [
     puzzle(
         "m12",
         "Whoever comes first",
-        "Rank 0 adds the arrays of all ranks. Rank 1 is the last to be ready: do not wait for it while others are there."
-        " comm.recv(x, ANY) takes the first message that comes, from any rank.",
+        "Rank 0 adds the arrays of all ranks. Rank 1 is the last to be ready: do not wait for it while others are"
+        " there. comm.recv(x, ANY) takes the first message that comes, from any rank.",
         """
         from minidist.comm import ANY
 
@@ -356,8 +359,8 @@ PUZZLES = [
     puzzle(
         "m13",
         "Everyone has everything",
-        "In each step a rank sends one row to the right, and receives another one from the left: after n - 1 steps every"
-        " rank has the whole table. It begins with its own row, and then passes on what it has just received.",
+        "In each step a rank sends one row to the right, and receives another one from the left: after n - 1 steps"
+        " every rank has the whole table. It begins with its own row, and then passes on what it has just received.",
         """
         def everyone_has_everything(comm, x):
             n, rank = comm.size, comm.rank
@@ -405,13 +408,15 @@ PUZZLES = [
         expected=everyone,
         limits=(*MESSAGES, "time"),
         least=others,
-        hints=(raises((UsageError, *WAITS), "a rank below `distance` sends to rank + distance, which receives from it"),),
+        hints=(
+            raises((UsageError, *WAITS), "a rank below `distance` sends to rank + distance, which receives from it"),
+        ),
     ),
     puzzle(
         "m15",
         "The largest, everywhere",
-        "n is a power of two. In step 1, 2, 4, ... each rank exchanges arrays with the rank whose number differs in this"
-        " bit, and keeps the larger number of each pair. All return the largest numbers of all ranks.",
+        "n is a power of two. In step 1, 2, 4, ... each rank exchanges arrays with the rank whose number differs in"
+        " this bit, and keeps the larger number of each pair. All return the largest numbers of all ranks.",
         """
         def largest_everywhere(comm, x):
             incoming = np.empty_like(x)
@@ -443,7 +448,8 @@ PUZZLES = [
     of_lesson(
         "m17",
         "Round the ring by order",
-        "Send `outgoing` to the right, and return what comes from the left, for any n, with comm.send and comm.recv only.",
+        "Send `outgoing` to the right, and return what comes from the left, for any n, with comm.send and comm.recv"
+        " only.",
         "by_order(comm, outgoing)",
         e03_ring_exchange.EXERCISES[0],
     ),
@@ -457,16 +463,16 @@ PUZZLES = [
     of_lesson(
         "m19",
         "Ring all-reduce",
-        "Sum `array` over all ranks in place, for any n and any size, with comm.sendrecv only: no rank may send more than"
-        " 2 (n-1)/n of it.",
+        "Sum `array` over all ranks in place, for any n and any size, with comm.sendrecv only: no rank may send more"
+        " than 2 (n-1)/n of it.",
         "ring_all_reduce(comm, array)",
         e04_ring_all_reduce.EXERCISES[0],
     ),
     of_lesson(
         "m20",
         "Halving and doubling",
-        "The same sum with 2 log2 n messages per rank, for any n: ranks beyond a power of two send their array to another"
-        " rank, and receive the sum.",
+        "The same sum with 2 log2 n messages per rank, for any n: ranks beyond a power of two send their array to"
+        " another rank, and receive the sum.",
         "halving_doubling(comm, array)",
         e05_latency_or_bandwidth.EXERCISES[0],
     ),

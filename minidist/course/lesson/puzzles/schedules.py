@@ -18,7 +18,6 @@ from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
 from minidist.pipeline.plan import from_cells, get_schedule, show
 from minidist.pipeline.simulate import Dependencies, simulate
-from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import Timing, time_plan
 
 MICROSECOND, ACTIVATION = 1e-6, 1000
@@ -67,7 +66,9 @@ def valid(case: Case, answers: Sequence[Any]) -> str:
 def drawn(case: Case, answer: Any) -> list[Trace]:
     """Return the lists as a recorded run: what runs until stages wait for ever."""
     plan = from_cells([[f"{stage}{action}" for action in row] for stage, row in enumerate(answer)], "yours")
-    run = simulate(plan.orders, Dependencies(plan).needs, lambda item: MICROSECOND * SECONDS[show(item).strip("0123456789")])
+    run = simulate(
+        plan.orders, Dependencies(plan).needs, lambda item: MICROSECOND * SECONDS[show(item).strip("0123456789")]
+    )
     return [
         Trace(rank, plan.ranks, spans=[SpanEvent(rank, "main", show(item), start, end) for item, start, end in row])
         for rank, row in enumerate(run.spans)
@@ -113,7 +114,8 @@ def number(
         stub,
         [Case(1, p, m) for p, m in ((1, 1), (3, 2), (4, 8))],
         lambda case, given: drawn(
-            case, [[show(item)[1:] for item in order] for order in get_schedule(schedule).plan(case.size, case.seed).orders]
+            case,
+            [[show(item)[1:] for item in order] for order in get_schedule(schedule).plan(case.size, case.seed).orders],
         ),
         arguments=size_of,
         expected=lambda case: [answer(case.size, case.seed)],
@@ -132,8 +134,6 @@ OF_PLANS = (
     raises(NameError, 'an action is a text, in quotation marks: "F0"'),
     says("your lists go to", "micro-batches are numbered from 0 to m - 1, and each of them runs on each stage"),
 )
-SLOW = above("time", "a stage waits where it could work: look at the picture for the longest gap")
-FULL = above("memory", "more micro-batches are alive than necessary: B frees what F has kept")
 
 PUZZLES = [
     plan_puzzle(
@@ -155,7 +155,7 @@ PUZZLES = [
             return [[____]]
         """,
         [(1, 3)],
-        (FULL,),
+        (above("memory", "more micro-batches are alive than necessary: B frees what F has kept"),),
     ),
     plan_puzzle(
         "s03",
@@ -176,7 +176,7 @@ PUZZLES = [
             return [["F0", "F1", "B1", "B0"], [____]]
         """,
         [(2, 2)],
-        (above("time", "stage 0 waits for B1, and stage 1 makes B0 first: newest first, on both"), SLOW),
+        (above("time", "stage 0 waits for B1, and stage 1 makes B0 first: newest first, on both"),),
     ),
     plan_puzzle(
         "s05",
@@ -194,16 +194,14 @@ PUZZLES = [
     plan_puzzle(
         "s06",
         "No deadlock",
-        "Stage 0 has room for one micro-batch, so it waits for B0 before F1. Write a list for stage 1 with which this ends.",
+        "Stage 0 has room for one micro-batch, so it waits for B0 before F1. Write a list for stage 1 with which this"
+        " ends.",
         """
         def no_deadlock(p, m):
             return [["F0", "B0", "F1", "B1"], [____]]
         """,
         [(2, 2)],
-        (
-            says("deadlock", "stage 1 waits for F1 of stage 0, which waits for B0 of stage 1: B0 comes before F1"),
-            says("waits for", "stage 1 waits for F1 of stage 0, which waits for B0 of stage 1: B0 comes before F1"),
-        ),
+        (says("deadlock", "stage 1 waits for F1 of stage 0, which waits for B0 of stage 1: B0 comes before F1"),),
     ),
     plan_puzzle(
         "s07",
@@ -269,7 +267,7 @@ PUZZLES = [
             return [*lists, last]
         """,
         [(2, 1), (2, 4), (4, 8)],
-        (says("deadlock", "the stages before wait for B0 of the last stage: F0, B0, F1, B1, ..."), FULL, SLOW),
+        (says("deadlock", "the stages before wait for B0 of the last stage: F0, B0, F1, B1, ..."),),
     ),
     number(
         "s10",
@@ -281,9 +279,7 @@ PUZZLES = [
         """,
         "gpipe",
         lambda p, m: timing_of("gpipe", p, m).makespan,
-        (
-            says("expected", "one stage works 3 m; the last micro-batch reaches each other stage 1 + 2 units later"),
-        ),
+        (says("expected", "one stage works 3 m; the last micro-batch reaches each other stage 1 + 2 units later"),),
     ),
     number(
         "s11",
@@ -297,7 +293,10 @@ PUZZLES = [
         "gpipe",
         lambda p, m: timing_of("gpipe", p, m).bubble_of_ideal,
         (
-            says("expected", "a stage works for m micro-batches and waits for p - 1; this is over the work, not the whole"),
+            says(
+                "expected",
+                "a stage works for m micro-batches and waits for p - 1; this is over the work, not the whole",
+            ),
         ),
     ),
     number(
@@ -327,8 +326,8 @@ PUZZLES = [
     plan_puzzle(
         "s14",
         "Two places on each stage",
-        "Three stages, four micro-batches; no stage has memory for more than two. Write stages 0 and 1 so that the whole"
-        " is as short as this allows.",
+        "Three stages, four micro-batches; no stage has memory for more than two. Write stages 0 and 1 so that the"
+        " whole is as short as this allows.",
         """
         def two_places(p, m):
             return [
@@ -391,7 +390,11 @@ def passes(case: Case, answer: Any) -> list[Trace]:
     """Return the four passes of one micro-batch on each rank as a recorded run."""
     names = ("F0", "F1", "I1", "I0")
     return [
-        Trace(rank, case.size, spans=[SpanEvent(rank, "main", *each) for each in zip(names, row, [1 + t for t in row])])
+        Trace(
+            rank,
+            case.size,
+            spans=[SpanEvent(rank, "main", *each) for each in zip(names, row, [t + 1 for t in row], strict=True)],
+        )
         for rank, row in enumerate(answer)
     ]
 
@@ -424,9 +427,9 @@ PUZZLES += [
     of_lesson(
         "s20",
         "A building block",
-        "A micro-batch passes p ranks down and up again, forward and backward; offsets[k] units lie between neighbours in"
-        " pass k. Return when F down, F up, I up and I down start on each rank: repeated every 6 units, no two collide"
-        " (each takes 1 unit), and the two chunks of rank 0 live together as briefly as possible.",
+        "A micro-batch passes p ranks down and up again, forward and backward; offsets[k] units lie between neighbours"
+        " in pass k. Return when F down, F up, I up and I down start on each rank: repeated every 6 units, no two"
+        " collide (each takes 1 unit), and the two chunks of rank 0 live together as briefly as possible.",
         "building_block(p, offsets)",
         e38_building_block.EXERCISES[0],
         passes,
