@@ -31,8 +31,8 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
-from minidist.pipeline.plan import from_cells, get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate

@@ -35,8 +35,8 @@ from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show

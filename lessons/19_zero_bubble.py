@@ -36,8 +36,8 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PostValidation, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show

@@ -39,8 +39,8 @@ from minidist.base.errors import UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show

@@ -17,8 +17,8 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
+from minidist.pipeline.schedules import get_schedule
 
 UPDATES, ROWS = 100, 32
 

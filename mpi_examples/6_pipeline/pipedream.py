@@ -18,8 +18,8 @@ from minidist.data import glyphs
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
+from minidist.pipeline.schedules import get_schedule
 
 MINIBATCHES, ROWS = 100, 32
 

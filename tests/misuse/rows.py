@@ -38,8 +38,8 @@ from minidist.parallel import (
 )
 from minidist.parallel.context import RingAttention, UlyssesAttention
 from minidist.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from minidist.techniques.offload.optimizer import OffloadedOptimizer

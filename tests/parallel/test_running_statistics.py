@@ -21,8 +21,8 @@ from minidist.parallel import (
     shards_of,
 )
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from minidist.pipeline.schedules import get_schedule
 from tests.cases import each
 
 STEPS, ROWS = 3, 5

@@ -21,8 +21,8 @@ from minidist.parallel import (
 )
 from minidist.parallel.tensor import ColwiseParallel, parallelize_module
 from minidist.parallel.tensor.sharding import local_tensor
-from minidist.pipeline.plan import load_plan
 from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each
 

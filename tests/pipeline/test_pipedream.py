@@ -14,10 +14,10 @@ from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.optim import SGD
+from minidist.pipeline.lowering import lower
 from minidist.pipeline.partition import Stage, noam
-from minidist.pipeline.passes import lower
-from minidist.pipeline.plan import from_csv
 from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, messages, split_model
+from minidist.pipeline.schedules import from_csv
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate

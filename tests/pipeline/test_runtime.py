@@ -18,9 +18,10 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.nn import MLP, Linear
 from minidist.optim import clip_grad_norm_
-from minidist.pipeline.passes import lower, recompute
-from minidist.pipeline.plan import Plan, actions_of, from_csv, load_plan
+from minidist.pipeline.lowering import lower
+from minidist.pipeline.passes import recompute
 from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
+from minidist.pipeline.schedules import Plan, actions_of, from_csv, load_plan
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError

@@ -33,7 +33,8 @@ from minidist.comm import Comm, check_communicator
 from minidist.optim import block_square_sums, check_max_norm, clip_by_norm_, norm_from_blocks
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.running_statistics import Exchange, RunningStatistics, batch_norms
-from minidist.pipeline.passes import forwards, lower
+from minidist.pipeline.lowering import lower
+from minidist.pipeline.passes import forwards
 from minidist.pipeline.plan import Action, Plan, actions_of
 from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.pipeline.runtime.messages import Message, Messages, Orders
