@@ -33,7 +33,7 @@ from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import LayerSums, WholeMatrices
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.model_parallel import mask_documents
-from minidist.pipeline.runtime import LayerProfile
+from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
 
 
