@@ -19,7 +19,7 @@ stream.py            an asynchronous pipeline step by step, beyond the end of it
 """
 
 from minidist.pipeline.runtime.pipeline import Pipeline
-from minidist.pipeline.runtime.reduction import GivenReducers, Reduction
+from minidist.pipeline.runtime.reduction import Reduction
 from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection, cut_model, split_model
 
-__all__ = ["GivenReducers", "Pipeline", "PipelineStage", "Reduction", "SkipConnection", "cut_model", "split_model"]
+__all__ = ["Pipeline", "PipelineStage", "Reduction", "SkipConnection", "cut_model", "split_model"]

@@ -164,11 +164,6 @@ class Messages:
             for array in self.ready.pop(message):
                 requests.append(comm.isend(array, rank, tag + len(requests)))
 
-    def release(self, messages: Sequence[Message]) -> None:
-        """Release gradients that must have arrived; `released` has those of each place of the order."""
-        for message in messages:
-            self.comm.waitall(self.sends.pop(message, []))
-
     def finish(self) -> None:
         """Wait for the sends that are left."""
         while self.sends:

@@ -16,6 +16,7 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import lru_cache
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -166,7 +167,7 @@ class Pipeline:
         Every rank passes the micro-batches (arrays, whose first dims may differ), the first stage reads the inputs, the
         last the targets. Gradients are added to what the parameters have; call `zero_grad` before.
         """
-        # [1] Shapes of what will arrive, on the first step and whenever the inputs' shapes change.
+        # [1] Nothing is alive, nothing on its way.
         self.begin(inputs, targets)
         # [2] Warm-up, steady state and cool-down: the plan's order.
         self.execute(self.items)
@@ -189,19 +190,19 @@ class Pipeline:
         if self.loss is not None and (targets is None or len(targets) != m):
             got = 0 if targets is None else len(targets)
             raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
-        self.learn_shapes(inputs)
-        self.inputs, self.targets = inputs, targets
-        self.losses = np.zeros(m)  # of micro-batches whose last stage is elsewhere, too
-        self.messages.begin()
-        self.reduce.begin()
-        self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
-        self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
-
-    def learn_shapes(self, inputs: Sequence[Any]) -> None:
-        """Learn what crosses the boundaries, unless it is known from inputs of these shapes; every rank calls it."""
-        if self.metadata.inputs != [(value.shape, value.dtype) for value in inputs]:
+        # Shapes of what will arrive, in the first step and whenever those of the inputs change.
+        if self.metadata.inputs != list(map(attrgetter("shape", "dtype"), inputs)):
             rank_of = self.messages.rank_of
             self.know(exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
+        # Losses are zeros where the last stage of the micro-batch is elsewhere.
+        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
+        self.messages.begin()
+        # Stages may differ (one of them may be frozen), the replicas of a stage may not.
+        for n, reducers in self.reduce.reducers.items():
+            for reducer in reducers:
+                reducer.note_mode(self.stages[n].module)
+        self.alive: dict[Key, tuple[list[Any], Any]] = {}  # leaves, and outputs by the stage that they go to
+        self.deferred: dict[Key, Any] = {}  # weight gradients that wait for their W
 
     def know(self, metadata: StageMetadata) -> None:
         """Note what crosses stage boundaries, from which follows what has arrived behind each item of the order."""
@@ -226,12 +227,16 @@ class Pipeline:
                     messages.post(kind[-1], stage, i)
                 elif kind in SENDS:
                     messages.send(kind[-1], stage, stage + SENDS[kind], i)
-                # Reduction: the stage's gradients are complete, so their sum over the replicas may start.
+                # Reduction: the stage's gradients are complete, so their sum over the replicas starts, unless others
+                # come before it.
                 elif kind == "REDUCE_GRAD":
-                    self.reduce.complete(stage)
+                    if stage in self.reduce.early:
+                        self.reduce.start(stage)
                 else:
                     self.compute(step)
-            messages.release(arrived)
+            # Gradients that have arrived by now: their arrays need not wait for the end of the step.
+            for message in arrived:
+                self.comm.waitall(messages.sends.pop(message, []))
 
     def compute(self, step: Step) -> None:
         """Compute an action, and advance a virtual clock by what was counted in it."""
@@ -252,7 +257,9 @@ class Pipeline:
                 elif kind == "W":
                     if (work := self.deferred.pop((stage, i))) is not None:
                         work.run()
-                    self.reduce.weights_done(stage)
+                    # A reducer finishes by itself at the end of a pass, but that pass (I) is over.
+                    for reducer in self.reduce.reducers.get(stage, ()) if self.reduce.each else ():
+                        reducer.finish()
                 # Recomputation: the second forward from the kept input, this time recorded.
                 else:
                     self.alive[stage, i] = self.recompute(stage, i)

@@ -28,75 +28,67 @@ class Reduction:
     """Sums the gradients of one pipeline's stages over their places, and over the replicas that `data` connects.
 
     data: communicator of the data axis; None: there is one pipeline. algorithm: of the all-reduce.
+    reducers: those of each stage, when the caller (ZeRO) has made them. each: they reduce in the backward of every
+    micro-batch (ZeRO 2), not once at the end. shards: those of each stage, where gradients are sharded (ZeRO 2 and 3);
+    the gradients of shared parameters are then added shard by shard.
     """
 
-    def __init__(self, data: Comm | None = None, algorithm: str = "ring") -> None:
-        self.data, self.algorithm = data, algorithm
+    def __init__(
+        self,
+        data: Comm | None = None,
+        algorithm: str = "ring",
+        *,
+        reducers: Mapping[int, Sequence[GradientReducer]] | None = None,
+        each: bool = False,
+        shards: Mapping[int, Sequence[Shard]] | None = None,
+    ) -> None:
+        self.data, self.algorithm, self.given, self.each, self.shards = data, algorithm, reducers, each, shards
 
     def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
         """Make what sums the gradients of these stages. Every rank of the pipeline calls it: it sends (startup)."""
-        self.stages = stages
-        self.shared = self.shared_gradients(comm.dup(), tied)
-        self.reducers = self.stage_reducers()
+        parameters = {n: stage.parameters for n, stage in stages.items()}
+        if self.shards is None:
+            self.shared = SharedGradients(comm.dup(), parameters, tied)
+        else:
+            self.shared = SharedShards(comm.dup(), parameters, tied, self.shards)
+        self.reducers = self._replica_reducers(stages) if self.given is None else self.given
         # Shared parameters are summed over their places first, at the end of the step.
-        self.early = self.reducers.keys() - self.shared.stages
+        self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
         # Running statistics of batch norms are those of the ranks of a stage (two in DualPipe), then of its replicas.
         ranks = plan.holders()
         found = [RunningStatistics(stages[n].module, self._exchange(ranks[n]), self.data) for n in sorted(stages)]
         self.statistics = [statistics for statistics in found if statistics.layers]
 
-    def shared_gradients(self, comm: Comm, tied: Sequence[str]) -> SharedGradients:
-        """Return what sums the gradients of shared parameters over their places."""
-        return SharedGradients(comm, {n: stage.parameters for n, stage in self.stages.items()}, tied)
-
-    def stage_reducers(self) -> dict[int, list[GradientReducer]]:
+    def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:
         """Return what sums the gradients of each stage over the data axis."""
         data = self.data
         if data is None or data.size == 1:
             return {}
-        return {
-            n: [
-                GradientReducer(flat, data.dup(), algorithm=self.algorithm, unused="zeros")
-                for flat in stage.flats
-                if len(flat)
-            ]
-            for n, stage in sorted(self.stages.items())
-        }
-
-    def begin(self) -> None:
-        """Begin a step. Stages may differ (one of them may be frozen), the replicas of a stage may not."""
-        for n, reducers in self.reducers.items():
-            for reducer in reducers:
-                reducer.note_mode(self.stages[n].module)
-
-    def weights_done(self, stage: int) -> None:
-        """A weight gradient was computed apart from its backward pass."""
-
-    def complete(self, stage: int) -> None:
-        """The gradients of a stage are complete: start their sum over the replicas."""
-        if stage in self.early:
-            self._start(stage)
+        made: dict[int, list[GradientReducer]] = {}
+        for n, stage in sorted(stages.items()):
+            for flat in stage.flats:
+                if len(flat):
+                    reducer = GradientReducer(flat, data.dup(), algorithm=self.algorithm, unused="zeros")
+                    made.setdefault(n, []).append(reducer)
+        return made
 
     def finish(self) -> None:
         """End a step: sum shared parameters over their places, then everything over the replicas."""
         if self.shared.groups:
             self.shared.add()
-        self.finish_replicas()
+        if not self.each:
+            for stage in self.reducers:
+                if stage not in self.early:
+                    self.start(stage)
+            for reducers in self.reducers.values():
+                for reducer in reducers:
+                    reducer.finish()
         if self.shared.groups:
             self.shared.mark_added()
         for statistics in self.statistics:
             statistics.combine()
 
-    def finish_replicas(self) -> None:
-        """Start the sums over the data axis that had to wait for shared parameters, and wait for all of them."""
-        for stage in self.reducers:
-            if stage in self.shared.stages:
-                self._start(stage)
-        for reducers in self.reducers.values():
-            for reducer in reducers:
-                reducer.finish()
-
-    def _start(self, stage: int) -> None:
+    def start(self, stage: int) -> None:
         """Start the sum over the data axis of a complete stage: all buckets, in order."""
         for reducer in self.reducers[stage]:
             for parameter in reversed(reducer.flat.parameters):
@@ -118,46 +110,3 @@ class Reduction:
             return table
 
         return exchange
-
-
-class GivenReducers(Reduction):
-    """Sums over the data axis with the reducers that the caller (ZeRO) has made.
-
-    reducers: those of each stage. each: they reduce in the backward of every micro-batch (ZeRO 2), not once at the end.
-    shards: those of each stage, where gradients are sharded (ZeRO 2 and 3); the gradients of shared parameters are then
-    added shard by shard.
-    """
-
-    def __init__(
-        self,
-        data: Comm,
-        reducers: Mapping[int, Sequence[GradientReducer]],
-        *,
-        each: bool = False,
-        shards: Mapping[int, Sequence[Shard]] | None = None,
-    ) -> None:
-        super().__init__(data)
-        self.given, self.each, self.shards = reducers, each, shards
-
-    def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
-        super().bind(comm, plan, stages, tied)
-        if self.each:
-            self.early = set()
-
-    def shared_gradients(self, comm: Comm, tied: Sequence[str]) -> SharedGradients:
-        if self.shards is None:
-            return super().shared_gradients(comm, tied)
-        return SharedShards(comm, {n: stage.parameters for n, stage in self.stages.items()}, tied, self.shards)
-
-    def stage_reducers(self) -> dict[int, list[GradientReducer]]:
-        return {n: list(given) for n, given in self.given.items()}
-
-    def weights_done(self, stage: int) -> None:
-        # A reducer finishes by itself at the end of a pass, but that pass (I) is over.
-        if self.each:
-            for reducer in self.reducers.get(stage, []):
-                reducer.finish()
-
-    def finish_replicas(self) -> None:
-        if not self.each:
-            super().finish_replicas()

@@ -45,6 +45,10 @@ class MicroBatches(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.described)
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yield an array without data, of the micro-batch's shape and dtype, for each one."""
+        return iter(self.described)
+
     def __getitem__(self, i: Any) -> Any:
         return self.read(i)
 
@@ -80,7 +84,7 @@ class VersionedReduction(Reduction):
         self.versions = versions
 
     def bind(self, comm: Comm, plan: Plan, stages: Mapping[int, PipelineStage], tied: Sequence[str]) -> None:
-        self.shared, self.reducers = self.versions.shared, {}
+        self.shared, self.reducers, self.early = self.versions.shared, {}, set()
         several = (n for n, ranks in plan.holders().items() if n in stages and len(ranks) > 1)
         if any(batch_norms(stages[n].module) for n in several):
             raise UsageError(
@@ -128,9 +132,6 @@ class VersionedPipeline(Pipeline):
         if self.period is not None:
             self.losses = self.losses.view(EndlessLosses)
         self.versions.begin(self.plan.microbatches)
-
-    def learn_shapes(self, inputs: Sequence[Any]) -> None:
-        super().learn_shapes(inputs.described if isinstance(inputs, MicroBatches) else inputs)
 
     def know(self, metadata: StageMetadata) -> None:
         super().know(metadata)

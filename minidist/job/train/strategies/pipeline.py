@@ -29,7 +29,7 @@ from minidist.nn import Module
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import GivenReducers, Pipeline, PipelineStage
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
 from minidist.pipeline.runtime.evaluation import Evaluation
 from minidist.pipeline.runtime.norm import gather_blocks
 
@@ -99,9 +99,9 @@ class PipelineParallel(MeshStrategy):
             stages,
             self._loss,
             tied=tied,
-            reduce=GivenReducers(
+            reduce=Reduction(
                 axes.data,
-                reducers if axes.data.size > 1 or config.zero else {},
+                reducers=reducers if axes.data.size > 1 or config.zero else {},
                 each=config.zero == 2,
                 shards=shards if config.zero >= 2 else None,
             ),
