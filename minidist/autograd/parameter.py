@@ -19,7 +19,6 @@ from minidist.autograd.modes import contribution_recorder
 from minidist.autograd.node import SavedTensor
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
-from minidist.base.device import Device
 from minidist.base.half import add_into
 from minidist.base.layout import Layout
 from minidist.base.memory import track
@@ -208,19 +207,6 @@ class Parameter(Tensor):
     def bind(self, array: xp.Array) -> None:
         """Let `array` itself, without a copy, be the data; for the owner of the storage."""
         self._data, self.dtype = array, array.dtype
-
-    def move(self, device: Device | None) -> None:
-        """Move the values and the gradient to a device (None: the host). An error when a flat array owns them."""
-        if self.flat is not None:
-            raise AutogradError(
-                f"parameter {self.name!r} lies in the flat array of a wrapped model; move the model before you wrap it"
-            )
-        grad = self.grad
-        self.gradient.release()
-        self.bind(track(xp.moved(self.data, device), "parameter"))
-        self.updated()
-        if grad is not None:
-            self.grad = xp.moved(grad, device)
 
     def release(self) -> None:
         """Let go of the data, so that its memory can be freed; reading it is an error until `bind`."""

@@ -12,8 +12,9 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy import (
@@ -68,17 +69,31 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.base.device import Device, creating
-from minidist.base.errors import UsageError
+from minidist.base.elsewhere import elsewhere
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Device(Protocol):
+    """Makes arrays. `asarray` copies one of NumPy's to the device."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any: ...
+
+    def zeros(self, shape: Any, dtype: Any) -> Any: ...
+
+    def asarray(self, value: Any) -> Any: ...
+
+
+# The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
+creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=None)
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
 
 __all__ = [
     "Array",
+    "Device",
     "absolute",
     "add",
     "arange",
@@ -96,6 +111,7 @@ __all__ = [
     "concatenate",
     "copyto",
     "cos",
+    "creating",
     "divide",
     "device_arange",
     "dot_rows",
@@ -122,7 +138,6 @@ __all__ = [
     "maximum",
     "minimum",
     "moveaxis",
-    "moved",
     "multiply",
     "ndarray",
     "on_gpu",
@@ -198,18 +213,6 @@ def to_device(value: Array) -> Array:
     return value if device is None else device.asarray(value)
 
 
-def moved(value: Array, device: Device | None) -> Array:
-    """An array on a device (None: the host), itself when it is there already; on no device (`NoDevice`) without values.
-
-    Errors: UsageError for a meta array that is to have values.
-    """
-    if device is not None and getattr(device, "is_meta", False):
-        return device.empty(value.shape, value.dtype)  # type: ignore[no-any-return]
-    if is_meta(value):
-        raise UsageError(f"a meta array of shape {value.shape} has no values to move; make it on the device instead")
-    return to_host(value) if device is None else device.asarray(value)  # type: ignore[no-any-return]
-
-
 def to_host(value: Any) -> Any:
     """A device's array as one of NumPy's; NumPy's own as it is."""
     return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
@@ -233,10 +236,6 @@ def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
         return device.empty(shape, dtype)  # type: ignore[no-any-return]
     if like is None or type(like) is ndarray:
         return np.empty(shape, dtype)
-    if is_meta(like):
-        from minidist.base.meta import empty_meta
-
-        return empty_meta(shape, dtype)  # type: ignore[no-any-return]
     return np.empty(shape, dtype, like=like)
 
 
@@ -279,19 +278,9 @@ def has_values(value: Array) -> bool:
 def kernels_of(value: Array) -> Any:
     """The module of whole operations: cuda_kernels.py for CuPy's arrays, meta_kernels.py for meta arrays.
 
-    None for all others, for which the array functions beside each call are the operation.
+    None for all others, for which the array functions next to each call are the operation.
     """
-    if type(value) is ndarray:
-        return None
-    if is_meta(value):
-        from minidist.base import meta_kernels
-
-        return meta_kernels
-    if type(value).__module__.partition(".")[0] != "cupy":
-        return None
-    from minidist.base import cuda_kernels
-
-    return cuda_kernels
+    return None if type(value) is ndarray else elsewhere.kernels_of(value)
 
 
 def block_length(value: Array, block: int) -> int:

@@ -1,6 +1,7 @@
 """Layers and models on the autograd engine. Nothing here communicates or knows of ranks.
 
 module.py           the tree of parameters with a forward function
+moving.py           how a model gets to a device
 describe.py         what `print(model)` shows
 flat.py             the parameters of a unit in one flat array
 linear.py           Linear, and GPT-2's Conv1D

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from minidist.autograd import AutogradError, Parameter, ShapeError, Tensor, is_grad_enabled
 from minidist.base import arrays as xp
-from minidist.base.device import Device, device_of
+from minidist.base.elsewhere import elsewhere
 from minidist.base.errors import UsageError, nearest
 from minidist.base.random import initial_weight
 
@@ -228,7 +228,7 @@ class Module:
         """Training mode off."""
         return self.train(False)
 
-    def to(self, device: str | Device | None) -> Self:
+    def to(self, device: str | xp.Device | None) -> Self:
         """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
 
         device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. What a forward pass
@@ -243,13 +243,7 @@ class Module:
         they are. Errors: UsageError for a device that is not there, and for a meta array, which has no values to move;
         AutogradError for a model that is wrapped.
         """
-        target = device_of(device) if isinstance(device, str) else device
-        for parameter in self.parameters():
-            parameter.move(target)
-        for module in self.modules():
-            buffers = module.own_buffers()
-            if buffers:
-                module.load_buffers({name: xp.moved(array, target) for name, array in buffers.items()})
+        elsewhere.move(self, device)
         return self
 
     def own_buffers(self) -> dict[str, xp.Array]:
@@ -319,10 +313,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        # Imported where a model is printed.
-        from minidist.nn.describe import describe
-
-        return describe(self)
+        return elsewhere.describe(self)
 
 
 def name_of(hook: Callable[..., Any]) -> str:

@@ -1,0 +1,45 @@
+"""What the core takes from the modules around it: each function imports its module when it is called.
+
+Proved by: tests/base/test_elsewhere.py
+"""
+
+from typing import Any
+
+from minidist.base.elsewhere import elsewhere
+
+
+def _fibers() -> Any:
+    from minidist.base import promise_fibers
+
+    return promise_fibers
+
+
+def _kernels_of(value: Any) -> Any:
+    """Return meta_kernels.py for arrays without data, cuda_kernels.py for CuPy's, None for all others."""
+    if getattr(value, "is_meta", False):
+        from minidist.base import meta_kernels
+
+        return meta_kernels
+    if type(value).__module__.partition(".")[0] != "cupy":
+        return None
+    from minidist.base import cuda_kernels
+
+    return cuda_kernels
+
+
+def _describe(module: Any) -> str:
+    from minidist.nn.describe import describe
+
+    return describe(module)
+
+
+def _move(module: Any, device: Any) -> None:
+    from minidist.nn.moving import move
+
+    move(module, device)
+
+
+elsewhere.fibers = _fibers
+elsewhere.kernels_of = _kernels_of
+elsewhere.describe = _describe
+elsewhere.move = _move
