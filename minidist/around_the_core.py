@@ -27,6 +27,27 @@ def _kernels_of(value: Any) -> Any:
     return cuda_kernels
 
 
+def _half() -> Any:
+    from minidist.base import half
+
+    elsewhere.half = lambda: half  # the next call finds it
+    return half
+
+
+def _precision() -> Any:
+    from minidist.autograd import precision
+
+    elsewhere.precision = lambda: precision
+    return precision
+
+
+def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
+    from minidist.autograd.in_place import SampledTensor
+
+    elsewhere.saved_tensor = SampledTensor
+    return SampledTensor(tensor, version, array)
+
+
 def _describe(module: Any) -> str:
     from minidist.nn.describe import describe
 
@@ -41,5 +62,8 @@ def _move(module: Any, device: Any) -> None:
 
 elsewhere.fibers = _fibers
 elsewhere.kernels_of = _kernels_of
+elsewhere.half = _half
+elsewhere.precision = _precision
+elsewhere.saved_tensor = _saved_tensor
 elsewhere.describe = _describe
 elsewhere.move = _move

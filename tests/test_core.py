@@ -14,15 +14,15 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_751,
+        1_676,
         0,
-        "base: __init__ arrays elsewhere errors fibers flop_counter half layout lazy limits memory random registry"
+        "base: __init__ arrays elsewhere errors fibers flop_counter layout lazy limits memory random registry"
         " trace watchers",
     ),
     "autograd": (
-        2_945,
+        2_740,
         0,
-        "autograd: __init__ backward errors function modes node operands operators parameter precision tensor;"
+        "autograd: __init__ backward errors function modes node operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),

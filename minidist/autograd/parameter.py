@@ -4,7 +4,7 @@ gradient has a buffer that it may share with others.
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
 A write into the array itself (`p.data[...] *= 3`) counts no version, so a node also keeps a sample of the values
-(node.py).
+(in_place.py).
 
 Gradients enter through one method, `accumulate`, which adds to the parameter's `Gradient`.
 
@@ -16,10 +16,9 @@ from typing import Any
 
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.autograd.modes import contribution_recorder
-from minidist.autograd.node import SavedTensor
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
-from minidist.base.half import add_into
+from minidist.base.elsewhere import elsewhere
 from minidist.base.layout import Layout
 from minidist.base.memory import track
 from minidist.base.watchers import watchers
@@ -68,10 +67,7 @@ class Gradient:
         value = contribution(None) if callable(contribution) else contribution
         if value.shape != self.local.shape:
             raise ShapeError(f"a gradient of shape {value.shape} for a parameter of shape {self.local.shape}")
-        if value.itemsize == 2:
-            add_into(self.local, value)
-        else:
-            self.local += value
+        xp.add_into(self.local, value)
 
     def fill_zeros(self) -> None:
         """Let `local` be zeros when nothing was added. The buffer must be allocated."""
@@ -259,9 +255,9 @@ class Parameter(Tensor):
         else:
             self.flat.updated(by)
 
-    def saved(self) -> SavedTensor:
+    def saved(self) -> Any:
         """What a node keeps: the parameter, the version and a sample of the values, never the array."""
-        return SavedTensor(self, self.version, self._data)
+        return elsewhere.saved_tensor(self, self.version, self._data)
 
     # --- gradient ---
 

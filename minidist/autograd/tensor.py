@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 
 from minidist.autograd.errors import AutogradError, DtypeError
 from minidist.autograd.modes import grad_enabled, saved_tensors
-from minidist.autograd.node import Node, SavedTensor
-from minidist.autograd.precision import half_prepare, half_vjp, result_dtype
+from minidist.autograd.node import Node
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, upcast
+from minidist.base.elsewhere import elsewhere
 from minidist.base.watchers import watchers
 
 Method = Callable[..., "Tensor"]  # of a tensor and other operands
@@ -33,7 +32,7 @@ class Tensor:
 
     data: xp.Array
     node: Any  # Node | None; a Parameter is its own leaf
-    half: ClassVar[bool] = False  # is it a HalfOperand?
+    half: ClassVar[bool] = False  # is it a HalfOperand of precision.py?
     version: Any = 0  # of the values; a Parameter's counts its updates
     flat: Any = None  # the owner of a Parameter's storage
     name: Any = ""
@@ -100,7 +99,7 @@ class Tensor:
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
-        return SavedTensor(self, 0, self.data)
+        return elsewhere.saved_tensor(self, 0, self.data)
 
     def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -173,62 +172,6 @@ class Tensor:
     relu: ClassVar[Method]
 
 
-class HalfOperand(Tensor):
-    """A 16-bit tensor as an operation sees it that computes in float32: `data` reads as a new float32 array.
-
-    What a node keeps of it stays 16-bit and is upcast anew at each read. `stored` is the 16-bit array.
-    """
-
-    __slots__ = ("source",)
-    half = True
-
-    def __init__(self, source: Any) -> None:
-        self.source = source  # a tensor, or what it saved
-
-    @property
-    def data(self) -> xp.Array:  # type: ignore[override]
-        """The values in float32."""
-        return upcast(self.source.data)
-
-    @property
-    def stored(self) -> xp.Array:
-        """The array as it is stored."""
-        return self.source.data
-
-    @property
-    def node(self) -> Any:
-        """The node of the tensor."""
-        return self.source.node
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of each dim."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the stored array."""
-        return self.source.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dims."""
-        return len(self.source.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.source.size
-
-    def saved(self) -> "HalfOperand":
-        """What a node keeps: what the tensor saves, read as float32."""
-        return HalfOperand(self.source.saved())
-
-    def save(self, array: xp.Array) -> "HalfOperand":
-        """An array of the operation, rounded to the stored dtype, to be read as float32 in backward."""
-        return HalfOperand(kept(downcast(array, self.source.dtype)))
-
-
 def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
     """An object to read `.data` of in backward: `tensor`, or one of `array`; or what a `saved_tensors_hook` keeps."""
     keeper = saved_tensors.get()
@@ -266,25 +209,20 @@ def record(
     """
     first = edges or weights
     if first and first[0][0].half:
-        data, edges, weights, prepare = _in_half(name, data, edges, weights, prepare)
+        data, edges, weights, prepare = elsewhere.precision().in_half(name, data, edges, weights, prepare)
 
     # The node points to the nodes of the inputs, and to parameters, which are their own leaves.
     out = Tensor(data)
     if grad_enabled.get():
         inputs: tuple[Any, ...] = ()
         parameters: tuple[Any, ...] = ()
-        for source, vjp in edges:
-            node = source.node
-            if node.__class__ is Node:
-                inputs += ((node, vjp),)
-            elif node is not None:
-                parameters += ((node, _into_buffer(vjp)),)
-        for source, vjp in weights:
-            node = source.node
-            if node.__class__ is Node:
-                inputs += ((node, vjp),)
-            elif node is not None:
-                parameters += ((node, vjp),)
+        for group in (edges, weights):
+            for source, vjp in group:
+                node = source.node
+                if node.__class__ is Node:
+                    inputs += ((node, vjp),)
+                elif node is not None:
+                    parameters += ((node, vjp if group is weights else into_buffer(vjp)),)
         if inputs or parameters or replays:
             out.node = Node(name, inputs, parameters, prepare, hook, replays)
 
@@ -301,19 +239,6 @@ def _tell(
     sources = [source for source, _ in edges]
     for watcher in told:
         watcher.recorded(name, out, sources, cost, saved)
-
-
-def _in_half(
-    name: str, data: xp.Array, edges: Sequence[Edge], weights: Sequence[Edge], prepare: Callable[[Any], Any] | None
-) -> tuple[xp.Array, Sequence[Edge], Sequence[Edge], Callable[[Any], Any] | None]:
-    """Return a record of HalfOperands, computed in float32, with its result and its gradients in half precision."""
-    storage = (edges or weights)[0][0].dtype
-    return (
-        downcast(data, result_dtype(name, storage)),
-        [(source, half_vjp(vjp, source.dtype)) for source, vjp in edges],
-        [(source, _into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
-        prepare and half_prepare(prepare, storage),
-    )
 
 
 class MeanOfRows(str):
@@ -334,7 +259,7 @@ def named_mean(loss: Tensor, over: str) -> Tensor:
     return loss
 
 
-def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
+def into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
     """An ordinary vjp as one that can write to `out`."""
 
     def write(grad: xp.Array, out: xp.Array | None = None) -> xp.Array:

@@ -13,7 +13,8 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from math import prod
+from functools import cache
+from math import gcd, prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -94,8 +95,10 @@ GPU_BLOCK = 1 << 24
 __all__ = [
     "Array",
     "Device",
+    "SAMPLED",
     "absolute",
     "add",
+    "add_into",
     "arange",
     "argsort",
     "array",
@@ -112,9 +115,10 @@ __all__ = [
     "copyto",
     "cos",
     "creating",
-    "divide",
     "device_arange",
+    "divide",
     "dot_rows",
+    "downcast",
     "dtype",
     "empty",
     "empty_like",
@@ -129,6 +133,7 @@ __all__ = [
     "inf",
     "int64",
     "is_array",
+    "is_half",
     "isfinite",
     "isnan",
     "kernels_of",
@@ -139,17 +144,19 @@ __all__ = [
     "minimum",
     "moveaxis",
     "multiply",
+    "named_dtype",
     "ndarray",
-    "on_gpu",
     "on_device_of",
+    "on_gpu",
     "ones",
     "ones_like",
+    "owner",
     "packbits",
     "place",
     "put_along_axis",
-    "owner",
     "quiet_overflow",
     "reciprocal",
+    "sample_step",
     "scatter_add",
     "scatter_add_rows",
     "sign",
@@ -167,6 +174,7 @@ __all__ = [
     "to_host",
     "transpose",
     "unpackbits",
+    "upcast",
     "where",
     "zeros",
     "zeros_like",
@@ -355,6 +363,62 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
         ordered = rows[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
+
+
+# --- half precision: the sums and products of 16-bit floats are done in float32, see half.py ---
+
+
+def is_half(dtype: Any) -> bool:
+    """Whether it is a 16-bit float. (bfloat16 is of NumPy's kind "V", because ml_dtypes defines it.)"""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def upcast(value: Array) -> Array:
+    """`value` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
+    if value.itemsize != 2 or not is_half(value.dtype):
+        return value
+    return elsewhere.half().widened(value)  # type: ignore[no-any-return]
+
+
+def downcast(value: Array, dtype: Any) -> Array:
+    """`value` itself when it is of `dtype`, or its values rounded to the nearest (ties to even) in a new array.
+
+    What is too large becomes infinite, without a warning: a loss scaler looks for it.
+    """
+    if value.dtype is dtype or value.dtype == dtype:
+        return value
+    return elsewhere.half().rounded(value, dtype)  # type: ignore[no-any-return]
+
+
+def add_into(total: Array, contribution: Array) -> Array:
+    """total += contribution; returns `total`. Each sum of 16-bit floats is rounded once."""
+    if contribution.itemsize == 2 and is_half(contribution.dtype):
+        return elsewhere.half().add_into(total, contribution)  # type: ignore[no-any-return]
+    total += contribution
+    return total
+
+
+# --- a sample of the values, which notices most writes to an array ---
+
+SAMPLED = 61  # elements that are compared, at least, of an array that has as many
+
+
+@cache
+def sample_step(shape: tuple[int, ...]) -> int:
+    """The distance of two sampled values: without a common divisor with the row length, so that columns differ."""
+    step = max(1, prod(shape) // SAMPLED)
+    while step > 1 and gcd(step, shape[-1]) != 1:
+        step -= 1
+    return step
 
 
 def quiet_overflow() -> AbstractContextManager[object]:

@@ -20,6 +20,12 @@ class Elsewhere:
     fibers: Callable[[], Any]
     # An array that is not one of NumPy's -> the module of whole operations on it, or None.
     kernels_of: Callable[[Any], Any]
+    # The module base/half.py: conversions and sums of 16-bit floats.
+    half: Callable[[], Any]
+    # The module autograd/precision.py: operands in half precision, and in which precision an operation computes.
+    precision: Callable[[], Any]
+    # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
+    saved_tensor: Callable[[Any, int, Any], Any]
     # A module of a model -> the text that `print` shows.
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.

@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 from minidist.autograd import Function, Parameter, Tensor, gelu, is_grad_enabled, linear, reshape, softmax, swiglu
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast, is_half
 from minidist.base.errors import UsageError
-from minidist.base.half import downcast, is_half
 from minidist.nn.module import Identity, Module
 
 
