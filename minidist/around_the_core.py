@@ -48,6 +48,19 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
+def _refusals() -> Any:
+    from minidist.nn import refusals
+
+    elsewhere.refusals = lambda: refusals
+    return refusals
+
+
+def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], list[str]]:
+    from minidist.nn.state import load_state_dict
+
+    return load_state_dict(module, state, strict)
+
+
 def _describe(module: Any) -> str:
     from minidist.nn.describe import describe
 
@@ -65,5 +78,7 @@ elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
 elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
+elsewhere.refusals = _refusals
+elsewhere.load_state_dict = _load_state_dict
 elsewhere.describe = _describe
 elsewhere.move = _move

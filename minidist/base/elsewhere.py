@@ -26,6 +26,10 @@ class Elsewhere:
     precision: Callable[[], Any]
     # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
     saved_tensor: Callable[[Any, int, Any], Any]
+    # The module nn/refusals.py: what a module's call refuses.
+    refusals: Callable[[], Any]
+    # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
+    load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
     # A module of a model -> the text that `print` shows.
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.

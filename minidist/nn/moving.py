@@ -1,5 +1,14 @@
 """Move a model to a device, or back to the host: what `model.to(device)` does.
 
+What a forward pass makes in addition to its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
+
+    device = device_of("cuda")
+    model = GPT(...).to(device)
+    with creating_on(device):
+        loss = cross_entropy(model(xp.to_device(tokens)), xp.to_device(targets))
+
+As in PyTorch, move a model before an optimizer or a strategy is made of it: an optimizer's states stay where they are.
+
 Proved by: tests/nn/test_module_to.py, tests/cupy/test_device.py
 """
 
