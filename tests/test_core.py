@@ -20,9 +20,9 @@ PARTS = {
         " trace watchers",
     ),
     "autograd": (
-        2_740,
+        2_733,
         0,
-        "autograd: __init__ backward errors function modes node operands operators parameter tensor;"
+        "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),

@@ -1,8 +1,7 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use.
 
-tensor.py          a tensor, and `record`, the one way to make nodes
+tensor.py          a tensor, a node, and `record`, the one way to make nodes
 parameter.py       a leaf that outlives the graph
-node.py            one recorded operation
 backward.py        the backward pass
 modes.py           whether operations are recorded
 in_place.py        writes into the arrays that a node keeps
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
         saved_tensors_hook,
         set_grad_enabled,
     )
-    from minidist.autograd.node import Node, SavedTensor
     from minidist.autograd.ops.attention import causal_attention, causal_attention_composite, causal_attention_heads
     from minidist.autograd.ops.checkpoint import checkpoint
     from minidist.autograd.ops.cross_entropy import cross_entropy, mse_loss
@@ -89,7 +87,7 @@ if TYPE_CHECKING:
     from minidist.autograd.ops.swiglu import swiglu
     from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter
     from minidist.autograd.precision import HalfOperand
-    from minidist.autograd.tensor import MeanOfRows, Tensor, record
+    from minidist.autograd.tensor import MeanOfRows, Node, SavedTensor, Tensor, record
     from minidist.base.flop_counter import FlopCounter, current_flop_counter
 
 __all__ = [

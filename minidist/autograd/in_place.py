@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.autograd.errors import VersionError
 from minidist.autograd.modes import grad_enabled
-from minidist.autograd.node import SavedTensor
+from minidist.autograd.tensor import SavedTensor
 from minidist.base import arrays as xp
 
 _whole: ContextVar[bool] = ContextVar("minidist_compare_whole_arrays", default=False)
@@ -44,9 +44,13 @@ class SampledTensor(SavedTensor):
             self.step = 1 if _whole.get() else xp.sample_step(array.shape)
             self.values = array.ravel()[:: self.step].tobytes()
 
-    def checked(self) -> xp.Array:
-        """Return the array; an error when its values are not those that forward saw."""
-        tensor, data = self.tensor, self.read()
+    @property
+    def data(self) -> xp.Array:
+        """The array; an error when its values are not those that forward saw."""
+        tensor = self.tensor
+        if tensor.version != self.version:
+            raise self.outdated()
+        data: xp.Array = tensor.data
 
         # The owner of a stash says which version it binds; the values that it binds under that number are its business.
         compares = self.step and (tensor.flat is None or not tensor.flat.version_is_given)
@@ -57,5 +61,3 @@ class SampledTensor(SavedTensor):
                 " its values change, or give forward a copy"
             )
         return data
-
-    data = property(checked)

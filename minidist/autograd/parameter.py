@@ -67,7 +67,10 @@ class Gradient:
         value = contribution(None) if callable(contribution) else contribution
         if value.shape != self.local.shape:
             raise ShapeError(f"a gradient of shape {value.shape} for a parameter of shape {self.local.shape}")
-        xp.add_into(self.local, value)
+        if value.itemsize == 2:
+            xp.add_into(self.local, value)
+        else:
+            self.local += value
 
     def fill_zeros(self) -> None:
         """Let `local` be zeros when nothing was added. The buffer must be allocated."""
