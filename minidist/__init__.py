@@ -7,6 +7,8 @@ its module when it is used first, so `import minidist` loads nothing.
 from importlib import import_module
 from typing import Any
 
+from minidist import around_the_core  # noqa: F401  sets the functions that the core calls
+
 __version__ = "0.2.0.dev0"
 
 # Where each name is.

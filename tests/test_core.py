@@ -14,19 +14,19 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_798,
-        5,
-        "base: __init__ arrays device errors fibers flop_counter half layout lazy limits memory random registry trace"
-        " watchers",
+        1_680,
+        0,
+        "base: __init__ arrays elsewhere errors fibers flop_counter layout lazy limits memory random registry"
+        " trace watchers",
     ),
     "autograd": (
-        2_959,
+        2_733,
         0,
-        "autograd: __init__ backward errors function modes node operands operators parameter precision tensor;"
+        "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),
-    "nn": (1_642, 1, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
+    "nn": (1_448, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
     "optim": (1_044, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
         2_315,

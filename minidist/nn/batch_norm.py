@@ -16,8 +16,8 @@ from typing import Any
 from minidist.autograd import Parameter, Tensor, is_grad_enabled
 from minidist.autograd.ops.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half, upcast
 from minidist.base.errors import UsageError
-from minidist.base.half import is_half, upcast
 from minidist.base.limits import check_number
 from minidist.base.random import current_coordinates
 from minidist.nn.module import Module

@@ -28,8 +28,7 @@ from zlib import crc32
 import numpy as np
 
 from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
-from minidist.autograd.node import distance
-from minidist.base.arrays import Array
+from minidist.base.arrays import Array, sample_step
 from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
@@ -116,7 +115,7 @@ def make_buckets(flat: FlatParameters, cap_bytes: float, model: int = 1) -> list
     buckets = []
     for i, group in enumerate(groups):
         places = [flat.slice_of(parameter) for parameter in group]
-        samples = [slice(at.start, at.stop, distance(p.shape)) for p, at in zip(group, places, strict=True)]
+        samples = [slice(at.start, at.stop, sample_step(p.shape)) for p, at in zip(group, places, strict=True)]
         whole = slice(places[-1].start, places[0].stop)
         buckets.append(Bucket(i, whole, tuple(group), flat, model, tuple(samples)))
     return buckets

@@ -25,8 +25,8 @@ from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
-from minidist.base.half import is_half
 from minidist.base.layout import cut
 from minidist.base.limits import check_number
 from minidist.base.memory import track

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import named_dtype
 from minidist.base.errors import UsageError
-from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.base.watchers import watchers
 from minidist.comm import Comm

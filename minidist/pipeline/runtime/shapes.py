@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import named_dtype
 from minidist.base.errors import UsageError
-from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 
