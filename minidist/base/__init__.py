@@ -31,6 +31,7 @@ extras.py         packages that a command needs and an installation may lack
 fibers.py         programs in one thread that run until they pause
 promise_fibers.py fibers on JavaScript promises, in a browser
 registry.py       entries that are found by name
+hooks.py          where a library takes part in what the core does
 process.py        settings of the process
 interrupts.py     where a run was when Ctrl-C ended it
 """

@@ -1,0 +1,24 @@
+"""Where a library takes part in what the core does: tables that are empty until somebody adds a function to them.
+
+    calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
+
+The core calls what it finds here, and runs without any of it. `minidist/additions.py` adds the functions of this
+package when the package is imported; they import what they need when they are called.
+
+Proved by: tests/base/test_hooks.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+# Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
+choosers: dict[str, Callable[[Any, str, int], str]] = {}
+
+# Each registers more algorithms; called once, when a name is none of those that are there.
+more_algorithms: list[Callable[[], None]] = []
+
+# (operation, name) -> the algorithm that the name describes, or None.
+algorithm_sources: list[Callable[[str, str], Any]] = []
+
+# Where one rank stands for many: "call" runs (operation, algorithm, call, *arguments), "barrier" waits on (comm).
+one_event: dict[str, Callable[..., Any]] = {}
