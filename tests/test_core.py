@@ -14,9 +14,9 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_680,
+        1_706,
         0,
-        "base: __init__ arrays elsewhere errors fibers flop_counter layout lazy limits memory random registry"
+        "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
         " trace watchers",
     ),
     "autograd": (
@@ -30,18 +30,18 @@ PARTS = {
     "optim": (1_044, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
         2_315,
-        24,
+        23,
         "comm: __init__ call_site communicator mesh point_to_point waiting; comm/sim: __init__ clock deadlock_report"
         " ended matching state world",
     ),
     "collectives": (
-        1_767,
-        5,
+        1_612,
+        0,
         "collectives: __init__ binomial_tree calls folding naive operations ordered recursive_doubling registry ring",
     ),
     "data parallelism": (
-        2_447,
-        16,
+        2_419,
+        15,
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
     ),
     "model parallelism": (
@@ -52,7 +52,7 @@ PARTS = {
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch tensor_parallel",
     ),
     "pipeline": (
-        2_690,
+        2_679,
         1,
         "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"

@@ -11,7 +11,7 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast, is_half, upcast
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.base.errors import quoted
 
 

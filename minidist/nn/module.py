@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from minidist.autograd import Parameter, Tensor
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.base.errors import UsageError
 from minidist.base.random import initial_weight
 
