@@ -19,8 +19,7 @@ from typing import Protocol
 
 from minidist.autograd.errors import ShapeError
 from minidist.autograd.operands import mismatch, operand
-from minidist.autograd.ops import elementwise, reductions, shaping
-from minidist.autograd.ops.dropout import dropout as dropped
+from minidist.autograd.ops import shaping
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
@@ -99,6 +98,29 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
         cost=lambda: (flops, [(flops * 5 // 6, 3 * o.nbytes)] * 3),  # five products, shared by three inputs
         saved=_arrays(saved, drop),
     )
+
+
+def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same.
+
+    k, v (batch, T, kv heads, n), with heads a multiple of kv heads. Source: Ainslie et al., "GQA", 2023.
+    """
+    batch, length, heads, size = q.shape
+    shared = heads // k.shape[2]
+
+    def repeated(x: Tensor) -> Tensor:
+        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
+        x = shaping.transpose(x, (0, 2, 1, 3))
+        if shared == 1:
+            return x
+        # A view with the key-value head repeated; backward sums over the query heads that read it.
+        x = shaping.reshape(x, (batch, x.shape[1], 1, length, size))
+        repeats = shaping.broadcast_to(x, (batch, x.shape[1], shared, length, size))
+        return shaping.reshape(repeats, (batch, heads, length, size))
+
+    # All are (batch, heads, T, n) now.
+    mixed = causal_attention_heads(shaping.transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
+    return shaping.transpose(mixed, (0, 2, 1, 3))
 
 
 Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
@@ -256,19 +278,3 @@ def _diagonal(n: int, like: xp.Array) -> xp.Array:
     mask = xp.zeros((n, n), like.dtype, like)
     mask[positions[:, None] > positions] = -xp.inf
     return mask
-
-
-def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
-    """The packed form from elementary operations on the whole score matrix; the oracle of `causal_attention`."""
-    batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    size = width // heads
-    split = shaping.transpose(shaping.reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))
-    q, k, v = split[0], split[1], split[2]
-    scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
-    positions = xp.device_arange(length)
-    scores = elementwise.where(positions[:, None] >= positions, scores, -xp.inf)
-    weights = reductions.softmax(scores)
-    if dropout is not None:
-        weights = dropped(weights, dropout.mask(batch, heads, length), dropout.scale)
-    mixed = weights @ v
-    return shaping.reshape(shaping.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))
