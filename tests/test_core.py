@@ -20,7 +20,7 @@ PARTS = {
         " trace watchers",
     ),
     "autograd": (
-        2_733,
+        2_765,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
@@ -45,11 +45,11 @@ PARTS = {
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
     ),
     "model parallelism": (
-        2_763,
-        2,
+        2_368,
+        0,
         "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
-        " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch tensor_parallel",
+        " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
         2_679,
