@@ -124,6 +124,8 @@ class Job:
     accounting: str = "megatron"
     prefetch: int = 1
     kernels: str = "any"
+    attention_kernel: str = "any"
+    framework: str = "any"
 
     @property
     def has_dropout(self) -> bool:
