@@ -89,6 +89,9 @@ COMMANDS = {
         "Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."
     ),
     "plan": "Find the layouts of a training job that fit on a cluster of GPUs, and what they cost.",
+    "check-plan": (
+        "Compare the planner with runs that you have measured: the error of its seconds and bytes, for each source."
+    ),
     "partition": "Decide which layers make a stage; by PipeDream's optimizer also how many machines share it.",
     "profile": (
         "Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition."
