@@ -55,10 +55,13 @@ def filled(stub: str, lines: Sequence[str]) -> str:
     return stub
 
 
-def puzzle(text: str, cases: Sequence[Case], *hints: Hint, picture: Picture | None = None, **settings: Any) -> Puzzle:
+def puzzle(
+    text: str, cases: Sequence[Case], *hints: Hint, note: str = "", picture: Picture | None = None, **settings: Any
+) -> Puzzle:
     """Return a puzzle of an exercise that has these cases, the last of which has the target.
 
-    text: a line of name and title, the task, an empty line, and the stub. settings: of Exercise.
+    text: a line of name and title, the task, an empty line, and the stub. note: the end of the task, which puzzles of a
+    kind have in common. settings: of Exercise.
     """
     head, _, stub = dedent(text).strip("\n").partition("\n\n")
     title, *lines = head.split("\n")
@@ -72,7 +75,7 @@ def puzzle(text: str, cases: Sequence[Case], *hints: Hint, picture: Picture | No
         hints=hints,
         **settings,
     )
-    return Puzzle(name, title, " ".join(lines), stub, exercise, picture)
+    return Puzzle(name, title, " ".join([*lines, note]).strip(), stub, exercise, picture)
 
 
 def of_lesson(text: str, exercise: Exercise, picture: Picture | None = None) -> Puzzle:

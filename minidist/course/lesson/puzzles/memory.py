@@ -164,6 +164,7 @@ def program(
         [Case(1, n) for n in more.get("sizes", (2, 3, 4))],
         *hints,
         says("which is not in memory", "it was freed too early, or not made yet: name what each `make` needs"),
+        note='d.make("a1") makes an array in 1 µs; it has 1,000 B where nothing else is said, until d.free("a1").',
         setup=setup,
         arguments=lambda case, rank: (case.size,),
         expected=lambda case: (),
@@ -272,8 +273,8 @@ PUZZLES = [
     program(
         """
         b06 Make it again
-        Forward has kept a0 and a2, and made g3. Layer 2 needs a1 in backward: a second forward of layer 1 costs 1
-        µs, and no memory for a1 while it is not needed.
+        In memory are a0, a2 and g3. Backward of layer 2 needs a1, which forward has freed: make it again from a0,
+        as late as possible, and free it after its last use.
 
         def make_it_again(d, n):
             d.make("w3")
@@ -357,8 +358,8 @@ PUZZLES = [
     program(
         """
         b10 And gather again
-        Backward of layer i needs its weights a second time: g{i-1} is made from g{i} with p{i}, of 4,000 B. Gather
-        them as late, and drop them as early, as you can.
+        In memory are a0, a1, a2 and g3. Backward of layer i needs its weights a second time: g{i-1} is made from
+        g{i} with p{i}, of 4,000 B. Gather them as late, and drop them as early, as you can.
 
         def gather_again(d, n):
             for i in range(n, 0, -1):

@@ -18,6 +18,10 @@ from minidist.course.lesson.exercises import (
 )
 from minidist.course.lesson.puzzles import MESSAGES, Puzzle, above, of_lesson, puzzle, raises, returns, too_few
 
+NOTE = (
+    "This is rank comm.rank of comm.size; comm.send(array, to) and comm.recv(array, source) wait for each other, and an"
+    " element has 8 B."
+)
 WAITS = (DeadlockError, UnmatchedMessageError)
 
 
@@ -83,7 +87,8 @@ def message(
     **more: Any,
 ) -> Puzzle:
     """Return a puzzle whose ranks get an array each, with its messages and their bytes as the target."""
-    return puzzle(text, cases, *hints, expected=expected, least=least, **{"arguments": own, "limits": MESSAGES, **more})
+    more = {"arguments": own, "limits": MESSAGES, **more}
+    return puzzle(text, cases, *hints, note=NOTE, expected=expected, least=least, **more)
 
 
 PUZZLES = [
@@ -129,7 +134,7 @@ PUZZLES = [
     message(
         """
         m03 Swap without a deadlock
-        Two ranks exchange their arrays. A send waits until its receive has started: if both send first, both wait.
+        Two ranks exchange their arrays. If both send first, both wait for ever.
 
         def swap(comm, x):
             other, incoming = 1 - comm.rank, np.empty_like(x)

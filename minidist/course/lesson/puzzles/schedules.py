@@ -16,7 +16,7 @@ from minidist.course.lesson.exercise import Case, Hint
 from minidist.course.lesson.exercises import e16_gpipe, e17_one_f_one_b, e19_zero_bubble, e38_building_block
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, describe, in_the_readers_words, plan_of
 from minidist.course.lesson.puzzles import Puzzle, above, of_lesson, puzzle, raises, says
-from minidist.pipeline.plan import from_cells, get_schedule, show
+from minidist.pipeline.schedules import from_cells, get_schedule, show
 from minidist.pipeline.simulate import Dependencies, simulate
 from minidist.pipeline.timing import Timing, time_plan
 
@@ -81,6 +81,10 @@ def plan_puzzle(text: str, sizes: Sequence[tuple[int, int]], *hints: Hint) -> Pu
         text,
         [Case(1, p, m) for p, m in sizes],
         *(*hints, *OF_PLANS, *COMMON),
+        note=(
+            "F takes 1 µs and B 2 µs, or I and W 1 µs each. A micro-batch holds 1,000 B on a stage from its F to its B,"
+            " or W; the memory is that of the fullest stage."
+        ),
         picture=drawn,
         setup=setup,
         arguments=size_of,
