@@ -20,7 +20,7 @@ PARTS = {
         " watchers",
     ),
     "autograd": (
-        2_968,
+        2_991,
         0,
         "autograd: __init__ backward errors function modes node operands operators parameter precision tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
