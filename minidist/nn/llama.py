@@ -14,14 +14,23 @@ Proved by: tests/nn/test_llama.py
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from minidist.autograd import ShapeError, Tensor, grouped_query_attention, reshape, rotary, rotary_angles, swiglu
+from minidist.autograd import (
+    Parameter,
+    ShapeError,
+    Tensor,
+    grouped_query_attention,
+    reshape,
+    rotary,
+    rotary_angles,
+    swiglu,
+)
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.embedding import Embedding
-from minidist.nn.experts import SwiGLUExperts, auxiliary_losses
+from minidist.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, run_blocks
@@ -136,6 +145,27 @@ class LlamaMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, width) -> (batch, T, width)."""
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class SwiGLUExperts(MixtureOfExperts):
+    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices next to each other.
+
+    Source: Jiang et al., "Mixtral of experts", 2024.
+    """
+
+    expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
+
+    def make_experts(
+        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
+    ) -> None:
+        """Make the experts' parameters with `weight(*shape, scale=)`."""
+        self.gate_weight, self.up_weight = weight(experts, width, hidden), weight(experts, width, hidden)
+        self.down_weight = weight(experts, hidden, width, scale=out_scale)
+
+    def compute(self, work: Tensor) -> Tensor:
+        """(experts, capacity, width) -> the same shape."""
+        work = self.f(work)
+        return self.g(swiglu(work @ self.gate_weight, work @ self.up_weight) @ self.down_weight)
 
 
 class LlamaBlock(Module):

@@ -38,8 +38,8 @@ from minidist.parallel import (
 )
 from minidist.parallel.context import AllGatherAttention, RingAttention, UlyssesAttention, UlyssesRingAttention
 from minidist.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
@@ -984,7 +984,7 @@ def evaluation_of_a_stage_left_on_in_one_replica_of_a_pipeline(comm):
     pp, stage = mesh["pp"], Linear(6, (6, 3)[mesh["pp"].rank], dtype=np.float64)
     plan, data = get_schedule("gpipe").plan(2, 2), [rows(i) for i in range(2)]
     stages = [PipelineStage(stage, pp.rank)]
-    pipe = Pipeline(pp, plan, stages, lambda y, t: cross_entropy(y, t, 16.0), data=mesh["dp"])
+    pipe = Pipeline(pp, plan, stages, lambda y, t: cross_entropy(y, t, 16.0), reduce=Reduction(mesh["dp"]))
     optimizer = SGD(stages[0].parameters, lr=LR)
     for _ in range(STEPS):
         pipe.step([x.data for x, _ in data], [targets for _, targets in data])

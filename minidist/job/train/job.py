@@ -15,8 +15,7 @@ from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.device import creating
+from minidist.base.arrays import Array, creating
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
@@ -33,7 +32,7 @@ from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import LayerSums, WholeMatrices
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.expert import ExpertParallel
-from minidist.pipeline.runtime import LayerProfile
+from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
 
 

@@ -21,7 +21,7 @@ from minidist.autograd.errors import ShapeError
 from minidist.autograd.ops.attention import WeightDropout
 from minidist.autograd.ops.elementwise import cast
 from minidist.base import arrays as xp
-from minidist.base.half import is_half
+from minidist.base.arrays import is_half
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Comm

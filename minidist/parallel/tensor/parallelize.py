@@ -20,7 +20,7 @@ from zlib import crc32
 
 import numpy as np
 
-from minidist.autograd.node import distance
+from minidist.base.arrays import sample_step
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MLP
@@ -86,7 +86,7 @@ def weights_checksum(module: Module, comm: Comm) -> int:
         split = parameter.layout is not None and any(len(ranks.intersection(r)) > 1 for r in parameter.layout.ranks)
         values = parameter.data
         if not split and type(values) is np.ndarray:
-            sample = values.reshape(-1)[:: distance(values.shape)] if values.ndim else values
+            sample = values.reshape(-1)[:: sample_step(values.shape)] if values.ndim else values
             checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
     return checksum
 
