@@ -45,7 +45,7 @@ PARTS = {
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
     ),
     "model parallelism": (
-        2_368,
+        2_369,
         0,
         "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
