@@ -9,8 +9,6 @@ calls it gets. Every later one repeats the record on the rank's clock, by the fo
 order of the record, so times, bytes and peaks are those of the messages. Rings whose ranks hold unequal parts are not
 recorded.
 
-Importing this module lets `apply_context_parallel` use it for "ring".
-
 Proved by: tests/parallel/test_ring_event.py, tests/train/test_folded_dry_run.py
 """
 
@@ -31,7 +29,6 @@ from minidist.base.watchers import watchers
 from minidist.comm import Comm
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.parallel.context.ring_attention import RingAttention
-from minidist.parallel.context.split_attention import ATTENTIONS
 
 
 @dataclass
@@ -184,6 +181,3 @@ def _hold(nbytes: dict[str, int]) -> None:
     """Allocate and free that many bytes of each purpose, all at one time."""
     held = [track(cast(Any, MetaArray(count, np.uint8)), kind) for kind, count in nbytes.items() if count > 0]
     del held
-
-
-ATTENTIONS.add("ring", lambda comm, length, inner, neighbours: RingAttentionEvent(comm, length))
