@@ -123,10 +123,45 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+def _plan(model: Any, sequence_parallel: bool) -> Any:
+    """Return the plan of a Llama, and of a model with experts."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
+        return None
+    from minidist.parallel.expert.tensor_parallel import plan_of
+
+    return plan_of(model, sequence_parallel)
+
+
+def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    """Return ring attention, where one rank stands for many as one event."""
+    if comm.world.folds:
+        from minidist.parallel.context.ring_event import RingAttentionEvent
+
+        return RingAttentionEvent(comm, length)
+    from minidist.parallel.context.ring_attention import RingAttention
+
+    return RingAttention(comm, length)
+
+
+def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.all_gather_attention import AllGatherAttention
+
+    return AllGatherAttention(comm, length)
+
+
+def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
+
+    return UlyssesRingAttention(comm, length, neighbours)
+
+
 hooks.choosers["auto"] = _choose
 hooks.more_algorithms.append(_more_algorithms)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
+hooks.plan_sources.append(_plan)
+hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
 elsewhere.fibers = _fibers
 elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half

@@ -23,6 +23,13 @@ algorithm_sources: list[Callable[[str, str], Any]] = []
 # Where one rank stands for many: "call" runs (operation, algorithm, call, *arguments), "barrier" waits on (comm).
 one_event: dict[str, Callable[..., Any]] = {}
 
+# Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
+plan_sources: list[Callable[[Any, bool], Any]] = []
+
+# Attention of split sequences, by name: (comm, tokens of a sequence, the model's attention so far, neighbours that
+# exchange heads) -> the module that takes the place of every `attention_fn`.
+attentions: dict[str, Callable[[Any, int, Any, int], Any]] = {}
+
 
 class Elsewhere:
     """The functions, as attributes. They are the same for all ranks and hold no state."""
