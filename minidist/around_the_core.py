@@ -73,6 +73,31 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+def _check_schedule(*arguments: Any) -> None:
+    from minidist.pipeline.schedules.refusals import check_schedule
+
+    check_schedule(*arguments)
+
+
+def _check_transfers(plan: Any, items: Any) -> bool:
+    from minidist.pipeline.transfers import check_transfers
+
+    return check_transfers(plan, items)
+
+
+def _pipeline_refusals() -> Any:
+    from minidist.pipeline.runtime import refusals
+
+    return refusals
+
+
+def _combine_statistics(module: Any, *comms: Any) -> Any:
+    from minidist.parallel.running_statistics import RunningStatistics
+
+    statistics = RunningStatistics(module, *comms)
+    return statistics.combine if statistics.layers else None
+
+
 elsewhere.fibers = _fibers
 elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
@@ -82,3 +107,7 @@ elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
 elsewhere.describe = _describe
 elsewhere.move = _move
+elsewhere.check_schedule = _check_schedule
+elsewhere.check_transfers = _check_transfers
+elsewhere.pipeline_refusals = _pipeline_refusals
+elsewhere.combine_statistics = _combine_statistics

@@ -34,6 +34,14 @@ class Elsewhere:
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.
     move: Callable[[Any, Any], None]
+    # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
+    check_schedule: Callable[..., None]
+    # (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
+    check_transfers: Callable[[Any, Any], bool]
+    # The module pipeline/runtime/refusals.py: what a pipeline refuses.
+    pipeline_refusals: Callable[[], Any]
+    # (module, *communicators) -> what combines the running statistics of its layers after a step, or None.
+    combine_statistics: Callable[..., Callable[[], None] | None]
 
 
 elsewhere = Elsewhere()

@@ -7,6 +7,7 @@ shapes.py            shapes and dtypes of what crosses the boundaries
 reduction.py         who sums the gradients of a rank's stages
 shared.py            parameters that live on several stages
 shared_shards.py     the same, where gradients are sharded
+refusals.py          what a pipeline refuses
 norm.py              the gradient norm over all stages
 clip.py              clipping by it
 evaluation.py        the forward passes alone

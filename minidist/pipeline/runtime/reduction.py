@@ -10,14 +10,14 @@ A stage without shared parameters needs no [1]: its sum over the replicas starts
 Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.elsewhere import elsewhere
 from minidist.comm import Comm
 from minidist.parallel import GradientReducer, Shard
-from minidist.parallel.running_statistics import Exchange, RunningStatistics
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.shared import SharedGradients
 from minidist.pipeline.runtime.shared_shards import SharedShards
@@ -54,10 +54,12 @@ class Reduction:
         self.reducers = self._replica_reducers(stages) if self.given is None else self.given
         # Shared parameters are summed over their places first, at the end of the step.
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
-        # Running statistics of batch norms are those of the ranks of a stage (two in DualPipe), then of its replicas.
-        ranks = plan.holders()
-        found = [RunningStatistics(stages[n].module, self._exchange(ranks[n]), self.data) for n in sorted(stages)]
-        self.statistics = [statistics for statistics in found if statistics.layers]
+        # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
+        self.at_end: list[Callable[[], None]] = []
+        for n, stage in sorted(stages.items()):
+            comms = self.exchange(plan.holders()[n]), self.data
+            if comms != (None, None) and (combine := elsewhere.combine_statistics(stage.module, *comms)) is not None:
+                self.at_end.append(combine)
 
     def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:
         """Return what sums the gradients of each stage over the data axis."""
@@ -85,8 +87,8 @@ class Reduction:
                     reducer.finish()
         if self.shared.groups:
             self.shared.mark_added()
-        for statistics in self.statistics:
-            statistics.combine()
+        for combine in self.at_end:
+            combine()
 
     def start(self, stage: int) -> None:
         """Start the sum over the data axis of a complete stage: all buckets, in order."""
@@ -96,7 +98,7 @@ class Reduction:
                     parameter.zero_fill()  # when nothing was added to it
                     reducer.ready(parameter)
 
-    def _exchange(self, ranks: Sequence[int]) -> Exchange | None:
+    def exchange(self, ranks: Sequence[int]) -> Callable[[np.ndarray], np.ndarray] | None:
         """Return how the ranks that compute one stage gather their words: each sends its own to all others."""
         if len(ranks) == 1:
             return None

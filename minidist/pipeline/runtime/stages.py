@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Function, Parameter, Tensor
+from minidist.base.elsewhere import elsewhere
 from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.limits import check_whole
@@ -62,11 +63,6 @@ class PipelineStage:
 
 
 # --- a stage's forward and backward, as autograd sees them ---
-
-
-def has_gradient(dtype: np.dtype[Any]) -> bool:
-    """Whether tensors of this dtype have gradients: floats do (bfloat16's kind is "V"), numbers of tokens do not."""
-    return dtype.kind in "fV"
 
 
 def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
@@ -168,25 +164,7 @@ def cut_model(model: Any, stages: int, cuts: Sequence[int] | None = None) -> tup
     check_whole("stages", stages, 1)
     bounds = pairwise(offsets(blocks_per_stage(len(blocks), stages, cuts)))
     made: list[Module] = [model.stage(a, b, n == 0, n == stages - 1) for n, (a, b) in enumerate(bounds)]
-    return made, _shared_names(model, made)
-
-
-def _shared_names(model: Any, made: Sequence[Module]) -> list[str]:
-    """Return the parameters that several stages have; UsageError for one that is in no stage, or whose name is not."""
-    # What no stage has would not be computed; what several have is tied. Both go by the names.
-    names = Counter(parameter.name for parameter in model.parameters())
-    for name, count in names.items():
-        if count > 1:
-            raise UsageError(
-                f"{count} parameters of {type(model).__name__} are called {name!r}, and stages find what they share by"
-                " name; call initialize(seed) at the end of the model's __init__, which names them by their paths"
-            )
+    elsewhere.pipeline_refusals().check_stages(model, made)
+    # What several stages have is tied; it goes by the name.
     counts = Counter(name for stage in made for name in {parameter.name for parameter in stage.parameters()})
-    for name, parameter in model.named_parameters():
-        if parameter.name not in counts:
-            raise UsageError(
-                f"parameter {name!r} of {type(model).__name__} is in none of the {len(made)} stages; let its method"
-                " stage put what comes in front of the blocks into the first one (is_first), and what follows into the"
-                " last"
-            )
-    return [name for name, count in counts.items() if count > 1]
+    return made, [name for name, count in counts.items() if count > 1]

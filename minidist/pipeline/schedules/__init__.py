@@ -6,6 +6,7 @@ Those of `minidist.pipeline.plan` are the ones that a reader begins with; a new 
 
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file
+refusals.py   sizes and options that a schedule cannot have
 updates.py    plans that update their weights on the way: the versions of the weights that they need
 """
 
