@@ -43,8 +43,9 @@ if TYPE_CHECKING:
         saved_tensors_hook,
         set_grad_enabled,
     )
-    from minidist.autograd.ops.attention import causal_attention, causal_attention_composite, causal_attention_heads
+    from minidist.autograd.ops.attention import causal_attention, causal_attention_heads, grouped_query_attention
     from minidist.autograd.ops.checkpoint import checkpoint
+    from minidist.autograd.ops.composite_attention import causal_attention_composite
     from minidist.autograd.ops.cross_entropy import cross_entropy, mse_loss
     from minidist.autograd.ops.dropout import dropout
     from minidist.autograd.ops.elementwise import (
@@ -130,6 +131,7 @@ __all__ = [
     "gelu_composite",
     "getitem",
     "gradcheck",
+    "grouped_query_attention",
     "is_grad_enabled",
     "is_in_backward",
     "layer_norm",

@@ -14,7 +14,7 @@ Proved by: tests/pipeline/test_plans.py
 from collections import Counter
 from dataclasses import dataclass
 
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.pipeline.plan import Action, Plan, actions_of
 from minidist.pipeline.plan.plan import UPDATE_RULES, PlanError
 from minidist.pipeline.simulate import Dependencies, simulate

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.base.registry import Registry
 from minidist.pipeline.plan.action import Item
 from minidist.pipeline.plan.plan import Plan

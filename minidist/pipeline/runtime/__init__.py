@@ -19,8 +19,9 @@ versions.py          the versions of weights that are still needed
 stream.py            an asynchronous pipeline step by step, beyond the end of its plan
 """
 
-from minidist.pipeline.runtime.pipeline import Pipeline
-from minidist.pipeline.runtime.reduction import Reduction
-from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection, cut_model, split_model
-
-__all__ = ["Pipeline", "PipelineStage", "Reduction", "SkipConnection", "cut_model", "split_model"]
+from minidist.pipeline.runtime.pipeline import Pipeline as Pipeline
+from minidist.pipeline.runtime.reduction import Reduction as Reduction
+from minidist.pipeline.runtime.stages import PipelineStage as PipelineStage
+from minidist.pipeline.runtime.stages import SkipConnection as SkipConnection
+from minidist.pipeline.runtime.stages import cut_model as cut_model
+from minidist.pipeline.runtime.stages import split_model as split_model

@@ -24,8 +24,8 @@ import numpy as np
 
 from minidist.autograd import Tensor, current_flop_counter, no_grad
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
 from minidist.base.fingerprint import fingerprint
+from minidist.base.hooks import elsewhere
 from minidist.base.random import batch_coordinates
 from minidist.base.trace import purpose
 from minidist.collectives import all_reduce, broadcast

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.comm import Comm
 from minidist.parallel import GradientReducer, Shard
 from minidist.pipeline.plan import Plan

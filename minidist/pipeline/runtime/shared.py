@@ -20,8 +20,8 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
 from minidist.base.fingerprint import fingerprint, fingerprint_number
+from minidist.base.hooks import elsewhere
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm, PointToPoint

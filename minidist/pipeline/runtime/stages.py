@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Function, Parameter, Tensor
-from minidist.base.elsewhere import elsewhere
 from minidist.base.errors import UsageError
+from minidist.base.hooks import elsewhere
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.limits import check_whole
 from minidist.nn import Module

@@ -35,6 +35,7 @@ from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replica
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays, release_other_stages
 from minidist.nn.flat import FlatParameters
+from minidist.parallel import reduced_elements
 from minidist.parallel.dims import Axes
 from minidist.parallel.gradients import GradientReducer
 from minidist.pipeline.runtime import PipelineStage
@@ -263,7 +264,7 @@ def _sizes(stage: int, units: list[UnitVersions], rounds: GradientReducer | None
     """Return the element counts of a stage; no part of it lies on a data axis. rounds: the reducer of its replicas."""
     reduced = None
     if rounds is not None and rounds.algorithm not in ("ring", "ordered"):
-        reduced = rounds.elements_sent()
+        reduced = reduced_elements.of_reducer(rounds)
     trainable = {p.name: p.size for versions in units for p in versions.flat.parameters if p.requires_grad}
     return AxisSizes(stage, False, [versions.flat.padded_numel for versions in units], [], trainable, reduced=reduced)
 
