@@ -38,6 +38,10 @@ def _more_algorithms() -> None:
     import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
 
 
+def _more_schedules() -> None:
+    import minidist.pipeline.schedules  # noqa: F401  its files register them
+
+
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
     if ".py:" not in name:
         return None
@@ -150,6 +154,7 @@ def _combine_statistics(module: Any, *comms: Any) -> Any:
 
 hooks.choosers["auto"] = _choose
 hooks.more_algorithms.append(_more_algorithms)
+hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
 elsewhere.fibers = _fibers

@@ -17,6 +17,9 @@ choosers: dict[str, Callable[[Any, str, int], str]] = {}
 # Each registers more algorithms; called once, when a name is none of those that are there.
 more_algorithms: list[Callable[[], None]] = []
 
+# Each registers more schedules of pipelines; called once, when a name is none of those that are there.
+more_schedules: list[Callable[[], None]] = []
+
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 

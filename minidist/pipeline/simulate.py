@@ -21,7 +21,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from minidist.pipeline.plan.action import COMPUTE, Action, Item, actions_of
-from minidist.pipeline.plan.plan import UPDATE_RULES, Plan
+from minidist.pipeline.plan.plan import Plan
+from minidist.pipeline.plan.registry import update_rule
 
 Span = tuple[Item, float, float]  # item, start, end
 
@@ -33,7 +34,7 @@ class Dependencies:
         self.stages = plan.stages
         self.actions = {action for rank in range(plan.ranks) for action in plan.actions(rank)}
         # Where weights change on the way, what the update before an action waits for.
-        rule = UPDATE_RULES.get(plan.updates)
+        rule = update_rule(plan)
         self.updates: dict[Action, list[Action]] = rule.waits(plan) if rule else {}
 
     def needs(self, action: Action) -> list[Action]:

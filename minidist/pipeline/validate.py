@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from minidist.base.hooks import elsewhere
 from minidist.pipeline.plan import Action, Plan, actions_of
-from minidist.pipeline.plan.plan import UPDATE_RULES, PlanError
+from minidist.pipeline.plan.plan import PlanError
+from minidist.pipeline.plan.registry import update_rule
 from minidist.pipeline.simulate import Dependencies, simulate
 
 
@@ -42,13 +43,8 @@ def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
     _check_local_order(items)
     has_transfers = plan.is_lowered and elsewhere.check_transfers(plan, items)
     _check_no_deadlock(plan, check_complete(plan, items), has_transfers)
-    if (rule := UPDATE_RULES.get(plan.updates)) is not None:
+    if (rule := update_rule(plan)) is not None:
         return PlanFacts(_peaks(items), rule.versions(plan, allow_wrong_gradients))
-    if plan.updates not in ("flush", "none"):
-        raise PlanError(
-            f"plan {plan.name!r} has updates={plan.updates!r}, and there are flush, none,"
-            f" {', '.join(UPDATE_RULES) or 'and those that minidist.pipeline.schedules adds'}"
-        )
     peak = [min(1, len(order)) for order in items] if plan.updates == "none" else _peaks(items)
     return PlanFacts(peak, [1] * plan.ranks)
 

@@ -1,5 +1,7 @@
 """The core runs with empty hooks, and refuses what they would add."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ from minidist.base import hooks
 from minidist.base.errors import UsageError
 from minidist.collectives import ALGORITHMS, all_reduce
 from minidist.comm import SimWorld
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.validate import validate
 
 
 def test_a_collective_runs_without_what_is_added_to_the_core(monkeypatch):
@@ -29,3 +33,22 @@ def test_more_algorithms_are_registered_when_a_name_is_not_there(monkeypatch):
     assert "none" not in ALGORITHMS["all_reduce"]
     assert "none" not in ALGORITHMS["all_reduce"]
     assert found == ["more"]
+
+
+def test_more_schedules_and_update_rules_are_loaded_when_a_name_is_not_there(monkeypatch):
+    found = []
+
+    def empty():
+        monkeypatch.setattr(hooks, "more_schedules", [lambda: found.append("more")])
+
+    empty()
+    plan = get_schedule("1F1B").plan(2, 2)
+    validate(plan)
+    assert found == []
+    with pytest.raises(UsageError, match="unknown schedule 'none'"):
+        get_schedule("none")
+    assert found == ["more"]
+    empty()
+    with pytest.raises(UsageError, match="plan '1f1b' has updates='later'; it must be one of flush, none"):
+        validate(replace(plan, updates="later"))
+    assert found == ["more", "more"]

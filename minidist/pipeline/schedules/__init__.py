@@ -1,8 +1,9 @@
-"""All schedules, and plans from text, files and functions. A program imports from here, and so finds every schedule.
+"""More schedules, one file each, and plans from text, files and functions.
 
     from minidist.pipeline.schedules import get_schedule, load_plan
 
-Those of `minidist.pipeline.plan` are the ones that a reader begins with; a new one is a new file in this folder.
+The schedules of `minidist.pipeline.plan` are those that a reader begins with, and `get_schedule` finds these, too. A
+new one is a new file in this folder.
 
 text.py       actions and plans as text, and CSV files
 load.py       a plan from the command line: a name, a file, or a function in a Python file
