@@ -24,8 +24,8 @@ from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.job import Job, as_input, build
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
+from minidist.pipeline.runtime.pipeline import backward_from
 from minidist.pipeline.runtime.shapes import FLOATS
-from minidist.pipeline.runtime.stages import backward_from
 
 
 def profile_layers(

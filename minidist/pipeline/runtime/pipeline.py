@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.autograd import Tensor, current_flop_counter, no_grad
+from minidist.autograd import Function, Tensor, current_flop_counter, no_grad
 from minidist.base import arrays as xp
 from minidist.base.fingerprint import fingerprint
 from minidist.base.hooks import elsewhere
@@ -36,7 +36,7 @@ from minidist.pipeline.runtime.messages import Message, Messages, Orders
 from minidist.pipeline.runtime.reduction import Reduction
 from minidist.pipeline.runtime.shapes import FLOATS, Key, StageMetadata, exchange_shapes
 from minidist.pipeline.runtime.shared import SharedGradients
-from minidist.pipeline.runtime.stages import PipelineStage, backward_from, outputs_by_target
+from minidist.pipeline.runtime.stages import PipelineStage, SkipConnection
 from minidist.pipeline.validate import validate
 
 Loss = Callable[[Any, Any], Tensor]  # (output of the last stage, target of the micro-batch) -> its part of the loss
@@ -331,3 +331,51 @@ class Pipeline:
         if counted is not None:
             counted.take()
         return [(target, tensor.data) for target, tensors in outputs.items() for tensor in tensors]
+
+
+# --- a stage's forward and backward, as autograd sees them ---
+
+
+def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
+    """Return a module's outputs by the stage that they go to: the next one, where they are not skip connections."""
+    outputs: dict[int, list[Tensor]] = {stage + 1: []}
+    for value in result if isinstance(result, (tuple, list)) else [result]:
+        if isinstance(value, SkipConnection):
+            outputs.setdefault(value.stage, []).append(value.tensor)
+            value = value.tensor
+        else:
+            outputs[stage + 1].append(value)
+        # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
+        if not isinstance(value, Tensor):
+            elsewhere.pipeline_refusals().refuse_output(value, stage)
+    return outputs
+
+
+def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
+    """Run backward from several outputs in one pass, which visits what they share once.
+
+    weights: "now" or "deferred"; deferred weight gradients are returned.
+    """
+    roots, seeds = list[Tensor](), []
+    for output, gradient in zip(outputs, gradients, strict=True):
+        if output.node is not None:
+            roots.append(output)
+            seeds.append(gradient)
+    if not roots:
+        return None  # nothing in the stage is trained and nothing before it either
+    if len(roots) == 1:
+        return roots[0].backward(seeds[0], weight_gradients=weights)
+    return _Together.apply(seeds, *roots).backward(weight_gradients=weights)
+
+
+class _Together(Function):
+    """Several outputs of one stage as one root."""
+
+    @staticmethod
+    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
+        ctx.gradients = gradients
+        return np.zeros((), outputs[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return tuple(ctx.gradients)

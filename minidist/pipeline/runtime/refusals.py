@@ -60,6 +60,15 @@ def check_batches(pipe: Pipeline, inputs: Sequence[Any], targets: Sequence[Any] 
         raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
 
 
+def refuse_output(value: Any, stage: int) -> None:
+    """Raise UsageError for what a stage's module, or the loss, returned in place of a Tensor."""
+    kind = "None" if value is None else f"a value of type {type(value).__name__}"
+    raise UsageError(
+        f"stage {stage} (or the loss after it) returned {kind} where a Tensor is needed; return a Tensor, or a tuple of"
+        " Tensors and SkipConnection(stage, tensor)"
+    )
+
+
 def check_loss(loss: Any, i: int, added: int) -> None:
     """Raise UsageError for the mean over the rows of micro-batch i, where the losses of `added` ones are added."""
     # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.

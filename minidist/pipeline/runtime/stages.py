@@ -14,9 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
-from minidist.autograd import Function, Parameter, Tensor
+from minidist.autograd import Parameter, Tensor
 from minidist.base.errors import UsageError
 from minidist.base.hooks import elsewhere
 from minidist.base.layout import chunk_sizes, offsets
@@ -60,61 +58,6 @@ class PipelineStage:
     def parameters(self) -> list[Parameter]:
         """The parameters of all its units."""
         return [parameter for flat in self.flats for parameter in flat.parameters]
-
-
-# --- a stage's forward and backward, as autograd sees them ---
-
-
-def outputs_by_target(result: Any, stage: int) -> dict[int, list[Tensor]]:
-    """Return a module's outputs by the stage that they go to: the next one, where they are not skip connections."""
-    outputs: dict[int, list[Tensor]] = {stage + 1: []}
-    for value in result if isinstance(result, (tuple, list)) else [result]:
-        if isinstance(value, SkipConnection):
-            outputs.setdefault(value.stage, []).append(value.tensor)
-            value = value.tensor
-        else:
-            outputs[stage + 1].append(value)
-        # What a neighbour receives has a shape and a dtype: names, None and plain numbers have none.
-        if not isinstance(value, Tensor):
-            raise UsageError(
-                f"stage {stage} (or the loss after it) returned {_kind(value)} where a Tensor is needed; return a"
-                " Tensor, or a tuple of Tensors and SkipConnection(stage, tensor)"
-            )
-    return outputs
-
-
-def _kind(value: Any) -> str:
-    return "None" if value is None else f"a value of type {type(value).__name__}"
-
-
-def backward_from(outputs: Sequence[Tensor], gradients: Sequence[Any], weights: str) -> Any:
-    """Run backward from several outputs in one pass, which visits what they share once.
-
-    weights: "now" or "deferred"; deferred weight gradients are returned.
-    """
-    roots, seeds = list[Tensor](), []
-    for output, gradient in zip(outputs, gradients, strict=True):
-        if output.node is not None:
-            roots.append(output)
-            seeds.append(gradient)
-    if not roots:
-        return None  # nothing in the stage is trained and nothing before it either
-    if len(roots) == 1:
-        return roots[0].backward(seeds[0], weight_gradients=weights)
-    return _Together.apply(seeds, *roots).backward(weight_gradients=weights)
-
-
-class _Together(Function):
-    """Several outputs of one stage as one root."""
-
-    @staticmethod
-    def forward(ctx: Any, gradients: list[Any], *outputs: Any) -> Any:
-        ctx.gradients = gradients
-        return np.zeros((), outputs[0].dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return tuple(ctx.gradients)
 
 
 # --- a whole model, cut into stages ---
