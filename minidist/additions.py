@@ -145,10 +145,10 @@ def _pipeline_refusals() -> Any:
     return refusals
 
 
-def _combine_statistics(module: Any, *comms: Any) -> Any:
-    from minidist.parallel.running_statistics import RunningStatistics
+def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
+    from minidist.parallel.running_statistics import RunningStatistics, exchange_among
 
-    statistics = RunningStatistics(module, *comms)
+    statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
     return statistics.combine if statistics.layers else None
 
 

@@ -35,7 +35,7 @@ LINES = {
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
-PARAMETERS = 14  # functions with more than eight parameters
+PARAMETERS = 10  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
 COMPLEX = 54  # functions of a complexity above 15
 

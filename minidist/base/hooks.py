@@ -54,7 +54,8 @@ class Elsewhere:
     check_transfers: Callable[[Any, Any], bool]
     # The module pipeline/runtime/refusals.py: what a pipeline refuses.
     pipeline_refusals: Callable[[], Any]
-    # (module, *communicators) -> what combines the running statistics of its layers after a step, or None.
+    # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
+    # its layers after a step, or None.
     combine_statistics: Callable[..., Callable[[], None] | None]
 
 

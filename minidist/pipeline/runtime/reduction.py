@@ -12,9 +12,6 @@ Proved by: tests/pipeline/test_runtime.py, tests/pipeline/test_messages.py, test
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
-from minidist.base import arrays as xp
 from minidist.base.hooks import elsewhere
 from minidist.comm import Comm
 from minidist.parallel import GradientReducer, Shard
@@ -56,10 +53,11 @@ class Reduction:
         self.early = set() if self.each else {n for n in self.reducers if n not in self.shared.stages}
         # Statistics of a rank's rows become those of all ranks of its stage (two in DualPipe), then of its replicas.
         self.at_end: list[Callable[[], None]] = []
+        ranks_of = plan.holders()
         for n, stage in sorted(stages.items()):
-            comms = self.exchange(plan.holders()[n]), self.data
-            if comms != (None, None) and (combine := elsewhere.combine_statistics(stage.module, *comms)) is not None:
-                self.at_end.append(combine)
+            if len(ranks_of[n]) > 1 or self.data is not None:
+                combine = elsewhere.combine_statistics(stage.module, self.shared.comm, ranks_of[n], self.data)
+                self.at_end += [] if combine is None else [combine]
 
     def _replica_reducers(self, stages: Mapping[int, PipelineStage]) -> Mapping[int, Sequence[GradientReducer]]:
         """Return what sums the gradients of each stage over the data axis."""
@@ -97,18 +95,3 @@ class Reduction:
                 if parameter.requires_grad and (parameter.grad is not None or reducer.unused == "error"):
                     parameter.zero_fill()  # when nothing was added to it
                     reducer.ready(parameter)
-
-    def exchange(self, ranks: Sequence[int]) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Return how the ranks that compute one stage gather their words: each sends its own to all others."""
-        if len(ranks) == 1:
-            return None
-
-        def exchange(words: np.ndarray) -> np.ndarray:
-            comm, table = self.shared.comm, xp.stack([words] * len(ranks))
-            others = [(at, rank) for at, rank in enumerate(ranks) if rank != comm.rank]
-            requests = [comm.irecv(table[at], rank) for at, rank in others]
-            requests += [comm.isend(words, rank) for _, rank in others]
-            comm.waitall(requests)
-            return table
-
-        return exchange
