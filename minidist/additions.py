@@ -38,6 +38,10 @@ def _more_algorithms() -> None:
     import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
 
 
+def _more_schedules() -> None:
+    import minidist.pipeline.schedules  # noqa: F401  its files register them
+
+
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
     if ".py:" not in name:
         return None
@@ -156,8 +160,34 @@ def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
     return UlyssesRingAttention(comm, length, neighbours)
 
 
+def _check_schedule(*arguments: Any) -> None:
+    from minidist.pipeline.schedules.refusals import check_schedule
+
+    check_schedule(*arguments)
+
+
+def _check_transfers(plan: Any, items: Any) -> bool:
+    from minidist.pipeline.transfers import check_transfers
+
+    return check_transfers(plan, items)
+
+
+def _pipeline_refusals() -> Any:
+    from minidist.pipeline.runtime import refusals
+
+    return refusals
+
+
+def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
+    from minidist.parallel.running_statistics import RunningStatistics, exchange_among
+
+    statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
+    return statistics.combine if statistics.layers else None
+
+
 hooks.choosers["auto"] = _choose
 hooks.more_algorithms.append(_more_algorithms)
+hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
 hooks.plan_sources.append(_plan)
@@ -171,3 +201,7 @@ elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
 elsewhere.describe = _describe
 elsewhere.move = _move
+elsewhere.check_schedule = _check_schedule
+elsewhere.check_transfers = _check_transfers
+elsewhere.pipeline_refusals = _pipeline_refusals
+elsewhere.combine_statistics = _combine_statistics

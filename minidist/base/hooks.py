@@ -17,6 +17,9 @@ choosers: dict[str, Callable[[Any, str, int], str]] = {}
 # Each registers more algorithms; called once, when a name is none of those that are there.
 more_algorithms: list[Callable[[], None]] = []
 
+# Each registers more schedules of pipelines; called once, when a name is none of those that are there.
+more_schedules: list[Callable[[], None]] = []
+
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
@@ -52,6 +55,15 @@ class Elsewhere:
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.
     move: Callable[[Any, Any], None]
+    # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
+    check_schedule: Callable[..., None]
+    # (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
+    check_transfers: Callable[[Any, Any], bool]
+    # The module pipeline/runtime/refusals.py: what a pipeline refuses.
+    pipeline_refusals: Callable[[], Any]
+    # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
+    # its layers after a step, or None.
+    combine_statistics: Callable[..., Callable[[], None] | None]
 
 
 elsewhere = Elsewhere()

@@ -1,5 +1,7 @@
 """The core runs with empty hooks, and refuses what they would add."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from minidist.comm import SimWorld
 from minidist.nn import GPT, MLP, GPTConfig, Llama, LlamaConfig
 from minidist.parallel.model_parallel import apply_context_parallel
 from minidist.parallel.tensor import parallelize
+from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.validate import validate
 
 
 def test_a_collective_runs_without_what_is_added_to_the_core(monkeypatch):
@@ -44,3 +48,22 @@ def test_the_core_has_the_plans_of_a_gpt_and_an_mlp_and_refuses_what_is_not_adde
         parallelize.tensor_parallel_plan(llama)
     with pytest.raises(UsageError, match=r"unknown attention 'rign'.*'ring'"):
         SimWorld(2).run(lambda comm: apply_context_parallel(GPT(GPTConfig(7, 4, 8, 1, 2)), comm, 4, "rign"))
+
+
+def test_more_schedules_and_update_rules_are_loaded_when_a_name_is_not_there(monkeypatch):
+    found = []
+
+    def empty():
+        monkeypatch.setattr(hooks, "more_schedules", [lambda: found.append("more")])
+
+    empty()
+    plan = get_schedule("1F1B").plan(2, 2)
+    validate(plan)
+    assert found == []
+    with pytest.raises(UsageError, match="unknown schedule 'none'"):
+        get_schedule("none")
+    assert found == ["more"]
+    empty()
+    with pytest.raises(UsageError, match="plan '1f1b' has updates='later'; it must be one of flush, none"):
+        validate(replace(plan, updates="later"))
+    assert found == ["more", "more"]
