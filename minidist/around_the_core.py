@@ -61,6 +61,19 @@ def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], 
     return load_state_dict(module, state, strict)
 
 
+def _optimizer_checks() -> Any:
+    from minidist.optim import checks
+
+    elsewhere.optimizer_checks = lambda: checks
+    return checks
+
+
+def _load_optimizer(optimizer: Any, saved: Any) -> None:
+    from minidist.optim.state import load_state_dict
+
+    load_state_dict(optimizer, saved)
+
+
 def _describe(module: Any) -> str:
     from minidist.nn.describe import describe
 
@@ -80,5 +93,7 @@ elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
+elsewhere.optimizer_checks = _optimizer_checks
+elsewhere.load_optimizer = _load_optimizer
 elsewhere.describe = _describe
 elsewhere.move = _move

@@ -30,6 +30,10 @@ class Elsewhere:
     refusals: Callable[[], Any]
     # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
     load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
+    # The module optim/checks.py: what an optimizer refuses.
+    optimizer_checks: Callable[[], Any]
+    # (optimizer, saved) -> None: copies a state into an optimizer.
+    load_optimizer: Callable[[Any, Any], None]
     # A module of a model -> the text that `print` shows.
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.

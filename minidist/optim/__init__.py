@@ -1,6 +1,8 @@
 """Optimizers, learning-rate schedules, clipping and the loss scale: functions of arrays and names, without a rank.
 
 optimizer.py    what all optimizers share: slices, groups of parameters, the state
+state.py        loading the state of an optimizer
+checks.py       what an optimizer refuses
 named.py        the optimizer of a name, or of FILE.py:CLASS
 sgd.py          SGD, plain and with momentum
 adagrad.py      Adagrad
@@ -13,6 +15,7 @@ muon.py         Muon
 exact_sums.py   sums of squares without rounding, for the norms of layers
 schedule.py     learning rates as functions of the step
 clip.py         clipping by the global norm of the gradient
+clip_whole.py   the same where this rank has all gradients
 loss_scale.py   the loss scale of float16
 slices.py       the pieces of parameters that an optimizer works on
 """
@@ -31,10 +34,10 @@ if TYPE_CHECKING:
         check_max_norm,
         clip_by_norm_,
         clip_coefficient,
-        clip_grad_norm_,
         norm_from_blocks,
         scale_gradients_,
     )
+    from minidist.optim.clip_whole import clip_grad_norm_
     from minidist.optim.lamb import LAMB
     from minidist.optim.lars import LARS
     from minidist.optim.layerwise import LayerwiseOptimizer
