@@ -43,9 +43,10 @@ if TYPE_CHECKING:
     from minidist.autograd.modes import saved_tensors_hook as saved_tensors_hook
     from minidist.autograd.modes import set_grad_enabled as set_grad_enabled
     from minidist.autograd.ops.attention import causal_attention as causal_attention
-    from minidist.autograd.ops.attention import causal_attention_composite as causal_attention_composite
     from minidist.autograd.ops.attention import causal_attention_heads as causal_attention_heads
+    from minidist.autograd.ops.attention import grouped_query_attention as grouped_query_attention
     from minidist.autograd.ops.checkpoint import checkpoint as checkpoint
+    from minidist.autograd.ops.composite_attention import causal_attention_composite as causal_attention_composite
     from minidist.autograd.ops.cross_entropy import cross_entropy as cross_entropy
     from minidist.autograd.ops.cross_entropy import mse_loss as mse_loss
     from minidist.autograd.ops.dropout import dropout as dropout

@@ -11,8 +11,8 @@ from minidist.autograd.errors import DtypeError, ShapeError
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast, is_half, upcast
-from minidist.base.elsewhere import elsewhere
 from minidist.base.errors import quoted
+from minidist.base.hooks import elsewhere
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from minidist.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.autograd.modes import contribution_recorder
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.base.layout import Layout
 from minidist.base.memory import track
 from minidist.base.watchers import watchers

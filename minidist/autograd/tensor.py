@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from minidist.autograd.errors import AutogradError, DtypeError, VersionError
 from minidist.autograd.modes import grad_enabled, saved_tensors
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 from minidist.base.watchers import watchers
 
 # A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.

@@ -74,7 +74,7 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]

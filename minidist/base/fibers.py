@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
-from minidist.base.elsewhere import elsewhere
+from minidist.base.hooks import elsewhere
 
 __all__ = ["Fiber", "FiberExit", "current", "spawn", "throw"]
 

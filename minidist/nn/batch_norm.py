@@ -88,6 +88,11 @@ class BatchNorm(Module):
         """Normalise in training by the statistics of the rows of all ranks of `group` (SyncBatchNorm)."""
         self.group = group
 
+    @property
+    def exchanges(self) -> bool:
+        """Whether a forward pass in training sends messages."""
+        return self.group is not None
+
     def _computable(self, mean: xp.Array, variance: xp.Array) -> tuple[xp.Array, xp.Array]:
         """Return statistics in the dtype in which the node computes: float32 for half precision."""
         dtype = xp.float32 if is_half(self.weight.dtype) else self.weight.dtype

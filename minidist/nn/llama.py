@@ -20,13 +20,11 @@ from minidist.autograd import (
     Parameter,
     ShapeError,
     Tensor,
-    broadcast_to,
-    causal_attention_heads,
+    grouped_query_attention,
     reshape,
     rotary,
     rotary_angles,
     swiglu,
-    transpose,
 )
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
@@ -78,25 +76,6 @@ class LlamaConfig:
     def kv_heads(self) -> int:
         """Number of key-value heads."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-
-def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: AttentionDropout | None = None) -> Tensor:
-    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same."""
-    batch, length, heads, size = q.shape
-    shared = heads // k.shape[2]
-
-    def repeated(x: Tensor) -> Tensor:
-        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
-        x = transpose(x, (0, 2, 1, 3))
-        if shared == 1:
-            return x
-        # A view with the key-value head repeated; backward sums over the query heads that read it.
-        x = reshape(x, (batch, x.shape[1], 1, length, size))
-        return reshape(broadcast_to(x, (batch, x.shape[1], shared, length, size)), (batch, heads, length, size))
-
-    # All are (batch, heads, T, n) now.
-    mixed = causal_attention_heads(transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
-    return transpose(mixed, (0, 2, 1, 3))
 
 
 def _projection(n: int, m: int, dtype: Any) -> Linear:

@@ -16,8 +16,8 @@ from typing import Any, Self
 
 from minidist.autograd import Parameter, Tensor
 from minidist.base import arrays as xp
-from minidist.base.elsewhere import elsewhere
 from minidist.base.errors import UsageError
+from minidist.base.hooks import elsewhere
 from minidist.base.random import initial_weight
 
 ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True

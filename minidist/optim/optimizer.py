@@ -21,8 +21,8 @@ from zlib import crc32
 
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast, is_half, upcast
-from minidist.base.elsewhere import elsewhere
 from minidist.base.errors import UsageError, quoted
+from minidist.base.hooks import elsewhere
 from minidist.base.limits import check_number
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices, have_gradient, source_of

@@ -33,7 +33,6 @@ from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
-from minidist.collectives.calls import elements_sent
 from minidist.comm import Comm, Work
 from minidist.comm.header import OVER
 from minidist.nn.flat import FlatParameters
@@ -371,18 +370,6 @@ class GradientReducer(BackwardObserver):
         # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
-
-    def elements_sent(self) -> int:
-        """Return the elements that all ranks together send per reduction of the whole gradient, by closed form."""
-        itemsize = self.flat.dtype.itemsize
-        return sum(
-            elements_sent(self.comm, self.operation, self.algorithm, self._chunks(bucket), itemsize)
-            for bucket in self.buckets
-        )
-
-    def _chunks(self, bucket: Bucket) -> int | Sequence[int]:
-        """Return the elements of a bucket, or of each rank's chunk where the operation has chunks of its own."""
-        return bucket.size
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""

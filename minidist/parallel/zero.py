@@ -282,9 +282,6 @@ class ShardReducer(GradientReducer):
         # The rest is padding, which must not send garbage.
         array[used:] = 0
 
-    def _chunks(self, bucket: Bucket) -> list[int]:
-        return self.shard.counts(bucket.slice)
-
     def _reduce_scatter(self, bucket: Bucket) -> Work:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""
         if not self.keep_whole:

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from minidist.base.elsewhere import Elsewhere, elsewhere
+from minidist.base.hooks import Elsewhere, elsewhere
 
 UNUSED = """
 import sys

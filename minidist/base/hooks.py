@@ -1,16 +1,27 @@
-"""What the core calls and does not contain: functions that import their module when they are called.
+"""Where a library takes part in what the core does: tables that are empty until somebody adds a function to them.
 
-The core imports only itself. What few programs need is in modules around it: kernels of a GPU, half precision, a second
-kind of fibers, what `print(model)` shows. Each has a name here, and `minidist/around_the_core.py`, which is loaded with
-the package, sets the function:
+    calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
 
-    nn/module.py          elsewhere.describe(self)  ──▶  around_the_core.py: imports nn/describe.py, calls it
+The core calls what it finds here, and runs without any of it. `minidist/additions.py` adds the functions of this
+package when the package is imported; they import what they need when they are called.
 
-Proved by: tests/base/test_elsewhere.py
+Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
 from typing import Any
+
+# Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
+choosers: dict[str, Callable[[Any, str, int], str]] = {}
+
+# Each registers more algorithms; called once, when a name is none of those that are there.
+more_algorithms: list[Callable[[], None]] = []
+
+# (operation, name) -> the algorithm that the name describes, or None.
+algorithm_sources: list[Callable[[str, str], Any]] = []
+
+# Where one rank stands for many: "call" runs (operation, algorithm, call, *arguments), "barrier" waits on (comm).
+one_event: dict[str, Callable[..., Any]] = {}
 
 
 class Elsewhere:

@@ -1,11 +1,61 @@
-"""What the core takes from the modules around it: each function imports its module when it is called.
+"""What this package adds to its core, wherever the core runs: imported with the package, it loads nothing else.
 
-Proved by: tests/base/test_elsewhere.py
+Each function imports what it needs when the core calls it.
+
+Proved by: tests/base/test_hooks.py, tests/base/test_elsewhere.py
 """
 
 from typing import Any
 
-from minidist.base.elsewhere import elsewhere
+from minidist.base import hooks
+from minidist.base.hooks import elsewhere
+
+# Files of minidist/collectives that register no algorithm.
+_NO_ALGORITHMS = (
+    "auto",
+    "calls",
+    "closed_forms",
+    "nodes",
+    "one_event",
+    "operations",
+    "registry",
+    "ring_event",
+    "tuning",
+    "user_algorithms",
+)
+
+
+def _choose(comm: Any, operation: str, nbytes: int) -> str:
+    from minidist.collectives.auto import choose
+
+    return choose(comm, operation, nbytes)
+
+
+def _more_algorithms() -> None:
+    from minidist import collectives
+    from minidist.base.registry import import_modules
+
+    import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
+
+
+def _algorithm_of_a_file(operation: str, name: str) -> Any:
+    if ".py:" not in name:
+        return None
+    from minidist.collectives.user_algorithms import load_algorithm
+
+    return load_algorithm(name, operation)[1]
+
+
+def _run_as_one_event(*arguments: Any) -> Any:
+    from minidist.collectives.one_event import run_as_one_event
+
+    return run_as_one_event(*arguments)
+
+
+def _barrier_as_one_event(comm: Any) -> None:
+    from minidist.collectives.one_event import barrier_as_one_event
+
+    barrier_as_one_event(comm)
 
 
 def _fibers() -> Any:
@@ -86,6 +136,10 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+hooks.choosers["auto"] = _choose
+hooks.more_algorithms.append(_more_algorithms)
+hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
 elsewhere.fibers = _fibers
 elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
