@@ -2,7 +2,7 @@
 
 Each function imports what it needs when the core calls it.
 
-Proved by: tests/base/test_hooks.py, tests/base/test_hooks.py
+Proved by: tests/base/test_hooks.py, tests/base/test_elsewhere.py
 """
 
 from typing import Any
@@ -115,6 +115,19 @@ def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], 
     return load_state_dict(module, state, strict)
 
 
+def _optimizer_checks() -> Any:
+    from minidist.optim import checks
+
+    elsewhere.optimizer_checks = lambda: checks
+    return checks
+
+
+def _load_optimizer(optimizer: Any, saved: Any) -> None:
+    from minidist.optim.state import load_state_dict
+
+    load_state_dict(optimizer, saved)
+
+
 def _describe(module: Any) -> str:
     from minidist.nn.describe import describe
 
@@ -199,6 +212,8 @@ elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
+elsewhere.optimizer_checks = _optimizer_checks
+elsewhere.load_optimizer = _load_optimizer
 elsewhere.describe = _describe
 elsewhere.move = _move
 elsewhere.check_schedule = _check_schedule

@@ -14,20 +14,20 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_713,
+        1_626,
         0,
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
         " trace watchers",
     ),
     "autograd": (
-        2_809,
+        2_693,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),
-    "nn": (1_448, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
-    "optim": (1_044, 0, "optim: __init__ adam clip optimizer sgd slices"),
+    "nn": (1_429, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
+    "optim": (893, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
         2_315,
         23,

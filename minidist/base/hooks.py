@@ -5,7 +5,7 @@
 The core calls what it finds here, and runs without any of it. `minidist/additions.py` adds the functions of this
 package when the package is imported; they import what they need when they are called.
 
-Proved by: tests/base/test_hooks.py, tests/base/test_hooks.py
+Proved by: tests/base/test_hooks.py
 """
 
 from collections.abc import Callable
@@ -51,6 +51,10 @@ class Elsewhere:
     refusals: Callable[[], Any]
     # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
     load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
+    # The module optim/checks.py: what an optimizer refuses.
+    optimizer_checks: Callable[[], Any]
+    # (optimizer, saved) -> None: copies a state into an optimizer.
+    load_optimizer: Callable[[Any, Any], None]
     # A module of a model -> the text that `print` shows.
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.
