@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_837,
+        1_843,
         5,
         "base: __init__ arrays device errors fibers flop_counter half hooks layout lazy limits memory random registry"
         " trace watchers",
@@ -40,9 +40,9 @@ PARTS = {
         "collectives: __init__ binomial_tree calls folding naive operations ordered recursive_doubling registry ring",
     ),
     "data parallelism": (
-        2_421,
-        16,
-        "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
+        2_105,
+        0,
+        "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
         2_763,
