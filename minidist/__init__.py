@@ -31,7 +31,7 @@ _MODULES = {
     "minidist.nn": ("GPT", "MLP", "GPTConfig", "Linear", "Llama", "LlamaConfig", "Module"),
     "minidist.optim": ("SGD", "Adam", "AdamW"),
     "minidist.parallel": ("DistributedDataParallel", "ZeroOptimizer", "fully_shard"),
-    "minidist.pipeline.plan": ("get_schedule",),
+    "minidist.pipeline.schedules": ("get_schedule",),
     "minidist.pipeline.runtime": ("Pipeline", "split_model"),
     "minidist.job.train.recipe": ("parallelize",),
 }

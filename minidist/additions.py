@@ -8,6 +8,7 @@ Proved by: tests/base/test_hooks.py
 from typing import Any
 
 from minidist.base import hooks
+from minidist.base.hooks import elsewhere
 
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
@@ -73,9 +74,83 @@ def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[s
     return {}
 
 
+def _fibers() -> Any:
+    from minidist.base import promise_fibers
+
+    return promise_fibers
+
+
+def _kernels_of(value: Any) -> Any:
+    """Return meta_kernels.py for arrays without data, cuda_kernels.py for CuPy's, None for all others."""
+    if getattr(value, "is_meta", False):
+        from minidist.base import meta_kernels
+
+        return meta_kernels
+    if type(value).__module__.partition(".")[0] != "cupy":
+        return None
+    from minidist.base import cuda_kernels
+
+    return cuda_kernels
+
+
+def _half() -> Any:
+    from minidist.base import half
+
+    elsewhere.half = lambda: half  # the next call finds it
+    return half
+
+
+def _precision() -> Any:
+    from minidist.autograd import precision
+
+    elsewhere.precision = lambda: precision
+    return precision
+
+
+def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
+    from minidist.autograd.in_place import SampledTensor
+
+    elsewhere.saved_tensor = SampledTensor
+    return SampledTensor(tensor, version, array)
+
+
+def _refusals() -> Any:
+    from minidist.nn import refusals
+
+    elsewhere.refusals = lambda: refusals
+    return refusals
+
+
+def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], list[str]]:
+    from minidist.nn.state import load_state_dict
+
+    return load_state_dict(module, state, strict)
+
+
+def _describe(module: Any) -> str:
+    from minidist.nn.describe import describe
+
+    return describe(module)
+
+
+def _move(module: Any, device: Any) -> None:
+    from minidist.nn.moving import move
+
+    move(module, device)
+
+
 hooks.choosers["auto"] = _choose
 hooks.more_algorithms.append(_more_algorithms)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
+elsewhere.fibers = _fibers
+elsewhere.kernels_of = _kernels_of
+elsewhere.half = _half
+elsewhere.precision = _precision
+elsewhere.saved_tensor = _saved_tensor
+elsewhere.refusals = _refusals
+elsewhere.load_state_dict = _load_state_dict
+elsewhere.describe = _describe
+elsewhere.move = _move

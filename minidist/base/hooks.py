@@ -28,3 +28,29 @@ shard_arguments: list[Callable[[Any, Any, Any], dict[str, Any]]] = []
 
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
+
+
+class Elsewhere:
+    """The functions, as attributes. They are the same for all ranks and hold no state."""
+
+    # The backend of base/fibers.py where there is no greenlet: a module with its five names.
+    fibers: Callable[[], Any]
+    # An array that is not one of NumPy's -> the module of whole operations on it, or None.
+    kernels_of: Callable[[Any], Any]
+    # The module base/half.py: conversions and sums of 16-bit floats.
+    half: Callable[[], Any]
+    # The module autograd/precision.py: operands in half precision, and in which precision an operation computes.
+    precision: Callable[[], Any]
+    # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
+    saved_tensor: Callable[[Any, int, Any], Any]
+    # The module nn/refusals.py: what a module's call refuses.
+    refusals: Callable[[], Any]
+    # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
+    load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
+    # A module of a model -> the text that `print` shows.
+    describe: Callable[[Any], str]
+    # (module, device) -> None: moves a model's parameters, gradients and buffers.
+    move: Callable[[Any, Any], None]
+
+
+elsewhere = Elsewhere()

@@ -18,8 +18,8 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast
 from minidist.base.errors import UsageError
-from minidist.base.half import downcast
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter

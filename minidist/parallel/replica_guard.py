@@ -20,7 +20,6 @@ from zlib import crc32
 import numpy as np
 
 from minidist.autograd import BackwardPass, Parameter
-from minidist.autograd.node import ELEMENTS, distance
 from minidist.base import arrays as xp
 from minidist.base.errors import MismatchError
 from minidist.base.fingerprint import fingerprint
@@ -116,7 +115,7 @@ class ReplicaGuard(Guard):
             samples = self._samples[bucket.index] = []
             for parameter in bucket.parameters:
                 place = flat.slice_of(parameter)
-                samples.append(slice(place.start, place.stop, distance(parameter.shape)))
+                samples.append(slice(place.start, place.stop, xp.sample_step(parameter.shape)))
         data, checksum = flat.data, 0
         for sample in self._samples[bucket.index]:
             checksum = crc32(data[sample].tobytes(), checksum)
@@ -131,7 +130,7 @@ class ReplicaGuard(Guard):
         return f"{of} after {flat.updates}{self.mode}{self.means and OVER + self.means}"
 
     def of_copies(self, shard: Any, made: Guard) -> str:
-        data, step = shard.data, max(1, shard.size // ELEMENTS)
+        data, step = shard.data, max(1, shard.size // xp.SAMPLED)
         sample = data[::step] if type(data) is np.ndarray else np.zeros(0)
         return f"{self.of_unit(shard.flat, made)}, checksum of the weights {crc32(sample.tobytes()):08x}"
 

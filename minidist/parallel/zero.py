@@ -26,8 +26,8 @@ from typing import Any
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base import hooks
+from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
-from minidist.base.half import is_half
 from minidist.base.limits import check_number
 from minidist.base.memory import track
 from minidist.base.trace import purpose

@@ -28,7 +28,7 @@ from minidist.data.shares import Shares, cut_batch, measured_every, parse_weight
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.dims import ParallelDims
 from minidist.parallel.fitting_dims import dims_of
-from minidist.pipeline.plan import get_schedule, read_csv
+from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.half import is_half
+from minidist.base.arrays import Array, is_half
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
