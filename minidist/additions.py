@@ -50,16 +50,32 @@ def _algorithm_of_a_file(operation: str, name: str) -> Any:
     return load_algorithm(name, operation)[1]
 
 
-def _run_as_one_event(*arguments: Any) -> Any:
-    from minidist.collectives.one_event import run_as_one_event
+def _one_event() -> Any:
+    from minidist.collectives import one_event
 
-    return run_as_one_event(*arguments)
+    return one_event
 
 
-def _barrier_as_one_event(comm: Any) -> None:
-    from minidist.collectives.one_event import barrier_as_one_event
+def _guard(op: str, *comms: Any) -> Any:
+    from minidist.parallel.replica_guard import ReplicaGuard
 
-    barrier_as_one_event(comm)
+    return ReplicaGuard(op, *comms)
+
+
+def _shard_arguments(optimizer_class: Any, parameters: Any, comm: Any) -> dict[str, Any]:
+    from minidist.optim import LayerwiseOptimizer, Muon
+
+    if not isinstance(optimizer_class, type):
+        return {}
+    if issubclass(optimizer_class, LayerwiseOptimizer):
+        from minidist.parallel.layer_sums import LayerSums
+
+        return {"layer_sums": LayerSums(parameters, shards=comm)}
+    if issubclass(optimizer_class, Muon):
+        from minidist.parallel.whole_matrices import WholeMatrices
+
+        return {"whole_matrices": WholeMatrices(parameters)}
+    return {}
 
 
 def _fibers() -> Any:
@@ -202,9 +218,11 @@ hooks.choosers["auto"] = _choose
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
-hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
 hooks.plan_sources.append(_plan)
 hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
+hooks.guards.append(_guard)
+hooks.shard_arguments.append(_shard_arguments)
+hooks.one_event.append(_one_event)
 elsewhere.fibers = _fibers
 elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half

@@ -23,8 +23,14 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
-# Where one rank stands for many: "call" runs (operation, algorithm, call, *arguments), "barrier" waits on (comm).
-one_event: dict[str, Callable[..., Any]] = {}
+# The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
+guards: list[Callable[..., Any]] = []
+
+# What ZeRO adds to the arguments of an optimizer: (optimizer's class, parameters, communicator) -> further arguments.
+shard_arguments: list[Callable[[Any, Any, Any], dict[str, Any]]] = []
+
+# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
+one_event: list[Callable[[], Any]] = []
 
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []

@@ -32,9 +32,10 @@ from minidist.job.train.state import Phase
 from minidist.job.train.strategies.data_axis import AxisSizes
 from minidist.optim import NORM_BLOCK, LayerwiseOptimizer
 from minidist.optim.named import optimizer_named
-from minidist.parallel.data_parallel import ddp_volume, startup_bytes
+from minidist.parallel.data_parallel import ddp_volume
 from minidist.parallel.fsdp import fsdp_gather_volume, fsdp_volume
 from minidist.parallel.layer_sums import layer_sums_volume
+from minidist.parallel.replica_guard import startup_bytes
 from minidist.parallel.running_statistics import statistics_bytes
 from minidist.parallel.sync_batch_norm import sync_batch_norm_bytes
 from minidist.parallel.zero import zero_volume
