@@ -135,8 +135,11 @@ def _memory_differences(layout: ClusterLayout, job: Job) -> list[str]:
     # What a block keeps of its other operations.
     if layout.recompute == "selective" and job.fused_attention:
         parts.append("outputs of norms and activation functions kept instead of recomputed")
+    if layout.recompute != "full":
+        parts.append("4 bytes kept per token and norm")
     if model.gated and layout.recompute != "full":
         parts.append("four values of the MLP's inner size kept instead of three")
+        parts.append("cosines and sines of the positions kept by each block")
     if model.gated and (model.kv_heads or model.heads) < model.heads and _recompute(layout, job) == "none":
         parts.append("keys and values kept once per query head")
     if model.experts and layout.tp > 1 and layout.recompute != "full":
