@@ -547,6 +547,13 @@ def test_each_chunk_sends_an_activation_and_gets_a_gradient(vp):
         assert messages["pp"] == pytest.approx(2 * vp * (nbytes / bandwidth + c.handoff_seconds))
 
 
+def test_every_machine_is_planned_in_every_precision_that_it_has():
+    for machine in MACHINES.values():
+        for precision in ("bf16", "fp8") if machine.fp8 else ("bf16",):
+            of = replace(job(ClusterLayout()), precision=precision)
+            assert plan_layout(ClusterLayout(), of, machine).time.seconds > 0, (machine.name, precision)
+
+
 def test_fp8_has_a_peak_of_its_own():
     h100 = MACHINES["h100"]
     assert [h100.peak(precision) for precision in ("fp16", "bf16", "fp8")] == [989.4e12, 989.4e12, 1978.9e12]
