@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_240,
     "collectives": 3_260,
     "comm": 6_456,
-    "commands": 5_113,
+    "commands": 5_133,
     "course": 13_460,
     "data": 1_350,
     "debug": 10_086,
@@ -28,7 +28,7 @@ LINES = {
     "optim": 2_030,
     "parallel": 7_678,
     "pipeline": 5_585,
-    "planning": 5_895,
+    "planning": 6_419,
     "report": 4_858,
     "techniques": 6_910,
 }
@@ -37,7 +37,7 @@ SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 14  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
-COMPLEX = 54  # functions of a complexity above 15
+COMPLEX = 50  # functions of a complexity above 15
 
 
 def sources(folder):
