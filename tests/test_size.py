@@ -14,22 +14,22 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_500,
-    "base": 4_234,
+    "autograd": 3_534,
+    "base": 4_334,
     "bench": 2_240,
-    "collectives": 3_260,
-    "comm": 6_456,
-    "commands": 5_133,
-    "course": 13_460,
+    "collectives": 3_296,
+    "comm": 6_450,
+    "commands": 5_242,
+    "course": 15_381,
     "data": 1_350,
     "debug": 10_086,
-    "job": 11_576,
-    "nn": 2_930,
-    "optim": 2_030,
-    "parallel": 7_678,
-    "pipeline": 5_585,
-    "planning": 6_419,
-    "report": 4_858,
+    "job": 11_604,
+    "nn": 2_990,
+    "optim": 2_028,
+    "parallel": 7_751,
+    "pipeline": 5_841,
+    "planning": 6_420,
+    "report": 4_865,
     "techniques": 6_910,
 }
 FOLDERS = 17
@@ -37,7 +37,7 @@ SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 14  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
-COMPLEX = 50  # functions of a complexity above 15
+COMPLEX = 51  # functions of a complexity above 15
 
 
 def sources(folder):

@@ -78,6 +78,9 @@ COMMANDS = {
     "museum": (
         "Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it."
     ),
+    "puzzle": (
+        "Fill a few lines: puzzles about messages, memory and schedules, each with a target and a picture of your run."
+    ),
     "grade": "Grade submissions: right answers, bytes and virtual time within par.",
     "staleness": (
         "Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."
