@@ -601,13 +601,14 @@ A model is a Hugging Face `config.json`, a name, sizes given as flags, or a job 
 `transformers` 5.24 builds of the file, for more than a hundred kinds of models
 ([families.toml](../minidist/planning/families.toml)), among them models with experts, state-space layers, attention
 windows and vision towers. It is the causal language model where `transformers` has one, and else the whole model with
-its output projection, which `AutoModel` leaves out. A kind that is not in the table is counted by `transformers`
-itself, if it is installed. What the time or the activations of a model leave out is printed. A GPU is named as people
-and drivers name it (`"H100 SXM 80GB"`, `rtx4090`); any other one is described by a file. Each of `--dp --tp --pp --cp
---ep --vp --zero --sequence-parallel --micro-batch --recompute` that is given is fixed, and the others are searched.
-Without `--seq`, a model that can have more than 8,192 tokens is planned with 8,192, and `plan` says so. For the layout
-that comes first, `plan` prints two commands: a dry run of it on arrays without data, and a comparison of its axes on a
-small model with one device.
+its output projection, as its weights are published and trained. `AutoModel` builds such a model without the
+projection; that number is printed, too, and is `parameters_of_automodel` in the JSON object. A kind that is not in
+the table is counted by `transformers` itself, if it is installed. What the time or the activations of a model leave
+out is printed. A GPU is named as people and drivers name it (`"H100 SXM 80GB"`, `rtx4090`); any other one is
+described by a file. Each of `--dp --tp --pp --cp --ep --vp --zero --sequence-parallel --micro-batch --recompute` that
+is given is fixed, and the others are searched. Without `--seq`, a model that can have more than 8,192 tokens is
+planned with 8,192, and `plan` says so. For the layout that comes first, `plan` prints two commands: a dry run of it
+on arrays without data, and a comparison of its axes on a small model with one device.
 
 The layouts that fit with their whole range come first, the fastest at the top. Those that fit only if memory is at the
 low end of its range follow where they would be faster. Rows whose ranges of a step overlap are equal within the error:
