@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_240,
     "collectives": 3_296,
     "comm": 6_450,
-    "commands": 5_242,
+    "commands": 5_246,
     "course": 15_381,
     "data": 1_350,
     "debug": 10_086,
@@ -28,7 +28,7 @@ LINES = {
     "optim": 2_028,
     "parallel": 7_751,
     "pipeline": 5_841,
-    "planning": 6_420,
+    "planning": 6_424,
     "report": 4_865,
     "techniques": 6_910,
 }
