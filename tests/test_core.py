@@ -14,13 +14,13 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_626,
+        1_651,
         0,
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
         " trace watchers",
     ),
     "autograd": (
-        2_693,
+        2_737,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
@@ -52,7 +52,7 @@ PARTS = {
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
-        2_450,
+        2_437,
         0,
         "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
