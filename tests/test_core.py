@@ -52,7 +52,7 @@ PARTS = {
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
-        2_437,
+        2_443,
         0,
         "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
