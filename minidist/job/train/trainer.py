@@ -1,10 +1,9 @@
-"""The training loop, as a function of a communicator: the same code on one rank, simulated ranks and MPI processes.
+"""A job on a rank: the loop of `loop.py`, with what a job does in addition before, in and after each step.
 
-for each step
-    1 for each of this rank's micro-batches: forward, backward (gradients are sent while backward runs)
-    2 the loss of the step, summed over all micro-batches in their global order
-    3 clip, learning rate, optimizer step, unless a technique leaves the update out; the batch of the next step
-    4 evaluate, call the observers, change the layout, save
+    before_step             the batch and the layout of the step
+    after_forward_backward  techniques, before losses are exchanged
+    updates                 a loss that is not finite ends the job; techniques may leave the update out
+    after_step              the clock and the trace, the held-out loss, the observers, a checkpoint
 
 Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/train/test_account.py
 """
@@ -12,17 +11,20 @@ Proved by: tests/equality/test_equality.py, tests/train/test_axes.py, tests/trai
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
 
 from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
-from minidist.base.memory import account_memory, thinned
+from minidist.base.memory import MemoryAccount, account_memory, thinned
 from minidist.base.trace import SpanEvent
 from minidist.comm import Comm
 from minidist.job.config.train_config import TrainConfig, resolve_batches, updates_of
+from minidist.job.train import loop
 from minidist.job.train.job import Job
-from minidist.job.train.loss import NonFiniteError, global_loss
+from minidist.job.train.loss import NonFiniteError
 from minidist.job.train.parameter_server_trainer import run_parameter_server
-from minidist.job.train.run import begin, serve
+from minidist.job.train.run import Run, begin, serve
 from minidist.job.train.state import Observer, StepState, TrainResult, reads_tensors
 from minidist.job.train.strategies.strategy import Strategy
 from minidist.techniques import Moment, of_job, trains_alone
@@ -50,76 +52,97 @@ def train(comm: Comm, config: TrainConfig, observers: Sequence[Observer] = (), t
             comm = comm.group(layout, extension.trainers)
 
     clock = comm.time if timeline and comm.rank < TIMELINE_RANKS else None
-    # quiet_overflow: an overflow is one error from `finish_step`, not a warning in every step.
+    # quiet_overflow: an overflow is one error from `before_update`, not a warning in every step.
     with account_memory(clock=clock) as account, FlopCounter() as flops, xp.quiet_overflow(), ExitStack() as stack:
         run = begin(comm, world, config, batches, reads_tensors(observers), stack)
         building = account.begin_peak()  # every rank builds the whole model, and keeps its part
         run.attach()
-
-        for step in range(run.done, config.steps):
-            began = comm.time()
-            comm.world.place = run.place(step)
-
-            # 1, 2: forward and backward of this rank's micro-batches; the loss of all ranks.
-            run.job.next_batch()
-            run.strategy.zero_grad()
-            parts = run.strategy.forward_backward(step)
-            for extension in run.job.extensions:
-                extension.after_forward_backward(run.strategy, step)
-            run.losses.append(global_loss(run.strategy.axes.data, parts))
-
-            # 3: the update. The virtual clock advances by its operations, and the step becomes a span of the trace.
-            run.skipped += not finish_step(run.job, run.strategy, step, run.losses[-1], comm)
-            comm.compute(flops.take(), name="optimizer")
-            comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", began, comm.time(), "step"))
-            if clock is not None and step + 1 - run.done == min(TIMELINE_STEPS, config.steps - run.done):
-                account.stop()
-                comm.trace.memory.extend(thinned(account.samples(), MAX_SAMPLES))
-
-            # 4: the held-out loss, the observers, the layout of the next step, a checkpoint.
-            held_out = run.evaluate(step + 1)
-            if held_out:
-                comm.compute(flops.take(), name="evaluation")
-            for observer in observers:
-                observer(StepState(comm.rank, step, run.losses[-1], run.job, run.strategy, held_out, comm))
-            run.change_layout(step + 1)
-            run.save(step + 1)
+        hooks = JobHooks(run, observers, flops, account if clock is not None else None)
+        loop.train(run.strategy, range(run.done, config.steps), hooks)
         return run.result(building, account)
 
 
-def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> bool:
-    """Make step 3: update the weights, the same on every rank and on one device.
+@dataclass
+class JobHooks(loop.Hooks):
+    """What a job does in a step. account: whose samples become the memory of the trace; None keeps none."""
 
-    Returns whether the update was made: a technique may leave it out on every rank. comm: all ranks; None on one
-    device.
+    run: Run
+    observers: Sequence[Observer]
+    flops: FlopCounter
+    account: MemoryAccount | None
+    began: float = 0.0  # the step, on the virtual clock
+    made: bool = True  # whether its update was made
+
+    def before_step(self, strategy: Any, step: int) -> Strategy:
+        run = self.run
+        self.began = run.comm.time()
+        run.comm.world.place = run.place(step)
+        run.job.next_batch()
+        return run.strategy
+
+    def after_forward_backward(self, strategy: Any, step: int) -> None:
+        for extension in self.run.job.extensions:
+            extension.after_forward_backward(strategy, step)
+
+    def updates(self, strategy: Any, step: int, loss: float) -> bool:
+        self.run.losses.append(loss)
+        self.made = before_update(self.run.job, strategy, step, loss, self.run.comm)
+        self.run.skipped += not self.made
+        return self.made
+
+    def after_step(self, strategy: Any, step: int, loss: float) -> None:
+        run, comm, config = self.run, self.run.comm, self.run.config
+        after_update(run.job, strategy, step, self.made, comm)
+
+        # The virtual clock advances by the operations of the update, and the step becomes a span of the trace.
+        comm.compute(self.flops.take(), name="optimizer")
+        comm.trace.add_span(SpanEvent(comm.rank, "main", f"step {step}", self.began, comm.time(), "step"))
+        if self.account is not None and step + 1 - run.done == min(TIMELINE_STEPS, config.steps - run.done):
+            self.account.stop()
+            comm.trace.memory.extend(thinned(self.account.samples(), MAX_SAMPLES))
+
+        # The held-out loss, the observers, the layout of the next step, a checkpoint.
+        held_out = run.evaluate(step + 1)
+        if held_out:
+            comm.compute(self.flops.take(), name="evaluation")
+        for observer in self.observers:
+            observer(StepState(comm.rank, step, loss, run.job, run.strategy, held_out, comm))
+        run.change_layout(step + 1)
+        run.save(step + 1)
+
+
+def finish_step(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None = None) -> None:
+    """Update the weights after the backward pass of a step, the same on every rank and on one device.
+
+    comm: all ranks; None on one device.
+    """
+    made = before_update(job, strategy, step, loss, comm)
+    if made:
+        strategy.update(step)
+    after_update(job, strategy, step, made, comm)
+
+
+def before_update(job: Job, strategy: Strategy, step: int, loss: float, comm: Comm | None) -> bool:
+    """Return whether the update is made: a technique may leave it out on every rank.
+
+    Raises NonFiniteError where the loss is not finite. Nothing is clipped before the techniques have said by what the
+    gradients are to be multiplied, so that the norm is that of the true gradient.
     """
     if not math.isfinite(loss):
         raise NonFiniteError(
             f"step {step}: the loss is {loss}; {_first_non_finite(strategy)}; lower --lr{_or_clip(job)}"
         )
-
     for extension in job.extensions:
         extension.after_backward(strategy, step)
 
-    made = _update(job, strategy, step, comm)
+    # Every rank makes the update, or every rank leaves it out.
+    return all(extension.updates(strategy, comm) for extension in job.extensions)
 
-    # What holds from the next step on.
+
+def after_update(job: Job, strategy: Strategy, step: int, made: bool, comm: Comm | None) -> None:
+    """Let the techniques look at the weights, or change them: what holds from the next step on."""
     for extension in job.extensions:
         extension.after_update(Moment(comm, range(step, step + 1), strategy, skipped=not made))
-    return made
-
-
-def _update(job: Job, strategy: Strategy, step: int, comm: Comm | None) -> bool:
-    """Clip and step; return whether the update was made."""
-    # Every rank makes the update, or every rank leaves it out.
-    if not all(extension.updates(strategy, comm) for extension in job.extensions):
-        return False
-
-    # After techniques have said by what the gradients are to be multiplied, so that the norm is that of the true one.
-    if job.config.clip is not None:
-        strategy.clip(job.config.clip)
-    strategy.step(job.lr_factor(step))
-    return True
 
 
 def _or_clip(job: Job) -> str:

@@ -1,49 +1,42 @@
-"""The interface between the training loop and a layout: a `Strategy` has one method per phase of a step.
+"""What a job asks of a strategy, in addition to the phases of a step in `train/strategy.py`.
 
-    zero_grad()               clear the gradients of the previous step
-    forward_backward(step)    this rank's micro-batches; gradients are summed over all ranks when it returns
-    clip(max_norm)            scale the gradients by the norm of the global gradient
-    step(lr_factor)           update the weights
-    tensors()                 gather gradients, weights and optimizer state by name, however they are sharded
-
-A strategy holds this rank's data axes (`data_axis.py`): one for each stage, and another for experts that are
-distributed over ranks. The methods here loop over them and send nothing; `mesh.py` adds what the other axes of a mesh
-need.
+    steps_read, data_copy        which samples this rank reads
+    held_out_losses              an evaluation
+    gradients, optimizer_state, local_arrays, sizes    what this rank holds
+    tensors()                    gradients, weights and optimizer state by name, however they are sharded
+    scalars                      numbers in a checkpoint
 
 Proved by: tests/equality/test_equality.py, tests/train/test_account.py
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from minidist.base.arrays import Array
+from minidist.job.train import strategy
 from minidist.job.train.job import Job
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Tensors
-from minidist.optim import norm_from_blocks
 
 
-class Strategy(ABC):
-    """This rank's part of the training: the base class that sends nothing."""
+class Strategy(strategy.Strategy):
+    """This rank's part of a job."""
 
-    def __init__(self, job: Job, data_axes: Iterable[DataAxis]) -> None:
-        self.job, self.data_axes = job, list(data_axes)
+    job: Job
+    data_axes: list[DataAxis]  # type: ignore[assignment]  # with what a job asks of them
+
+    def __init__(self, job: Job, data_axes: Sequence[DataAxis]) -> None:
+        super().__init__(job, data_axes)
+        self.job = job
         self.updates = 0  # made so far; a rank without parameters has no optimizer that counts them
         for axis in self.data_axes:
             for extension in job.extensions:
                 extension.axis_made(axis)
 
-    # --- the phases of a step -----------------------------------------------------------------------------------------
-
-    def zero_grad(self) -> None:
-        """Clear the gradients of the previous step."""
-        for axis in self.data_axes:
-            axis.zero_grad()
-
-    @abstractmethod
-    def forward_backward(self, step: int) -> list[float]:
-        """Run this rank's micro-batches of a step and return their losses; the gradients are summed over all ranks."""
+    def step(self, lr_factor: float) -> None:
+        super().step(lr_factor)
+        self.updates += 1
 
     def steps_read(self, done: int) -> Iterable[int]:
         """Return the steps after the first `done` whose batches this rank reads, in order."""
@@ -55,25 +48,6 @@ class Strategy(ABC):
         None while batches of later steps are on their way.
         """
         return 0
-
-    def clip(self, max_norm: float) -> float:
-        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
-        # One norm over all axes, so that every rank scales by the same factor.
-        norm = norm_from_blocks(self.square_sums())
-        for axis in self.data_axes:
-            axis.clip(norm, max_norm)
-        return norm
-
-    @abstractmethod
-    def square_sums(self) -> Array:
-        """Return sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
-
-    def step(self, lr_factor: float) -> None:
-        """Update the weights with `lr_factor` times the learning rate."""
-        for axis in self.data_axes:
-            axis.optimizer.lr_factor = lr_factor
-            axis.step()
-        self.updates += 1
 
     # --- evaluation ---------------------------------------------------------------------------------------------------
 
