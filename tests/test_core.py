@@ -58,7 +58,11 @@ PARTS = {
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages pipeline shapes shared"
         " stages stream",
     ),
-    "train": (949, 0, "job/train: data_axis layout loop loss parallelize pipeline strategy task"),
+    "train": (
+        953,
+        0,
+        "job/train: data_axis layout loop loss parallelize pipeline strategy task; pipeline/runtime: norm",
+    ),
 }
 
 

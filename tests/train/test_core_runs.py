@@ -1,37 +1,85 @@
 """What `minidist train` runs is the core: below the core's loop, the layouts of the papers enter the core's files.
 
-A crossing is a function outside the core that a function of the core has called. What a job does in a step, and the
+A crossing is a function outside the core that a function of the core has called. What a job adds to a step, and the
 checks that are on in every run, are crossings with a name; nothing else is.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 import minidist
 from minidist.comm import SimWorld
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train import loop
+from minidist.job.train.layout import ParallelLayout
+from minidist.job.train.parallelize import parallelize
+from minidist.job.train.task import Task
 from minidist.job.train.trainer import train
+from minidist.nn import GPT, GPTConfig
+from minidist.optim import SGD
 from tests.test_core import CORE, file_of
 
 PACKAGE = str(Path(minidist.__file__).parent)
 CORE_FILES = {str(file_of(module)) for module in CORE} | {str(file_of(f"{module}.__init__")) for module in CORE}
 
-GPT = {"data": "markov", "layers": 1, "width": 8, "heads": 2, "context": 4, "steps": 2, "micro_batch": 2}
-DEEP = {**GPT, "layers": 4, "pp": 2, "microbatches": 2}
-LAYOUTS = {
-    "DDP": {**GPT, "dp": 2, "clip": 1.0},
-    "ZeRO 1": {**GPT, "dp": 2, "zero": 1},
-    "ZeRO 2": {**GPT, "dp": 2, "zero": 2},
-    "FSDP": {**GPT, "dp": 2, "zero": 3},
-    "TP": {**GPT, "tp": 2, "sequence_parallel": True},
-    "CP": {**GPT, "cp": 2},
-    "Ulysses": {**GPT, "cp": 2, "attention": "ulysses"},
-    "EP": {**GPT, "dp": 2, "ep": 2, "experts": 2},
-    "GPipe": {**DEEP, "schedule": "gpipe"},
-    "1F1B": DEEP,
-    "ZB-H1": {**DEEP, "schedule": "zb-h1"},
-    "3-D": {**DEEP, "dp": 2, "tp": 2, "zero": 1, "clip": 1.0},
+GPT_JOB = {"data": "markov", "layers": 1, "width": 8, "heads": 2, "context": 4, "steps": 2, "micro_batch": 2}
+DEEP_JOB = {**GPT_JOB, "layers": 4, "pp": 2, "microbatches": 2}
+JOBS = {
+    "DDP": {**GPT_JOB, "dp": 2, "clip": 1.0},
+    "ZeRO 1": {**GPT_JOB, "dp": 2, "zero": 1},
+    "ZeRO 2": {**GPT_JOB, "dp": 2, "zero": 2},
+    "FSDP": {**GPT_JOB, "dp": 2, "zero": 3},
+    "TP": {**GPT_JOB, "tp": 2, "sequence_parallel": True},
+    "CP": {**GPT_JOB, "cp": 2},
+    "Ulysses": {**GPT_JOB, "cp": 2, "attention": "ulysses"},
+    "EP": {**GPT_JOB, "dp": 2, "ep": 2, "experts": 2},
+    "GPipe": {**DEEP_JOB, "schedule": "gpipe"},
+    "1F1B": DEEP_JOB,
+    "ZB-H1": {**DEEP_JOB, "schedule": "zb-h1"},
+    "3-D": {**DEEP_JOB, "dp": 2, "tp": 2, "zero": 1, "clip": 1.0},
+}
+
+# What a job adds to a method of the core and then calls it: what the core does below them counts.
+OVERRIDES = {
+    "job/train/job.py Job.loss",
+    "job/train/strategies/pipeline.py PipelineParallel.batches",
+    "job/train/strategies/pipeline.py PipelineParallel.coordinates",
+    "job/train/strategies/pipeline.py PipelineParallel.forward_backward",
+    "job/train/strategies/strategy.py Strategy.step",
+}
+# What a job has in place of a method that the core leaves open: its batches, and its part of a step.
+HOOKS = {
+    "job/train/job.py Job.divisor",
+    "job/train/job.py Job.document_ids",
+    "job/train/job.py Job.first_row",
+    "job/train/job.py Job.is_language_model",
+    "job/train/job.py Job.lr_factor",
+    "job/train/job.py Job.micro_batch",
+    "job/train/job.py Job.microbatches",
+    "job/train/job.py Job.scale",
+    "job/train/job.py Job.scaled",
+    "job/train/trainer.py JobHooks.after_forward_backward",
+    "job/train/trainer.py JobHooks.after_step",
+    "job/train/trainer.py JobHooks.before_step",
+    "job/train/trainer.py JobHooks.updates",
+    "parallel/context/documents.py documents",
+}
+# What watches messages and modules.
+CHECKS = {
+    "comm/buffers.py OpenMessages.add",
+    "comm/buffers.py OpenMessages.close",
+    "comm/buffers.py WorkArrays.add",
+    "comm/buffers.py WorkArrays.check",
+    "comm/buffers.py WorkArrays.refresh",
+    "comm/buffers.py WorkArrays.refuse",
+    "comm/buffers.py checksum",
+    "comm/buffers.py may_overlap",
+    "comm/header.py dtype_name",
+    "parallel/mixed_precision.py cast_floats",
+    "parallel/running_statistics.py batch_norms",
 }
 
 
@@ -41,33 +89,88 @@ def crossings(config):
 
     def watch(frame, event, argument):
         code = frame.f_code
-        if event != "call" or code in known or not code.co_filename.startswith(PACKAGE):
-            return
-        if code.co_filename in CORE_FILES:
-            known.add(code)
-            return
-        caller = frame.f_back
-        while caller is not None and caller.f_code is not loop.train.__code__:
-            name = caller.f_code.co_filename
-            if name.startswith(PACKAGE) and name not in CORE_FILES:
-                return
-            caller = caller.f_back
-        if caller is not None:
-            known.add(code)
-            found.add(f"{Path(code.co_filename).relative_to(PACKAGE)} {code.co_qualname}")
+        if event == "call" and code not in known and code.co_filename.startswith(PACKAGE):
+            if code.co_filename in CORE_FILES:
+                known.add(code)
+            elif comes_from_the_loop(frame.f_back):
+                known.add(code)
+                found.add(name_of(code))
 
+    # All simulated ranks run in this thread.
     sys.setprofile(watch)
     try:
-        SimWorld(config.pop("ranks", None) or ranks(config)).run(train, TrainConfig.make(**config))
+        SimWorld(ranks_of(config)).run(train, TrainConfig.make(**config))
     finally:
         sys.setprofile(None)
     return found
 
 
-def ranks(config):
+def name_of(code):
+    return f"{Path(code.co_filename).relative_to(PACKAGE)} {code.co_qualname}".removesuffix(".<locals>.<listcomp>")
+
+
+def comes_from_the_loop(frame):
+    """Return whether the core's loop has called a frame by way of the core and of overrides alone."""
+    while frame is not None and frame.f_code is not loop.train.__code__:
+        name = frame.f_code.co_filename
+        if name.startswith(PACKAGE) and name not in CORE_FILES and name_of(frame.f_code) not in OVERRIDES:
+            return False
+        frame = frame.f_back
+    return frame is not None
+
+
+def ranks_of(config):
     return config.get("dp", 1) * config.get("tp", 1) * config.get("cp", 1) * config.get("pp", 1)
 
 
-if __name__ == "__main__":
-    for layout, config in LAYOUTS.items():
-        print(layout, *sorted(crossings(dict(config))), sep="\n    ")
+def test_a_job_of_any_layout_runs_the_core_and_named_hooks_alone():
+    found = {layout: crossings(config) for layout, config in JOBS.items()}
+    allowed = OVERRIDES | HOOKS | CHECKS
+    assert {layout: names - allowed for layout, names in found.items() if names - allowed} == {}
+    assert allowed - set().union(*found.values()) == set()
+
+
+@dataclass(kw_only=True)
+class Text(Task):
+    """Random tokens for a GPT: a task that needs the core alone. rows: of a micro-batch; replicas: of the layout."""
+
+    rows: int
+    replicas: int
+    microbatches = 2
+    is_ragged = sums_buckets = False
+
+    @property
+    def divisor(self):
+        return float(self.rows * self.microbatches * self.replicas * self.context)
+
+    def first_row(self, number):
+        return number * self.rows
+
+    def whole_batch(self, step, number):
+        first = self.first_row(number)
+        tokens = np.random.default_rng(step).integers(0, 8, (8, self.context + 1))[first : first + self.rows]
+        return tokens[:, :-1], tokens[:, 1:]
+
+    def optimizer(self, group):
+        return SGD, {"lr": 0.1}
+
+
+def losses_of(comm, layout):
+    """Train for two steps of 8 rows, and return the losses."""
+    model = GPT(GPTConfig(8, 4, 8, 4, 2), dtype=np.float64, seed=0)
+    rows = 8 // (layout.dp * Text.microbatches)
+    task = Text(model=model, dtype=np.dtype(float), context=4, clip=0.5, rows=rows, replicas=layout.dp)
+    return loop.train(parallelize(task, comm, layout), range(2))
+
+
+def test_a_program_of_the_core_alone_trains_in_every_layout_as_one_device_does():
+    (alone,) = SimWorld(1).run(losses_of, ParallelLayout())
+    layouts = [
+        ParallelLayout(dp=2, tp=2, zero=1, sequence_parallel=True),
+        ParallelLayout(dp=2, cp=2, zero=3, attention="ulysses"),
+        ParallelLayout(pp=2, dp=2, zero=2, schedule="zb-h1"),
+        ParallelLayout(pp=2, dp=2, tp=2, schedule="interleaved", chunks=2),
+    ]
+    for layout in layouts:
+        for losses in SimWorld(layout.ranks).run(losses_of, layout):
+            np.testing.assert_allclose(losses, alone, rtol=1e-12, err_msg=str(layout))

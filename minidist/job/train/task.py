@@ -142,38 +142,6 @@ class Task(ABC):
         return loss
 
 
-@dataclass(kw_only=True)
-class EqualBatches(Task):
-    """A task whose micro-batches have `rows` rows each, `m` on each of `replicas` replicas.
-
-    data: (step, first row, rows) -> inputs and targets, whole. kind, settings: of the optimizer.
-    """
-
-    data: Callable[[int, int, int], tuple[Any, Any]]
-    rows: int
-    kind: Any
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    m: int = 1
-    replicas: int = 1
-
-    @property
-    def microbatches(self) -> int:
-        return self.m
-
-    @property
-    def divisor(self) -> float:
-        return float(self.rows * self.m * self.replicas * (self.context or 1))
-
-    def first_row(self, number: int) -> int:
-        return number * self.rows
-
-    def whole_batch(self, step: int, number: int) -> tuple[Any, Any]:
-        return self.data(step, self.first_row(number), self.rows)
-
-    def optimizer(self, group: Any) -> tuple[Any, dict[str, Any]]:
-        return self.kind, dict(self.settings)
-
-
 def as_input(inputs: Any, dtype: Any) -> Any:
     """Return tokens unchanged, and features as a tensor of the model's dtype."""
     return inputs if inputs.dtype.kind in "iu" else Tensor(xp.as_array(inputs, dtype))
