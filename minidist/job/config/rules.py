@@ -18,7 +18,6 @@ from minidist.collectives import ALGORITHMS
 from minidist.job.config.pipeline_plan import check_stages
 from minidist.job.config.resolved_job import ResolvedJob
 from minidist.job.config.train_config import Batches, TrainConfig, flag
-from minidist.optim import WarmupCosine
 from minidist.optim.named import takes
 from minidist.techniques import installed, of_job, of_users
 from minidist.techniques.rule import Rule, Value, multiples, setting
@@ -776,10 +775,7 @@ EFFECTS: tuple[tuple[str, Callable[[ResolvedJob], bool], str], ...] = (
     ("capacity_factor", lambda j: j.experts > 0, "--experts"),
     ("aux_loss_weight", lambda j: j.experts > 0, "--experts"),
     ("schedule", lambda j: j.pp > 1, "--pp 2 or more"),
-    ("warmup_start", lambda j: j.warmup_curve != "linear", "--warmup-curve deepspeed-linear or deepspeed-log"),
     ("memory_budget", lambda j: j.config.micro_batch == "auto", "--micro-batch auto"),
-    ("decay_steps", lambda j: j.decay != "constant", "--decay cosine or linear"),
-    ("final_lr", lambda j: j.decay != "constant", "--decay cosine or linear"),
 )
 
 
@@ -890,8 +886,6 @@ def check_rules(config: TrainConfig, batches: Batches, processes_here: int = 1, 
 
     # What the parts refuse themselves: data shorter than one sample, a warm-up longer than the job, a stage too many.
     job.dataset.samples(config.context)
-    if config.decay != "constant" and config.warmup_curve == "linear":
-        WarmupCosine(config.warmup, config.decay_steps or config.steps)
     if config.is_own_model:
         job.small_model()
     for extension in of_job(config):

@@ -30,9 +30,8 @@ from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_sh
 from minidist.job.train.data_axis import Group
 from minidist.job.train.layers import change_layers
 from minidist.job.train.task import Task
-from minidist.optim import LayerwiseOptimizer, Muon, Optimizer, WarmupCosine
+from minidist.optim import LayerwiseOptimizer, Muon, Optimizer
 from minidist.optim.named import optimizer_named, takes
-from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import LayerSums, WholeMatrices
 from minidist.parallel.context import document_ids, documents
 from minidist.parallel.dims import Axes
@@ -47,7 +46,6 @@ class Job(Task):
 
     config: TrainConfig
     batches: Batches
-    schedule: Callable[[int], float]  # step -> factor of the learning rate
     sampler: Any  # makes micro-batches: a `GlobalBatchSampler`, or what a technique has in its place
     plan: BatchPlan  # makes the batches of later steps
     batch: StepBatch  # the batch of the current step
@@ -62,6 +60,10 @@ class Job(Task):
         self.batch = self.plan.next()
         for extension in self.extensions:
             extension.before_step(self.batch.shares.samples)
+
+    def schedule(self, step: int) -> float:
+        """Return the factor of the learning rate of a step, as the techniques change it."""
+        return math.prod((extension.lr_factor(step) for extension in self.extensions), start=1.0)
 
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate of a step: the schedule's factor times that of the batch size."""
@@ -214,7 +216,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
         seed=config.seed,
         context=config.context,
         clip=config.clip,
-        schedule=_schedule(config),
         sampler=sampler,
         plan=plan or BatchPlan(config, batches),
         batch=StepBatch(batches.shares),
@@ -292,21 +293,3 @@ def make_optimizer(job: Job, parameters: Any, exchange: Exchange | None = None) 
     """Return the job's optimizer for a FlatParameters or for slices. exchange: see `optimizer_class`."""
     kind, settings = optimizer_class(job, exchange)
     return kind(parameters, **settings)  # type: ignore[no-any-return]
-
-
-def _schedule(config: TrainConfig) -> Callable[[int], float]:
-    decays, length = config.decay != "constant", config.decay_steps or config.steps
-    if config.warmup_curve != "linear":
-        curve = config.warmup_curve.removeprefix("deepspeed-")
-        return DeepSpeedWarmup(
-            config.warmup,
-            curve,
-            length if decays else None,
-            config.final_lr,
-            linear=config.decay == "linear",
-            start=config.warmup_start,
-        )
-    if decays:
-        kind = WarmupLinear if config.decay == "linear" else WarmupCosine
-        return kind(config.warmup, length, config.final_lr)
-    return Warmup(config.warmup)
