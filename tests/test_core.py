@@ -59,7 +59,7 @@ PARTS = {
         " stages stream",
     ),
     "train": (
-        953,
+        934,
         0,
         "job/train: data_axis layout loop loss parallelize pipeline strategy task; pipeline/runtime: norm",
     ),

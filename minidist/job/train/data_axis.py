@@ -17,9 +17,9 @@ A unit of ZeRO 3 is a set of parameters that are gathered and released together,
 Proved by: tests/train/test_sharded.py, tests/train/test_pipelines.py, tests/equality/test_equality.py
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.autograd import Parameter
@@ -47,7 +47,8 @@ class Group:
     comm: these ranks; mesh: over what ZeRO 3 shards on them; axes: all axes. zero, reduction: as in `ParallelLayout`.
     experts: whether the parameters are cut over the axis ep. tied: names of parameters that other stages have too.
     manual_sync: backward starts no reduction by itself, because a pipeline starts them once per step. expert_mesh: over
-    what ZeRO 3 shards the module's experts, when these are another group, because it shards both at once.
+    what ZeRO 3 shards the module's experts, when these are another group, because it shards both at once. options:
+    further arguments of the wrapper.
     """
 
     module: Module
@@ -62,6 +63,7 @@ class Group:
     tied: Collection[str] = ()
     manual_sync: bool = False
     expert_mesh: Comm | Mesh | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DataAxis:
@@ -128,7 +130,7 @@ class Replicated(DataAxis):
         kind, settings = task.optimizer(group)
         optimizer = kind(flat, **settings)
         self.parallel = DistributedDataParallel(
-            group.module, group.comm, reduction="sum", flat=flat, algorithm=group.reduction, **task.options
+            group.module, group.comm, reduction="sum", flat=flat, algorithm=group.reduction, **group.options
         )
         # A pipeline starts the reductions itself, when a stage has its last gradient.
         if group.manual_sync:
@@ -171,7 +173,7 @@ class ShardedOptimizer(Sharded):
             reduction="sum",
             algorithm=group.reduction,
             ignored_params=others,
-            **task.options,
+            **group.options,
             **settings,
         )
         # ZeRO 2 frees a bucket's memory while backward runs, so backward itself must start its reduction.
@@ -228,7 +230,7 @@ def shard_units(task: Task, group: Group) -> None:
                 reduction="sum",
                 algorithm=group.reduction,
                 expert_mesh=group.expert_mesh,
-                **task.options,
+                **group.options,
             )
 
 

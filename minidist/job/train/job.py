@@ -26,7 +26,7 @@ from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
-from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
+from minidist.job.config.train_config import Batches, TrainConfig
 from minidist.job.train.data_axis import Group
 from minidist.job.train.layers import change_layers
 from minidist.job.train.task import Task
@@ -88,14 +88,6 @@ class Job(Task):
     def criterion(self) -> Callable[..., Tensor]:
         return self.loss_function(cross_entropy)
 
-    @property
-    def is_ragged(self) -> bool:
-        return has_ragged_shares(self.config, self.batches)
-
-    @property
-    def sums_buckets(self) -> bool:
-        return any(extension.sums_buckets for extension in self.extensions)
-
     def first_row(self, number: int) -> int:
         return self.batch.shares.place(number)[0]
 
@@ -125,9 +117,6 @@ class Job(Task):
 
     def layers_split(self, axes: Axes) -> None:
         change_layers(self, axes)
-
-    def mesh(self, comm: Comm) -> Comm | Mesh:
-        return mesh_of(comm, self.config.dp_replicate)
 
     def optimizer(self, group: Group) -> tuple[Any, dict[str, Any]]:
         return optimizer_class(self, exchange_of(self, group))

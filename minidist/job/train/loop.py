@@ -14,38 +14,41 @@ from typing import Any
 from minidist.job.train.loss import global_loss
 
 
-class Hooks:
-    """What else happens in a step, in the order of the calls; the base class does nothing."""
+class Loop:
+    """The training of a strategy that `parallelize` has made: `Loop(strategy).train(range(20))` on every rank.
 
-    def before_step(self, strategy: Any, step: int) -> Any:
-        """Return the strategy of the step."""
-        return strategy
+    What a subclass adds stands between the parts of a step, and does nothing here. It may change `strategy` between two
+    steps. losses: of the steps that were made.
+    """
 
-    def after_forward_backward(self, strategy: Any, step: int) -> None:
+    def __init__(self, strategy: Any) -> None:
+        self.strategy, self.losses = strategy, list[float]()
+
+    def train(self, steps: Iterable[int]) -> list[float]:
+        """Train for these steps, and return the losses. All ranks call it.
+
+        In addition to what the strategy sends, each rank sends its micro-batches' losses (8 B each, purpose metrics).
+        """
+        for step in steps:
+            self.before_step(step)
+            self.strategy.zero_grad()
+            parts = self.strategy.forward_backward(step)
+            self.after_forward_backward(step)
+            self.losses.append(global_loss(self.strategy.axes.data, parts))
+            if self.is_updated(step):
+                self.strategy.update(step)
+            self.after_step(step)
+        return self.losses
+
+    def before_step(self, step: int) -> None:
+        """Prepare a step."""
+
+    def after_forward_backward(self, step: int) -> None:
         """Note that this rank has made its micro-batches; losses are not exchanged yet."""
 
-    def updates(self, strategy: Any, step: int, loss: float) -> bool:
+    def is_updated(self, step: int) -> bool:
         """Return whether the update is made, the same on every rank; gradients are summed, and not yet clipped."""
         return True
 
-    def after_step(self, strategy: Any, step: int, loss: float) -> None:
+    def after_step(self, step: int) -> None:
         """Note that the step has ended."""
-
-
-def train(strategy: Any, steps: Iterable[int], hooks: Hooks = Hooks()) -> list[float]:  # noqa: B008
-    """Train for these steps and return the loss of each. All ranks call it with their strategy of `parallelize`.
-
-    In addition to what the strategy sends, each rank sends the losses of its micro-batches (8 B each, purpose metrics).
-    """
-    losses = []
-    for step in steps:
-        strategy = hooks.before_step(strategy, step)
-        strategy.zero_grad()
-        parts = strategy.forward_backward(step)
-        hooks.after_forward_backward(strategy, step)
-        loss = global_loss(strategy.axes.data, parts)
-        losses.append(loss)
-        if hooks.updates(strategy, step, loss):
-            strategy.update(step)
-        hooks.after_step(strategy, step, loss)
-    return losses

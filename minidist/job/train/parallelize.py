@@ -17,17 +17,18 @@ every micro-batch, and the shards of the tied weight last.
 Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.comm import Comm
+from minidist.comm.mesh import Mesh
 from minidist.job.train.data_axis import DataAxis, FullySharded, Group, Replicated, ShardedOptimizer
 from minidist.job.train.layout import ParallelLayout
 from minidist.job.train.pipeline import PipelineStrategy
-from minidist.job.train.strategy import MeshStrategy
+from minidist.job.train.strategy import Strategy
 from minidist.job.train.task import Task
 from minidist.nn import Module
 from minidist.parallel.dims import Axes
@@ -36,11 +37,20 @@ from minidist.parallel.model_parallel import apply_context_parallel, apply_exper
 
 @dataclass(frozen=True)
 class Parts:
-    """The classes that `parallelize` makes. data: by the stage of ZeRO."""
+    """What `parallelize` makes: the classes of strategies, and of data axes by the stage of ZeRO.
 
-    mesh: type[Any] = MeshStrategy
+    options: further arguments of what wraps the model on a data axis. mesh_of: over what ZeRO 3 shards on some ranks.
+    is_ragged: whether ranks may have different numbers of rows in a micro-batch. sums_buckets: whether the sum of a
+    gradient depends on the others in its bucket.
+    """
+
+    strategy: type[Any] = Strategy
     pipeline: type[Any] = PipelineStrategy
     data: tuple[type[Any], ...] = (Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    mesh_of: Callable[[Comm], Comm | Mesh] = lambda comm: comm
+    is_ragged: bool = False
+    sums_buckets: bool = False
 
 
 def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = Parts()) -> Any:
@@ -53,7 +63,7 @@ def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = P
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.
     if axes.ep.size > 1:
-        task.model = apply_expert_parallel(task.model, axes.ep, task.is_ragged)
+        task.model = apply_expert_parallel(task.model, axes.ep, parts.is_ragged)
 
     # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
     if axes.tp.size > 1:
@@ -70,7 +80,7 @@ def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = P
     data_axes = partial(apply_data_parallel, task, axes, layout, parts)
     if axes.pp.size > 1:
         return parts.pipeline(task, axes, layout, data_axes)
-    return parts.mesh(task, axes, data_axes(task.model))
+    return parts.strategy(task, axes, data_axes(task.model))
 
 
 def apply_data_parallel(
@@ -94,7 +104,7 @@ def apply_data_parallel(
         if parameter.layout is not None and "ep" in parameter.layout.axes:
             groups["experts"].append(parameter)
         # Where a sum depends on the whole bucket, both stages must have a tied weight in equal ones.
-        elif parameter.name in tied and (layout.zero == 2 or task.sums_buckets):
+        elif parameter.name in tied and (layout.zero == 2 or parts.sums_buckets):
             groups["tied"].append(parameter)
         else:
             groups["shared"].append(parameter)
@@ -104,7 +114,7 @@ def apply_data_parallel(
     comms = {name: axes.expert_data if name == "experts" else axes.data for name, found in groups.items() if found}
     if axes.pp.size > 1:
         comms = {name: comm.dup() for name, comm in comms.items()}
-    meshes = {name: task.mesh(comm) if layout.zero == 3 else comm for name, comm in comms.items()}
+    meshes = {name: parts.mesh_of(comm) if layout.zero == 3 else comm for name, comm in comms.items()}
 
     # The replicas of a tied weight lie in other places of other arrays: only this order gives both the same bits.
     reduction = "ordered" if any(p.name in tied for p in module.parameters()) else layout.reduction
@@ -124,6 +134,7 @@ def apply_data_parallel(
             tied,
             axes.pp.size > 1,
             meshes.get("experts"),
+            parts.options,
         )
         result.append(parts.data[layout.zero](task, group))
     return result

@@ -17,7 +17,7 @@ from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.job.train.data_axis import DataAxis
 from minidist.job.train.layout import ParallelLayout
-from minidist.job.train.strategy import MeshStrategy
+from minidist.job.train.strategy import Strategy
 from minidist.job.train.task import Task, as_input
 from minidist.nn import Module
 from minidist.parallel.dims import Axes
@@ -33,7 +33,7 @@ class MakeDataAxes(Protocol):
     def __call__(self, module: Module, *, stage: int, tied: Collection[str]) -> list[DataAxis]: ...
 
 
-class PipelineStrategy(MeshStrategy):
+class PipelineStrategy(Strategy):
     """This rank's stages in a pipeline of `layout.pp` ranks; other pipelines, with other rows, are on the data axis."""
 
     def __init__(self, task: Task, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:

@@ -8,12 +8,13 @@ Proved by: tests/train/test_axes.py, tests/train/test_pipelines.py, tests/train/
 """
 
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from minidist.comm import Comm
-from minidist.job.config.train_config import TrainConfig, updates_of
+from minidist.job.config.train_config import TrainConfig, has_ragged_shares, updates_of
 from minidist.job.train import parallelize as core
-from minidist.job.train.job import Job, build
+from minidist.job.train.job import Job, build, mesh_of
 from minidist.job.train.layout import ParallelLayout
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.job.train.strategies.data_parallel import ReplicaAlone, Replicated
@@ -27,7 +28,6 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 
     See `train.parallelize.parallelize` for the order and the messages.
     """
-    job.options = options_of(job)
     strategy: MeshStrategy = core.parallelize(job, comm, layout_of(job), parts_of(job))
     return strategy
 
@@ -63,13 +63,17 @@ def options_of(job: Job) -> dict[str, Any]:
 
 
 def parts_of(job: Job) -> core.Parts:
-    """Return the classes that the job's settings choose."""
+    """Return what the job's settings choose: classes, and what is left open."""
     alone = any(extension.trains_alone for extension in job.extensions)
     drains = updates_of(job.config.schedule) == "flush"
     return core.Parts(
         MeshStrategy,
         PipelineParallel if drains else AsynchronousPipeline,
         (ReplicaAlone if alone else Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded),
+        options_of(job),
+        partial(mesh_of, copies=job.config.dp_replicate),
+        has_ragged_shares(job.config, job.batches),
+        any(extension.sums_buckets for extension in job.extensions),
     )
 
 

@@ -15,7 +15,6 @@ axes together: one norm of the gradient.
 Proved by: tests/train/test_axes.py, tests/train/test_sharded.py
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
@@ -31,58 +30,23 @@ from minidist.optim import norm_from_blocks
 from minidist.parallel.dims import Axes
 
 
-class Strategy(ABC):
+class Strategy:
     """This rank's data axes: one for each stage, and another for experts that are distributed over ranks.
 
-    The methods here loop over them and send nothing.
+    axes: this rank's communicators. model: what the forward pass calls, wrapped by all data axes.
     """
 
-    def __init__(self, task: Task, data_axes: Sequence[DataAxis]) -> None:
-        self.task, self.data_axes = task, list(data_axes)
+    def __init__(self, task: Task, axes: Axes, data_axes: Sequence[DataAxis]) -> None:
+        self.task, self.axes, self.data_axes = task, axes, list(data_axes)
+        self.model: Any = self.data_axes[-1].model if self.data_axes else task.model
 
     def zero_grad(self) -> None:
         """Clear the gradients of the previous step."""
         for axis in self.data_axes:
             axis.zero_grad()
 
-    @abstractmethod
     def forward_backward(self, step: int) -> list[float]:
         """Run this rank's micro-batches of a step and return their losses; the gradients are summed over all ranks."""
-
-    @abstractmethod
-    def square_sums(self) -> Array:
-        """Return sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
-
-    def update(self, step: int) -> None:
-        """Clip the gradient of a step and update the weights."""
-        if self.task.clip is not None:
-            self.clip(self.task.clip)
-        self.step(self.task.lr_factor(step))
-
-    def clip(self, max_norm: float) -> float:
-        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
-        # One norm over all axes, so that every rank scales by the same factor.
-        norm = norm_from_blocks(self.square_sums())
-        for axis in self.data_axes:
-            axis.clip(norm, max_norm)
-        return norm
-
-    def step(self, lr_factor: float) -> None:
-        """Update the weights with `lr_factor` times the learning rate."""
-        for axis in self.data_axes:
-            axis.optimizer.lr_factor = lr_factor
-            axis.step()
-
-
-class MeshStrategy(Strategy):
-    """This rank's data axes on a device mesh. model: what the forward pass calls, wrapped by all data axes."""
-
-    def __init__(self, task: Task, axes: Axes, data_axes: Sequence[DataAxis]) -> None:
-        super().__init__(task, data_axes)
-        self.axes = axes
-        self.model: Any = self.data_axes[-1].model if self.data_axes else task.model
-
-    def forward_backward(self, step: int) -> list[float]:
         task, comm, m = self.task, self.axes.comm, self.task.microbatches
         losses = []
         for i in range(m):
@@ -104,7 +68,28 @@ class MeshStrategy(Strategy):
             stack.enter_context(axis.no_sync())
         return stack
 
+    def update(self, step: int) -> None:
+        """Clip the gradient of a step and update the weights."""
+        if self.task.clip is not None:
+            self.clip(self.task.clip)
+        self.step(self.task.lr_factor(step))
+
+    def clip(self, max_norm: float) -> float:
+        """Clip by the norm of the global gradient, in which each element counts once; returns the norm before."""
+        # One norm over all axes, so that every rank scales by the same factor.
+        norm = norm_from_blocks(self.square_sums())
+        for axis in self.data_axes:
+            axis.clip(norm, max_norm)
+        return norm
+
+    def step(self, lr_factor: float) -> None:
+        """Update the weights with `lr_factor` times the learning rate."""
+        for axis in self.data_axes:
+            axis.optimizer.lr_factor = lr_factor
+            axis.step()
+
     def square_sums(self) -> Array:
+        """Return sums of squares of the global gradient by blocks of 1,024 elements, the same on every rank."""
         return xp.concatenate([self.square_sums_of(axis) for axis in self.data_axes])
 
     def square_sums_of(self, axis: DataAxis, skip: Collection[Parameter] = ()) -> Array:

@@ -9,9 +9,9 @@ Proved by: tests/train/test_core_runs.py, tests/equality/test_equality.py
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,6 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.random import batch_coordinates
-from minidist.comm import Comm
-from minidist.comm.mesh import Mesh
 from minidist.nn.language_model import LanguageModel
 from minidist.parallel.dims import Axes
 
@@ -32,8 +30,7 @@ class Task(ABC):
 
     model: whole, until `parallelize` puts this rank's parts in its place. dtype: of the model. seed: of dropout.
     context: tokens of a whole sample. clip: the largest norm of the gradient; None does not clip. positions: of this
-    rank's tokens, where sequences are split; `parallelize` sets them. options: further arguments of what wraps the
-    model on the data axis (`data_axis.py`).
+    rank's tokens, where sequences are split; `parallelize` sets them.
     """
 
     model: Any
@@ -42,7 +39,6 @@ class Task(ABC):
     context: int = 0
     clip: float | None = None
     positions: Array | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     # --- what a subclass has ------------------------------------------------------------------------------------------
 
@@ -68,10 +64,6 @@ class Task(ABC):
     def optimizer(self, group: Any) -> tuple[Any, dict[str, Any]]:
         """Return the optimizer's class and its settings for the parameters of a `data_axis.Group`."""
 
-    def mesh(self, comm: Comm) -> Comm | Mesh:
-        """Return over what ZeRO 3 shards on the ranks of `comm`: these ranks, or a mesh of copies and shards."""
-        return comm
-
     def lr_factor(self, step: int) -> float:
         """Return by what the learning rate is multiplied in a step."""
         return 1.0
@@ -82,16 +74,6 @@ class Task(ABC):
     def scaled(self, loss: Tensor) -> Tensor:
         """Return the loss from which backward starts."""
         return loss
-
-    @property
-    def is_ragged(self) -> bool:
-        """Whether ranks may have different numbers of rows in a micro-batch."""
-        return False
-
-    @property
-    def sums_buckets(self) -> bool:
-        """Whether the sum of a gradient depends on the others in its bucket."""
-        return False
 
     # --- what follows from it -----------------------------------------------------------------------------------------
 
