@@ -12,8 +12,8 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.parallel import DistributedDataParallel
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(minidist.__file__).parent

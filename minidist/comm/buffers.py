@@ -56,19 +56,6 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(raw[whole:], zlib.crc32(sums.view(np.uint8)))
 
 
-MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
-
-
-def is_masked(array: Any) -> bool:
-    """Return whether some elements of the array are masked, which a message or a sum would not respect."""
-    return type(array) is not np.ndarray and hasattr(array, "mask")
-
-
-def may_overlap(a: Any, b: Any) -> bool:
-    """Return whether two arrays may share memory."""
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
-
-
 def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:
     """Return the error for a buffer that was written into. site: the line at which the rank has come since."""
     before = "" if site is NOWHERE else f", before {site}"

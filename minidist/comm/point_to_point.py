@@ -26,9 +26,9 @@ import numpy as np
 
 from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.base.flop_counter import FlopCounter
+from minidist.base.layout import MASKED, is_masked, may_overlap
 from minidist.base.trace import MessageEvent, Trace
 from minidist.base.watchers import watchers
-from minidist.comm.buffers import MASKED, is_masked, may_overlap
 from minidist.comm.call_log import CallLog
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
 from minidist.comm.header import NO_CALLS

@@ -6,8 +6,9 @@ strategy.py       the phases of a step         data_axis.py    DDP, ZeRO and FSD
 
 A job is made of these:
 
-trainer.py        what a job does around each step of the loop
-run.py            a run on one rank: begin, evaluate, change the layout, save, result
+trainer.py        a job on a rank
+run.py            a run on one rank: what it adds to a step, evaluations, checkpoints, the result
+update.py         what stands before and after the update of a step
 job.py            model, data and optimizer of a config
 recipe.py         settings -> layout           layers.py       what a job does with layers that are split
 strategies/       what a job asks of a strategy and of its data axes; asynchronous pipelines, the parameter server

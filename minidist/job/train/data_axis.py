@@ -23,8 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from minidist.autograd import Parameter
-from minidist.base.arrays import Array
-from minidist.base.half import is_half
+from minidist.base.arrays import Array, is_half
 from minidist.comm import Comm
 from minidist.comm.mesh import Mesh
 from minidist.job.train.task import Task

@@ -40,8 +40,8 @@ class Parts:
     """What `parallelize` makes: the classes of strategies, and of data axes by the stage of ZeRO.
 
     options: further arguments of what wraps the model on a data axis. mesh_of: over what ZeRO 3 shards on some ranks.
-    is_ragged: whether ranks may have different numbers of rows in a micro-batch. sums_buckets: whether the sum of a
-    gradient depends on the others in its bucket.
+    expert_style: in the place of `ExpertParallel`. sums_buckets: whether the sum of a gradient depends on the others in
+    its bucket.
     """
 
     strategy: type[Any] = Strategy
@@ -49,7 +49,7 @@ class Parts:
     data: tuple[type[Any], ...] = (Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded)
     options: Mapping[str, Any] = field(default_factory=dict)
     mesh_of: Callable[[Comm], Comm | Mesh] = lambda comm: comm
-    is_ragged: bool = False
+    expert_style: Any = None
     sums_buckets: bool = False
 
 
@@ -63,7 +63,7 @@ def parallelize(task: Task, comm: Comm, layout: ParallelLayout, parts: Parts = P
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.
     if axes.ep.size > 1:
-        task.model = apply_expert_parallel(task.model, axes.ep, parts.is_ragged)
+        task.model = apply_expert_parallel(task.model, axes.ep, parts.expert_style)
 
     # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
     if axes.tp.size > 1:

@@ -6,7 +6,7 @@
 Proved by: tests/train/test_pipelines.py
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from minidist.job.train.task import Task, as_input
 from minidist.nn import Module
 from minidist.parallel.dims import Axes
 from minidist.pipeline.plan import Plan, get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, cut_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, cut_model
 from minidist.pipeline.runtime.norm import gather_blocks
 from minidist.pipeline.validate import validate
 
@@ -58,12 +58,14 @@ class PipelineStrategy(Strategy):
             [PipelineStage(modules[number], number, flats[number]) for number in own],
             self._loss,
             tied=tied,
-            data=axes.data,
-            reducers=reducers if axes.data.size > 1 or layout.zero else None,
-            reduce_each=layout.zero == 2,
-            shards=shards if layout.zero >= 2 else None,
+            reduce=Reduction(
+                axes.data,
+                reducers=reducers if axes.data.size > 1 or layout.zero else {},
+                each=layout.zero == 2,
+                shards=shards if layout.zero >= 2 else None,
+            ),
             coordinates=self.coordinates,
-            **self.watchers(plan.stages, own),
+            observers=self.observers(plan.stages, own),
         )
 
     # --- what a subclass may choose -----------------------------------------------------------------------------------
@@ -78,9 +80,9 @@ class PipelineStrategy(Strategy):
         """Return the model's stages, and the names of the parameters that several of them have."""
         return cut_model(task.model, stages)
 
-    def watchers(self, stages: int, own: Collection[int]) -> Mapping[str, Any]:
-        """Return further arguments of the pipeline. own: the numbers of this rank's stages."""
-        return {}
+    def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
+        """Return what watches the pipeline. own: the numbers of this rank's stages."""
+        return []
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 

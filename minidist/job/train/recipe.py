@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from minidist.comm import Comm
-from minidist.job.config.train_config import TrainConfig, has_ragged_shares, updates_of
+from minidist.job.config.train_config import TrainConfig, updates_of
 from minidist.job.train import parallelize as core
 from minidist.job.train.job import Job, build, mesh_of
 from minidist.job.train.layout import ParallelLayout
@@ -72,7 +72,7 @@ def parts_of(job: Job) -> core.Parts:
         (ReplicaAlone if alone else Replicated, ShardedOptimizer, ShardedOptimizer, FullySharded),
         options_of(job),
         partial(mesh_of, copies=job.config.dp_replicate),
-        has_ragged_shares(job.config, job.batches),
+        job.expert_style,
         any(extension.sums_buckets for extension in job.extensions),
     )
 

@@ -21,6 +21,7 @@ from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
 from minidist.job.train import data_axis
 from minidist.nn.segments import recomputed_modules
+from minidist.parallel import reduced_elements
 from minidist.parallel.running_statistics import batch_norms
 
 Tensors = dict[str, dict[str, Array]]  # "gradients", "weights", "optimizer" -> name -> values
@@ -133,7 +134,7 @@ class DataAxis(data_axis.DataAxis):
         """Return the element counts from which the closed forms of its volumes follow."""
         reduced = None
         if any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
-            reduced = sum(reducer.elements_sent() for reducer in self.reducers)
+            reduced = sum(map(reduced_elements.of_reducer, self.reducers))
         whole = getattr(self.optimizer, "whole_matrices", None)
         return AxisSizes(
             self.stage,

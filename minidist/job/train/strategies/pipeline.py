@@ -3,7 +3,7 @@
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from minidist.nn import Module
 from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
 from minidist.pipeline.plan import Plan
-from minidist.pipeline.runtime import Pipeline
+from minidist.pipeline.runtime.evaluation import Evaluation
 
 
 class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
@@ -34,7 +34,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     def __init__(self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
         super().__init__(job, axes, layout, data_axes_of)
         self.document_ids: list[Array | None] = []  # of the micro-batches of a step
-        self.forward_pipe: Pipeline | None = None  # for evaluations
+        self.forward_pipe: Evaluation | None = None  # for evaluations
 
     # --- what the settings choose -------------------------------------------------------------------------------------
 
@@ -44,15 +44,16 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     def cut(self, task: Any, stages: int) -> tuple[Sequence[Module], Sequence[str]]:
         return cut_stages(task.config, task.model, stages)
 
-    def watchers(self, stages: int, own: Collection[int]) -> Mapping[str, Any]:
+    def observers(self, stages: int, own: Collection[int]) -> Sequence[Any]:
         # A profile puts hooks on the layers of this rank, by their number in the model.
         job, profile = self.job, self.job.profile
-        if profile is not None:
-            blocks = list(job.model.blocks)
-            bounds = offsets(cut_sizes(job.config, job.model, stages))
-            layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in own}
-            profile.watch(self.axes.comm, layers, len(blocks), stages - 1)
-        return {"profile": profile}
+        if profile is None:
+            return []
+        blocks = list(job.model.blocks)
+        bounds = offsets(cut_sizes(job.config, job.model, stages))
+        layers = {n: {i: blocks[i] for i in range(bounds[n], bounds[n + 1])} for n in own}
+        profile.watch(self.axes.comm, layers, len(blocks), stages - 1)
+        return [profile]
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
@@ -75,7 +76,7 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:
             # Made once: the forward passes of the plan, without their backwards.
-            self.forward_pipe = self.pipe.forwards(self.job.loss_of)
+            self.forward_pipe = Evaluation(self.pipe, self.job.loss_of)
         return self.forward_pipe.step(*self.batches(job, 0))
 
     # --- what this rank holds -----------------------------------------------------------------------------------------

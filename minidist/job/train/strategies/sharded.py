@@ -19,7 +19,7 @@ from minidist.job.train.job import Job, mesh_of, shard_comm
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replicas, Tensors
 from minidist.nn import Module
 from minidist.optim import Optimizer
-from minidist.parallel import Shard, gather_tensors
+from minidist.parallel import Shard, gather_tensors, reduced_elements
 
 
 class Sharded(DataAxis):
@@ -112,7 +112,7 @@ class FullySharded(data_axis.FullySharded, Sharded):
         sizes = super().sizes()
         reduced = None
         if self.algorithm not in ("ring", "ordered"):
-            reduced = sum(unit.elements_sent() for unit in self.units)
+            reduced = sum(map(reduced_elements.of_unit, self.units))
         return replace(sizes, buckets=sizes.units, resident=self.resident, reduced=reduced)
 
 
