@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import minidist
+from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.layout import ParallelLayout
@@ -176,3 +178,13 @@ def test_a_program_of_the_core_alone_trains_in_every_layout_as_one_device_does()
     for layout in layouts:
         for losses in SimWorld(layout.ranks).run(losses_of, layout):
             np.testing.assert_allclose(losses, alone, rtol=1e-12, err_msg=str(layout))
+
+
+def test_a_layout_that_does_not_fit_is_refused_in_one_sentence():
+    for ranks, layout, words in (
+        (2, {"dp": 2, "tp": 2}, "--dp 2 --tp 2 does not fit 2 ranks"),
+        (3, {"dp": 3, "ep": 2}, "--ep 2 does not divide --dp 3"),
+        (2, {"dp": 2, "zero": 4}, r"ParallelLayout\(zero=4\); the stage of ZeRO is 0, 1, 2 or 3"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            SimWorld(ranks).run(lambda comm, layout: losses_of(comm, ParallelLayout(**layout)), layout)

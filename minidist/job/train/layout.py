@@ -12,7 +12,9 @@ Proved by: tests/train/test_core_runs.py, tests/parallel/test_dims.py
 
 from dataclasses import dataclass
 
-from minidist.parallel.dims import ParallelDims
+from minidist.base.errors import UsageError, quoted
+from minidist.comm import Comm
+from minidist.parallel.dims import Axes, ParallelDims
 
 
 @dataclass(frozen=True)
@@ -32,3 +34,12 @@ class ParallelLayout(ParallelDims):
     attention: str = "ring"
     ulysses: int = 2
     sequence_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        if self.zero not in range(4):
+            raise UsageError(f"ParallelLayout(zero={quoted(self.zero)}); the stage of ZeRO is 0, 1, 2 or 3")
+
+    def axes(self, comm: Comm) -> Axes:
+        """Return this rank's communicators; UsageError when the degrees do not fit the ranks of `comm`."""
+        self.of(comm.size, pp=self.pp, dp=self.dp, cp=self.cp, tp=self.tp, ep=self.ep)
+        return super().axes(comm)
