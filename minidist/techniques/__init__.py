@@ -5,6 +5,7 @@ batches_ahead    --prefetch-batches, --loader-workers: a thread or processes mak
 compression      --compression: gradients are sent with fewer bytes; what is left is added to the next ones
 data_ledger      --check-data: every sample is read once per epoch
 distillation     --distill-from: a student learns from labels and from a trained model, its teacher
+documents        --document-separator: attention stays inside documents
 layout_check     --check-layouts: what the tensor-parallel ranks hold of every result
 local_sgd        --local-steps: replicas train alone and average their weights; DiLoCo and Streaming DiLoCo
 lr_schedule      --warmup, --decay: the learning rate follows the number of the step

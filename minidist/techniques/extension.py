@@ -24,6 +24,8 @@ the job at the same places. In the order of a job:
     for each step
         before_step(samples)     all ranks together will read `samples` samples
         read(numbers, sides)     this rank has read the samples with these numbers
+        read_inputs(number, inputs)    a micro-batch was read
+        micro_batch(number)      a context in which a micro-batch runs
         targets(...)             what the loss of a micro-batch compares the model's outputs with
         scaled(loss)             the loss from which backward starts
         lr_factor(step)          by what the learning rate is multiplied
@@ -140,7 +142,8 @@ class Extension:
     both stages with a tied weight then have a bucket for it. own_state: of each kind of state that `of_rank` returns,
     what a checkpoint holds with it, and what to resume with, in words, where a job has no place for it. trainers: what
     traces and reports call the ranks of the layout, where other ranks are `beside` it; one technique of a job may have
-    such ranks. for_all_steps: whether the settings are meant for the whole length of a job, so that a trial of a few
+    such ranks. in_evaluations: whether evaluations have the technique, too, with `read_inputs` and
+    `micro_batch`. for_all_steps: whether the settings are meant for the whole length of a job, so that a trial of a few
     steps leaves them out. unplanned: whether a plan (`minidist plan`) leaves the flags out, because they change neither
     memory nor time by more than the planner's error. deepspeed: what is made of keys of a DeepSpeed file. scale: by
     what `scaled` has multiplied the loss of the current step, and so its gradients.
@@ -164,6 +167,7 @@ class Extension:
     own_state: ClassVar[Mapping[str, tuple[str, str]]] = {}
     trainers: ClassVar[str] = "layout"
     for_all_steps: ClassVar[bool] = False
+    in_evaluations: ClassVar[bool] = False
     unplanned: ClassVar[bool] = False
     deepspeed: ClassVar[DeepSpeedKeys] = DeepSpeedKeys()
     scale: float = 1.0
@@ -322,6 +326,13 @@ class Extension:
 
     def read(self, numbers: np.ndarray[Any, Any], sides: Iterable[str]) -> None:
         """Note that this rank has read the samples with these numbers. sides: their inputs, their targets, or both."""
+
+    def read_inputs(self, number: int, inputs: Any) -> None:
+        """Note that micro-batch `number` was read, with these inputs of whole samples."""
+
+    def micro_batch(self, number: int) -> AbstractContextManager[Any]:
+        """Return a context in which micro-batch `number` runs; every action of a pipeline has one."""
+        return nullcontext()
 
     def targets(self, step: int, inputs: Any, targets: Any, positions: Any) -> Any:
         """Return what the loss of a micro-batch gets in place of its targets; not called for held-out data.

@@ -46,16 +46,13 @@ JOBS = {
 
 # What a job adds to a method of the core and then calls it: what the core does below them counts.
 OVERRIDES = {
-    "job/train/job.py Job.loss",
-    "job/train/strategies/pipeline.py PipelineParallel.batches",
-    "job/train/strategies/pipeline.py PipelineParallel.coordinates",
+    "job/train/job.py Job.coordinates",
     "job/train/strategies/pipeline.py PipelineParallel.forward_backward",
     "job/train/strategies/mesh.py MeshStrategy.step",
 }
 # What a job has in place of a method that the core leaves open: its batches, and its part of a step.
 HOOKS = {
     "job/train/job.py Job.divisor",
-    "job/train/job.py Job.document_ids",
     "job/train/job.py Job.first_row",
     "job/train/job.py Job.is_language_model",
     "job/train/job.py Job.lr_factor",
@@ -67,7 +64,6 @@ HOOKS = {
     "job/train/run.py Run.after_step",
     "job/train/run.py Run.before_step",
     "job/train/run.py Run.is_updated",
-    "parallel/context/document_mask.py documents",
 }
 # What watches messages and modules.
 CHECKS = {

@@ -492,34 +492,6 @@ CONTEXT_PARALLEL = (
         "use at most --cp {context}",
     ),
     Rule(
-        "documents-of-language-models",
-        lambda j: j.document_separator is not None and (not j.is_language_model or j.is_own_model),
-        "--document-separator {document_separator} masks attention, which minidist does in models of its own, not in"
-        " --model {model}",
-        "use --model gpt or llama, or leave it out",
-    ),
-    Rule(
-        "documents-of-the-data",
-        lambda j: j.document_separator is not None and j.document_separator >= j.dataset.vocab_size,
-        "--document-separator {document_separator} is out of range: the tokens of --data {data} are 0..{largest}",
-        "use one of them",
-        {"largest": lambda j: j.dataset.vocab_size - 1},
-    ),
-    Rule(
-        "documents-on-a-ring",
-        lambda j: j.document_separator is not None and j.cp > 1 and j.attention in ("ring", "ulysses-ring"),
-        "not built: --attention {attention} has no masks but the causal one, and --document-separator"
-        " {document_separator} needs one for each row",
-        "use --attention all-gather or ulysses",
-    ),
-    Rule(
-        "documents-in-an-asynchronous-pipeline",
-        lambda j: j.document_separator is not None and j.asynchronous,
-        "not built: --schedule {schedule} computes a stream of micro-batches without the masks of"
-        " --document-separator {document_separator}",
-        "use a synchronous one, such as 1f1b",
-    ),
-    Rule(
         "ulysses-heads",
         lambda j: j.cp > 1 and j.attention == "ulysses" and j.heads_of_rank % j.cp,
         "the {heads_of_rank} (key-value) heads of a rank cannot be divided among --cp {cp} for --attention ulysses",

@@ -156,9 +156,6 @@ class JobSettings(BaseModel):
     ulysses: int = Field(
         2, ge=1, le=MAX_RANKS, description="ulysses-ring: neighbours that exchange heads; rings join their groups"
     )
-    document_separator: int | None = Field(
-        None, ge=0, description="token that ends a document, inside which attention stays"
-    )
     tp: int = Field(1, ge=1, le=MAX_RANKS, description="tensor-parallel ranks: each has a shard of each matrix")
     sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")
     ep: int = Field(

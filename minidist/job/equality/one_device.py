@@ -66,7 +66,7 @@ class OneDevice(MeshStrategy):
         return [loss for loss, _ in caught]
 
     def held_out_losses(self, job: Job) -> list[float]:
-        return [job.loss(0, number).item() for number in self._numbers(job)]
+        return [job.loss_at(0, number).item() for number in self._numbers(job)]
 
     def square_sums(self) -> Array:
         """Return the block sums in the order of the units that the layout shards (see optim/clip.py)."""
@@ -106,8 +106,9 @@ def one_micro_batch(job: Job, step: int, number: int) -> tuple[float, Contributi
     # Backward gives each contribution to the recorder in place of adding it.
     token = contribution_recorder.set(lambda parameter, array: caught.setdefault(parameter, []).append(array))
     try:
+        batch = job.micro_batch(step, number)
         with job.coordinates(step, number):
-            loss = job.loss(step, number)
+            loss = job.loss(*batch)
             job.scaled(loss).backward()
     finally:
         contribution_recorder.reset(token)

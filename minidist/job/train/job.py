@@ -8,14 +8,14 @@ Proved by: tests/equality/test_equality.py, tests/train/test_evaluate.py
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array, creating
+from minidist.base.arrays import creating
 from minidist.base.half import DTYPES, named_dtype
 from minidist.comm import Comm, init_device_mesh
 from minidist.comm.mesh import Mesh
@@ -32,7 +32,6 @@ from minidist.job.train.task import Task
 from minidist.optim import LayerwiseOptimizer, Muon, Optimizer
 from minidist.optim.named import optimizer_named, takes
 from minidist.parallel import LayerSums, WholeMatrices
-from minidist.parallel.context import document_ids, documents
 from minidist.parallel.dims import Axes
 from minidist.parallel.expert import ExpertParallel
 from minidist.pipeline.runtime.layer_profile import LayerProfile
@@ -107,12 +106,17 @@ class Job(Task):
         whole, targets = self.whole_batch(step, number, sides)
         inputs, targets = self.local(whole, targets)
         for extension in self.extensions:
+            extension.read_inputs(number, whole)
             targets = extension.targets(step, whole, targets, self.positions)
         return inputs, targets
 
-    def loss(self, step: int, number: int, model: Any = None) -> Tensor:
-        with documents(self.document_ids(step, number)):
-            return super().loss(step, number, model)
+    @contextmanager
+    def coordinates(self, step: int, number: int) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(super().coordinates(step, number))
+            for extension in self.extensions:
+                stack.enter_context(extension.micro_batch(number))
+            yield
 
     def layers_split(self, axes: Axes) -> None:
         change_layers(self, axes)
@@ -122,15 +126,11 @@ class Job(Task):
 
     # --- what a job adds ----------------------------------------------------------------------------------------------
 
-    def document_ids(self, step: int, number: int) -> Array | None:
-        """Return the number of the document of each token of a micro-batch, or None without --document-separator.
-
-        The result has the shape of the whole sequences, (rows, context), also when sequences are split.
-        """
-        if self.config.document_separator is None:
-            return None
-        tokens, _ = self.sampler.batch(step, *self.batch.shares.place(number))
-        return document_ids(tokens, self.config.document_separator)
+    def loss_at(self, step: int, number: int) -> Tensor:
+        """Return the loss of micro-batch `number` of a step, which is read, and runs."""
+        batch = self.micro_batch(step, number)
+        with self.coordinates(step, number):
+            return self.loss(*batch)
 
     def loss_function(self, loss: Callable[..., Any], comm: Comm | None = None) -> Callable[..., Any]:
         """Return a loss function of the model as the techniques change it. comm: see `Extension.loss`."""
@@ -144,7 +144,7 @@ class Job(Task):
 
     @contextmanager
     def evaluating(self) -> Iterator["Job"]:
-        """Yield the job on held-out data, without extensions.
+        """Yield the job on held-out data, with the extensions that evaluations have, too.
 
         In the block dropout is off, and operations are not recorded for backward.
         """
@@ -154,7 +154,8 @@ class Job(Task):
             # The model and the positions are the same; the batch has the size of the job's first one.
             with no_grad():
                 batch = StepBatch(self.batches.shares)
-                yield replace(self, sampler=self.held_out, batch=batch, extensions=())
+                kept = [extension for extension in self.extensions if extension.in_evaluations]
+                yield replace(self, sampler=self.held_out, batch=batch, extensions=kept)
         finally:
             self.model.train()
 
@@ -204,10 +205,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     load_initial_weights(config, model)
     add_to_the_core(config)
-    if config.document_separator is not None:
-        from minidist.parallel.context.all_gather_attention import mask_documents
-
-        mask_documents(model, config.context)
     job = Job(
         config=config,
         batches=batches,

@@ -51,9 +51,10 @@ class Strategy:
         losses = []
         for i in range(m):
             number = self.axes.dp.rank * m + i
+            batch = task.micro_batch(step, number)
             # Gradients are sent while the last backward runs.
             with task.coordinates(step, number), self.no_sync() if i < m - 1 else nullcontext():
-                loss = task.loss(step, number, self.model)
+                loss = task.loss(*batch, self.model)
                 comm.advance_clock("forward")
 
                 task.scaled(loss).backward()

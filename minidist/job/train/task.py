@@ -88,7 +88,7 @@ class Task(ABC):
         return cross_entropy
 
     def coordinates(self, step: int, number: int) -> AbstractContextManager[Any]:
-        """Return a context manager that sets the coordinates of a micro-batch's samples, for dropout."""
+        """Return the context in which a micro-batch runs: it sets the coordinates of its samples, for dropout."""
         return batch_coordinates(step, self.first_row(number), self.seed, self.positions, self.context)
 
     def micro_batch(self, step: int, number: int) -> tuple[Any, Any]:
@@ -101,9 +101,8 @@ class Task(ABC):
             return inputs, targets
         return inputs[:, self.positions], targets[:, self.positions]
 
-    def loss(self, step: int, number: int, model: Any = None) -> Tensor:
-        """Return the loss of micro-batch `number` of a step, scaled to its share of the global mean."""
-        inputs, targets = self.micro_batch(step, number)
+    def loss(self, inputs: Any, targets: Any, model: Any = None) -> Tensor:
+        """Return the loss of a micro-batch, scaled to its share of the global mean. model: in place of the task's."""
         model = model or self.model
         if not self.is_language_model:
             return self.loss_of(model(as_input(inputs, self.dtype)), targets)

@@ -68,7 +68,7 @@ class MeshStrategy(strategy.Strategy):
     def held_out_losses(self, job: Job) -> list[float]:
         """Return the losses of this rank's held-out micro-batches, forward only; job: this one, `evaluating`."""
         k = job.batch.shares.accumulation
-        return [job.loss(0, self.axes.dp.rank * k + i).item() for i in range(k)]
+        return [job.loss_at(0, self.axes.dp.rank * k + i).item() for i in range(k)]
 
     # --- what this rank holds -----------------------------------------------------------------------------------------
 

@@ -1,13 +1,11 @@
-"""What a job asks of a pipeline that drains: its settings' plan and cut, evaluations, documents, and whole tensors.
+"""What a job asks of a pipeline that drains: its settings' plan and cut, evaluations, and whole tensors.
 
 Proved by: tests/train/test_pipelines.py, tests/planning/test_profiler.py
 """
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from minidist.base.arrays import Array
 from minidist.base.layout import offsets
 from minidist.base.trace import purpose
 from minidist.comm import Comm
@@ -18,12 +16,10 @@ from minidist.job.config.pipeline_plan import cut_sizes, cut_stages, make_plan
 from minidist.job.train import pipeline
 from minidist.job.train.job import Job
 from minidist.job.train.layout import ParallelLayout
-from minidist.job.train.pipeline import MakeDataAxes, input_array
+from minidist.job.train.pipeline import input_array
 from minidist.job.train.strategies.data_axis import Tensors
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.nn import Module
-from minidist.parallel.context import documents
-from minidist.parallel.dims import Axes
 from minidist.pipeline.plan import Plan
 from minidist.pipeline.runtime.evaluation import Evaluation
 
@@ -31,10 +27,7 @@ from minidist.pipeline.runtime.evaluation import Evaluation
 class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
     """This rank's stages of a job's pipeline."""
 
-    def __init__(self, job: Job, axes: Axes, layout: ParallelLayout, data_axes_of: MakeDataAxes) -> None:
-        super().__init__(job, axes, layout, data_axes_of)
-        self.document_ids: list[Array | None] = []  # of the micro-batches of a step
-        self.forward_pipe: Evaluation | None = None  # for evaluations
+    forward_pipe: Evaluation | None = None
 
     # --- what the settings choose -------------------------------------------------------------------------------------
 
@@ -62,16 +55,6 @@ class PipelineParallel(pipeline.PipelineStrategy, MeshStrategy):
         # Backward started from scaled losses; those that are reported are not scaled.
         scale = self.job.scale
         return losses if scale == 1 else [loss / scale for loss in losses]
-
-    def batches(self, task: Any, step: int) -> tuple[list[Any], list[Any]]:
-        self.document_ids = [task.document_ids(step, self.number(i)) for i in range(task.microbatches)]
-        return super().batches(task, step)
-
-    @contextmanager
-    def coordinates(self, i: int) -> Iterator[None]:
-        """The context of micro-batch i on every stage: where its samples are, and its documents."""
-        with super().coordinates(i), documents(self.document_ids[i]):
-            yield
 
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:
