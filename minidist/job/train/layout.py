@@ -41,5 +41,14 @@ class ParallelLayout(ParallelDims):
 
     def axes(self, comm: Comm) -> Axes:
         """Return this rank's communicators; UsageError when the degrees do not fit the ranks of `comm`."""
-        self.of(comm.size, pp=self.pp, dp=self.dp, cp=self.cp, tp=self.tp, ep=self.ep)
+        if self.ranks != comm.size:
+            degrees = f"pp={self.pp}, dp={self.dp}, cp={self.cp}, tp={self.tp}"
+            raise UsageError(
+                f"ParallelLayout({degrees}) is for {self.ranks} ranks, and there are {comm.size}; make the product of"
+                " the degrees equal to the number of ranks"
+            )
+        if self.dp % self.ep:
+            raise UsageError(
+                f"ParallelLayout(dp={self.dp}, ep={self.ep}): ep divides dp; choose a divisor of {self.dp}"
+            )
         return super().axes(comm)
