@@ -22,9 +22,8 @@ from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
 from minidist.base.layout import chunk_sizes
 from minidist.collectives.operations import check_op
 from minidist.collectives.registry import ALGORITHMS, volume
-from minidist.comm.buffers import MASKED, is_masked, may_overlap
 from minidist.comm.mesh import check_communicator
-from minidist.comm.point_to_point import PointToPoint
+from minidist.comm.point_to_point import MASKED, PointToPoint, is_masked, may_overlap
 
 
 def all_reduce(

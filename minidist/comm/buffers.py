@@ -7,6 +7,7 @@ are not looked at.
 Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
 
+import sys
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -17,7 +18,8 @@ import numpy as np
 
 from minidist.base.arrays import to_host
 from minidist.base.errors import BufferReuseError
-from minidist.comm.call_site import NOWHERE, CallSite
+from minidist.comm.call_site import NOWHERE, CallSite, call_site
+from minidist.comm.point_to_point import PointToPoint, may_overlap
 
 _ROW = 8 * 509  # bytes; a prime number of words
 
@@ -56,17 +58,13 @@ def checksum(array: np.ndarray) -> int:
     return zlib.crc32(raw[whole:], zlib.crc32(sums.view(np.uint8)))
 
 
-MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
-
-
-def is_masked(array: Any) -> bool:
-    """Return whether some elements of the array are masked, which a message or a sum would not respect."""
-    return type(array) is not np.ndarray and hasattr(array, "mask")
-
-
-def may_overlap(a: Any, b: Any) -> bool:
-    """Return whether two arrays may share memory."""
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
+def refuse_overlap(comm: PointToPoint, outgoing: Any, incoming: Any) -> None:
+    """Raise BufferReuseError when a sendrecv receives into the memory that it sends from."""
+    if may_overlap(outgoing, incoming):
+        raise BufferReuseError(
+            f"rank {comm.rank}: sendrecv receives into the memory that it sends from, at"
+            f" {comm.site or call_site(sys._getframe(1), comm.opened)}; give each message a buffer of its own"
+        )
 
 
 def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:

@@ -1,6 +1,7 @@
 """The simulated world: ranks are fibers in one process, and time is virtual.
 
 world.py             the ranks as fibers
+sim_world.py         the world that programs run in: with everything that watches
 folded.py            one rank of each class runs, and stands for all of them
 state.py             what the parts of the world share
 matching.py          which send meets which receive

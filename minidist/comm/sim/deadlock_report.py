@@ -4,19 +4,22 @@ Proved by: tests/comm/sim/test_world.py
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 
 from minidist.base.errors import DeadlockError
 from minidist.comm.call_site import call_site
 from minidist.comm.point_to_point import ANY, Request, Work, tag_text
 from minidist.comm.sim.state import SimRequest, SimState, Stream
-from minidist.comm.unlike_calls import unlike_calls
 from minidist.comm.waiting import Waiting, circle_text, error_line, find_cycle
 
 MAX_STREAMS, MAX_LINES = 16, 6  # that are shown; a report must be read on a screen
 
 
-def deadlock(state: SimState) -> DeadlockError:
-    """Return the error for a run in which no stream can run any more."""
+def deadlock(state: SimState, explain: Callable[[str], str]) -> DeadlockError:
+    """Return the error for a run in which no stream can run any more.
+
+    explain: returns a sentence about the calls of a communicator in which ranks differ, "" if none is known.
+    """
     # What every blocked stream waits in.
     blocked = [stream for stream in state.streams() if stream.waiting is not None]
     waiting = [_waiting(stream) for stream in blocked]
@@ -36,7 +39,7 @@ def deadlock(state: SimState) -> DeadlockError:
     cycle = find_cycle(waiting)
     if cycle:
         lines.append(f"  circle: {circle_text(cycle)}")
-    lines += [f"  hint: {hint}" for hint in _hints(state, blocked, waiting)[:MAX_LINES]]
+    lines += [f"  hint: {hint}" for hint in _hints(state, blocked, waiting, explain)[:MAX_LINES]]
     return DeadlockError("\n".join(lines), waiting, cycle)
 
 
@@ -57,10 +60,10 @@ def _waiting(stream: Stream) -> Waiting:
     return Waiting(stream.rank, stream.name, peers, item.describe() + waited_at)
 
 
-def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+def _hints(state: SimState, blocked: list[Stream], waiting: list[Waiting], explain: Callable[[str], str]) -> list[str]:
     # Collective calls that differ between the ranks are the cause of all else.
     names = {stream.waiting.comm.name: None for stream in blocked if stream.waiting is not None}
-    hints = [text for name in names if (text := unlike_calls(name, state.calls(name), state.returned))]
+    hints = [text for name in names if (text := explain(name))]
 
     # A rank that has returned sends and receives nothing any more.
     for w in waiting:
