@@ -20,7 +20,6 @@ buffers.py          which memory a message uses
 waiting.py          which rank waits for which
 call_site.py        the user's line on which an operation started
 program_lines.py    the user's line of an error, and of another thread
-checks/             what watches the messages of a simulated run
 """
 
 from typing import TYPE_CHECKING

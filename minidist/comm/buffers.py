@@ -7,7 +7,6 @@ are not looked at.
 Proved by: tests/comm/sim/test_world.py, tests/comm/mpi/test_failures.py
 """
 
-import sys
 import zlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
@@ -18,8 +17,7 @@ import numpy as np
 
 from minidist.base.arrays import to_host
 from minidist.base.errors import BufferReuseError
-from minidist.comm.call_site import NOWHERE, CallSite, call_site
-from minidist.comm.point_to_point import PointToPoint, may_overlap
+from minidist.comm.call_site import NOWHERE, CallSite
 
 _ROW = 8 * 509  # bytes; a prime number of words
 
@@ -56,15 +54,6 @@ def checksum(array: np.ndarray) -> int:
     whole = raw.size // _ROW * _ROW
     sums = np.add.reduce(raw[:whole].view(np.uint64).reshape(-1, _ROW // 8), axis=0)
     return zlib.crc32(raw[whole:], zlib.crc32(sums.view(np.uint8)))
-
-
-def refuse_overlap(comm: PointToPoint, outgoing: Any, incoming: Any) -> None:
-    """Raise BufferReuseError when a sendrecv receives into the memory that it sends from."""
-    if may_overlap(outgoing, incoming):
-        raise BufferReuseError(
-            f"rank {comm.rank}: sendrecv receives into the memory that it sends from, at"
-            f" {comm.site or call_site(sys._getframe(1), comm.opened)}; give each message a buffer of its own"
-        )
 
 
 def changed(rank: int, what: str, site: CallSite) -> BufferReuseError:

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
-from minidist.base.errors import RankDeadError, UsageError, reason
+from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.base.flop_counter import FlopCounter
 from minidist.base.trace import Trace
 from minidist.base.watchers import watchers
@@ -156,7 +156,7 @@ class World(Protocol):
     def exchange(
         self, comm: "PointToPoint", outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
     ) -> bool:
-        """Do a whole sendrecv at once; False when it must be posted instead."""
+        """Do a whole sendrecv at once, in an unchecked world; False when it must be posted instead."""
         ...
 
     def run_async(self, work: Work) -> Work:
@@ -196,17 +196,17 @@ class PointToPoint:
     """
 
     highest_tag = MAX_TAG  # that a message may name
-    operation = match_key = "message"
-    tag = 0
-    site: CallSite | None = None
-    opened: CallSite | None = None
-    nodes: list[list[int]] | None = None
     calls_before = bytes(2)
 
     def __init__(self, world: World, name: str, members: Sequence[int], rank: int) -> None:
         self.world, self.name, self.context, self.members, self.rank = world, name, name, members, rank
         self.size = len(members)
         self.ranks: Sequence[int] = range(self.size)
+        self.operation = self.match_key = "message"
+        self.tag = 0
+        self.site: CallSite | None = None
+        self.opened: CallSite | None = None
+        self.nodes: list[list[int]] | None = None
 
     def part(self, kind: "type[Part]", **changes: Any) -> "Part":
         """Return this group as an object of class `kind`, with other values of some attributes; it sends nothing."""
@@ -262,10 +262,17 @@ class PointToPoint:
         self, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None = None
     ) -> None:
         """Send and receive at once: the step of every ring. Cannot deadlock on buffering."""
-        # The receive first: when the partner's message comes, its buffer is known.
+        # The short way, where nothing is checked or recorded: one call of MPI's.
         world = self.world
-        if world.exchange(self, outgoing, dest, incoming, source, tag):
+        if world.unchecked and world.exchange(self, outgoing, dest, incoming, source, tag):
             return
+        if world.checks and may_overlap(outgoing, incoming):
+            raise BufferReuseError(
+                f"rank {self.rank}: sendrecv receives into the memory that it sends from, at"
+                f" {self.site or call_site(sys._getframe(1), self.opened)}; give each message a buffer of its own"
+            )
+
+        # The receive first: when the partner's message comes, its buffer is known.
         receive = self._post("receive", incoming, source, tag, False)
         send = self._post("send", outgoing, dest, tag, False)
         world.wait(receive)
@@ -300,19 +307,20 @@ class PointToPoint:
             site = call_site(sys._getframe(2), self.opened)
         if tag is None:
             tag = self.tag
-        elif tag.__class__ is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
+        elif type(tag) is not int or self.highest_tag != MAX_TAG or not 0 <= tag <= MAX_TAG:
             tag = self._tag_of(tag)
 
         # Refuse what no world could send, where the caller can see it.
-        if peer.__class__ is not int:
+        if type(peer) is not int:
             peer = self._whole("rank", peer)
         if not 0 <= peer < self.size and (peer != ANY or kind == "send"):
             raise self._refusal(f"{kind} names rank {peer}, but {self.name} has ranks 0..{self.size - 1}")
-        if array.__class__ is not np.ndarray or array.dtype.hasobject:
-            self._check_kind(kind, array)
-        flags = array.flags
-        if not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
-            raise self._refusal(f"{kind} of {_why_not(array)}")
+        if type(array) is not np.ndarray:
+            self._check_array(kind, array)
+        else:
+            flags = array.flags
+            if not flags.c_contiguous or array.dtype.hasobject or not (flags.writeable or kind == "send"):
+                self._check_array(kind, array)
         return world.post(self, kind, array, peer, tag, site, guarded)
 
     def _tag_of(self, tag: Any) -> int:
@@ -324,13 +332,14 @@ class PointToPoint:
             raise self._refusal(f"tag {own} is outside 0..{self.highest_tag}{where}")
         return self.tag + OWN_TAG * own if inside else own
 
-    def _check_kind(self, kind: str, array: Any) -> None:
-        """Raise UsageError for what is not an array of numbers; an array on a GPU is."""
-        if not hasattr(array, "flags"):
+    def _check_array(self, kind: str, array: Any) -> None:
+        """Raise UsageError for what is not an array of numbers, contiguous and, of a receive, writeable."""
+        flags = getattr(array, "flags", None)  # one on a GPU has no `writeable`
+        if flags is None or not flags.c_contiguous or (kind == "receive" and not getattr(flags, "writeable", True)):
             raise self._refusal(f"{kind} of {_why_not(array)}")
         if is_masked(array):
             raise self._refusal(f"{kind} of {MASKED}")
-        if array.flags.c_contiguous and array.dtype.hasobject:
+        if array.dtype.hasobject:
             raise self._refusal(
                 f"{kind} of an array of Python objects, which are addresses in this process; convert it to numbers, or"
                 " use send_object"

@@ -7,6 +7,8 @@ state.py             what the parts of the world share
 matching.py          which send meets which receive
 choosers.py          which message a wildcard receive gets
 clock.py             what a message costs: the alpha-beta model
+nodes.py             ranks that the fastest links join
+checks/              what watches the messages of a run
 process_state.py     random generators and the running event loop, of each rank
 failures.py          ranks that are killed on purpose
 deadlock_report.py   what a deadlock error says

@@ -25,20 +25,19 @@ from contextlib import suppress
 
 from minidist.base.errors import RankDeadError
 from minidist.base.fibers import FiberExit, throw
-from minidist.comm.point_to_point import ANY
-from minidist.comm.sim.state import SimRequest, SimState, remove
+from minidist.comm.point_to_point import ANY, PointToPoint
+from minidist.comm.sim.state import SimRequest, SimState, Stream, remove
 
 
 class Failures:
     """The killed ranks of a run.
 
     isolate: a killed rank does not end the run. pending: ranks that are going to die, and how many messages each posts
-    before. forget: called with a rank that has been killed. active: whether a rank may be dead.
+    before. forget: called with a rank that has been killed.
     """
 
     def __init__(self, state: SimState, isolate: bool, pending: dict[int, int], forget: Callable[[int], None]) -> None:
         self.state, self.isolate, self.pending, self.forget = state, isolate, dict(pending), forget
-        self.active = isolate or bool(pending)
         self.notified: set[tuple[int, int]] = set()  # (which rank, of whose death)
 
     def queued(self, request: SimRequest) -> None:
@@ -47,13 +46,9 @@ class Failures:
             request.eager = False
             self.fail(request, request.other)
 
-    def kill_after(self, rank: int, messages: int) -> None:
-        """Let a rank die when it is about to post one message more than `messages` from here on."""
-        self.pending[rank] = messages
-        self.active = True
-
-    def before_post(self, rank: int) -> None:
+    def posting(self, stream: Stream, comm: PointToPoint) -> None:
         """Stop a rank that is dead, or that dies now, before it posts a message."""
+        rank = stream.rank
         # A dead rank's `finally` blocks may still try to send: that ends them.
         if rank in self.state.dead:
             raise FiberExit

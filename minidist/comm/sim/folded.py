@@ -207,6 +207,7 @@ class _FoldedMatching(Matching):
     def __init__(self, world: FoldedWorld) -> None:
         super().__init__(world.state, world._block, world._guards())
         self.world = world
+        self.key_of = self._ring_or_both
 
     def post(
         self,
@@ -229,10 +230,10 @@ class _FoldedMatching(Matching):
             )
         return super().post(comm, kind, array, peer, tag, site, guarded)
 
-    def key_of(self, send: SimRequest) -> Key:
+    def _ring_or_both(self, send: SimRequest) -> Key:
         comm, rank = send.comm, send.stream.rank
         if not self.world.is_folded(comm):
-            return super().key_of(send)
+            return comm.context, rank, send.other, send.tag
         # Round a ring: as this rank sends `distance` places on, the one as many places back sends to it.
         distance = send.peer - comm.rank
         return comm.context, comm.members[(comm.rank - distance) % comm.size], rank, send.tag

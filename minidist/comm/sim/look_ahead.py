@@ -27,8 +27,8 @@ import numpy as np
 from minidist.base.errors import MismatchError
 from minidist.base.fibers import FiberExit
 from minidist.comm.call_site import CallSite
-from minidist.comm.checks.call_watch import UnlikeCalls
 from minidist.comm.point_to_point import ANY, PointToPoint, Request
+from minidist.comm.sim.checks.call_watch import UnlikeCalls
 from minidist.comm.sim.state import SimState, Stream
 from minidist.comm.unlike_calls import unlike_calls
 
@@ -83,7 +83,7 @@ def _run_on(world: Any, state: SimState, unlike: UnlikeCalls) -> None:
         request.finished = True
         return request
 
-    world.looking_ahead, world.direct = True, False
+    world.looking_ahead = True
     world.buffers.watched.clear()
     world.post, world.wait = post, lambda request: None
     # Whoever waits for a message has it. The ranks of the unlike calls come first: they say most, if time is short.

@@ -5,10 +5,13 @@ post     a send and a receive of one (context, source, destination, tag) meet in
 deliver  the array is copied once, and a stream that was blocked in a wait can run again
 wait     blocks until the two have met, then advances the clock (the formulas are those of `clock`)
 
-Whoever checks, records or kills is a `Guard`, which is told at each of these places:
+Whoever checks, records or kills is a *guard*: an object with some of these methods, which are called here. What no
+guard has costs nothing.
 
-    post ──▶ posting, posted ──▶ [the two meet] ──▶ meet            wait ──▶ waiting ──▶ [complete] ──▶ ended
-                             ──▶ [no other side yet] ──▶ queued
+    posting(stream, comm)      before a message is posted         queued(request)   its other side is not there yet:
+    posted(request)            it has been posted                                   request.error keeps it out
+    meet(send, receive)        before the array is copied;        waiting(request)  its wait begins
+                               True: the guard has seen to that   ended(request)    its wait ends
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_choosers.py
 """
@@ -21,44 +24,27 @@ import numpy as np
 from minidist.base.trace import current_purpose
 from minidist.comm.call_site import CallSite
 from minidist.comm.point_to_point import ANY, PointToPoint, Request, Work
-from minidist.comm.sim.state import Candidate, Key, SimRequest, SimState, Stream, put, take
-
-
-class Guard:
-    """What may watch the messages of a run. A guard has those of these methods that it needs; none costs nothing."""
-
-    def posting(self, stream: Stream, comm: PointToPoint) -> None:
-        """Called before a message is posted."""
-
-    def posted(self, request: SimRequest) -> None:
-        """Called when a message has been posted."""
-
-    def queued(self, request: SimRequest) -> None:
-        """Called when the other side of a message has not been posted; `request.error` keeps it out of the queue."""
-
-    def meet(self, send: SimRequest, receive: SimRequest) -> bool:
-        """Called before the array is copied; True when this guard has seen to that."""
-        return False
-
-    def waiting(self, request: SimRequest) -> None:
-        """Called when the wait for a message begins."""
-
-    def ended(self, request: SimRequest) -> None:
-        """Called when the wait for a message ends."""
+from minidist.comm.sim.state import Candidate, Key, SimRequest, SimState, Stream, take
 
 
 def hooks(guards: Sequence[Any], name: str) -> list[Callable[..., Any]]:
-    """Return the methods of this name that guards have, without those that do nothing."""
-    nothing = getattr(Guard, name, None)
-    return [getattr(guard, name) for guard in guards if getattr(type(guard), name, nothing) is not nothing]
+    """Return the methods of this name of the guards that have one."""
+    return [getattr(guard, name) for guard in guards if hasattr(guard, name)]
 
 
 class Matching:
-    """The messages of a run. block: let other streams run until the request can go on."""
+    """The messages of a run. block: let other streams run until the request can go on.
+
+    key_of: returns what a receive must share with a send, where that is not what the two say (`FoldedWorld`).
+    """
 
     def __init__(self, state: SimState, block: Callable[[Request | Work], None], guards: Sequence[Any] = ()) -> None:
-        self.state, self.links, self.block = state, state.links, block
+        self.state, self.block = state, block
+        links = state.links
+        self.link, self.alpha, self.beta, self.overhead = links.link, links.alpha, links.beta, links.overhead
+        self.free_startup = links.free_startup
         self.posts = 0
+        self.key_of: Callable[[SimRequest], Key] | None = None
         self.on_posting, self.on_posted = hooks(guards, "posting"), hooks(guards, "posted")
         self.on_queued, self.on_meet = hooks(guards, "queued"), hooks(guards, "meet")
         self.on_waiting, self.on_ended = hooks(guards, "waiting"), hooks(guards, "ended")
@@ -79,12 +65,11 @@ class Matching:
             posting(stream, comm)
         self.posts = order = self.posts + 1
         other = comm.members[peer] if peer >= 0 else ANY
-        request = SimRequest(
-            comm, kind, array, peer, tag, site, stream, other, array.nbytes, order, stream.time, guarded
-        )
+        nbytes, now = array.nbytes, stream.time
+        request = SimRequest(comm, kind, array, peer, tag, site, stream, other, nbytes, order, now, guarded)
         if guarded:
             state.unwaited[stream.rank][id(request)] = request
-        if self.links.free_startup:
+        if self.free_startup:
             request.is_free = current_purpose() == "startup"
         for posted in self.on_posted:
             posted(request)
@@ -94,15 +79,11 @@ class Matching:
             self._receive(request, stream)
         return request
 
-    def key_of(self, send: SimRequest) -> Key:
-        """Return what a receive must share with a send."""
-        return send.comm.context, send.stream.rank, send.other, send.tag
-
     def _send(self, request: SimRequest, stream: Stream) -> None:
         # The out-port sends one message after the other, and is busy with each for its overhead and its bytes.
-        state, links, nbytes = self.state, self.links, request.nbytes
-        alpha, beta = (links.alpha, links.beta) if links.link is None else links.link(stream.rank, request.other)
-        overhead = links.overhead
+        state, nbytes, alpha, beta, overhead = self.state, request.nbytes, self.alpha, self.beta, self.overhead
+        if self.link is not None:
+            alpha, beta = self.link(stream.rank, request.other)
         if request.is_free:
             alpha = beta = overhead = 0.0
         request.depart = depart = stream.time if stream.time > stream.out_free else stream.out_free
@@ -112,10 +93,14 @@ class Matching:
         request.eager = nbytes <= state.eager_limit
 
         # It meets the oldest receive that names this rank, unless an older one from any rank comes first.
-        key = self.key_of(request)
+        key = (request.comm.context, stream.rank, request.other, request.tag)
+        if self.key_of is not None:
+            key = self.key_of(request)
         receives = state.receives.get(key)
         if receives and not (state.wildcards and self._behind_wildcard(receives[0], key)):
-            self._deliver(request, take(state.receives, key))
+            if len(receives) == 1:
+                del state.receives[key]
+            self._deliver(request, receives.pop(0))
             return
         for queued in self.on_queued:
             queued(request)
@@ -124,25 +109,27 @@ class Matching:
                 # It is complete before it is received, so its line is found now and its buffer may be written again.
                 request.array = request.array.copy()
                 request.posted_at = request.site
-            put(state.sends, key, request)
+            state.sends.setdefault(key, []).append(request)
 
     def _receive(self, request: SimRequest, stream: Stream) -> None:
         # A receive from any rank waits until no stream can run: until then more candidates may come.
         state, rank, context, tag = self.state, stream.rank, request.comm.context, request.tag
         if request.peer == ANY:
-            put(state.wildcards, (context, rank, tag), request)
+            state.wildcards.setdefault((context, rank, tag), []).append(request)
             return
         # A receive by name meets the oldest send, unless an older wildcard may take that one.
         key = (context, request.other, rank, tag)
         queue = state.sends.get(key)
         if queue and not (state.wildcards and (context, rank, tag) in state.wildcards):
-            self._deliver(take(state.sends, key), request)
+            if len(queue) == 1:
+                del state.sends[key]
+            self._deliver(queue.pop(0), request)
             return
         if not queue:
             for queued in self.on_queued:
                 queued(request)
         if request.error is None:
-            put(state.receives, key, request)
+            state.receives.setdefault(key, []).append(request)
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         """Let a send and its receive meet: copy once, wake the streams that wait."""
@@ -251,11 +238,10 @@ class Matching:
 
     def _landed(self, request: SimRequest, stream: Stream) -> float:
         """Return when a receive is complete. The in-port takes one message after the other."""
-        links = self.links
-        end: float = stream.in_free
+        end = stream.in_free
         if not request.is_free:
-            beta = links.beta if links.link is None else links.link(request.other, stream.rank)[1]
-            end += links.overhead + beta * request.nbytes
+            beta = self.beta if self.link is None else self.link(request.other, stream.rank)[1]
+            end += self.overhead + beta * request.nbytes
         if request.arrival > end:
             end = request.arrival
         if request.posted > end:

@@ -1,14 +1,14 @@
 """The simulated world that programs run in: a `Sim` and whoever watches it.
 
     Sim        moves messages (world.py, matching.py)
-    guards     compare what ranks call, watch the memory in flight, record, kill ranks (comm/checks/, failures.py)
+    guards     compare what ranks call, watch the memory in flight, record, kill ranks (comm/sim/checks/, failures.py)
     the run    ends a rank that hangs, gives each rank the process's random generators, refuses use after its end
 
 Proved by: tests/comm/sim/test_world.py, tests/comm/sim/test_misuse.py, tests/comm/test_conformance.py
 """
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from threading import get_ident
 from typing import Any
 
@@ -26,13 +26,12 @@ from minidist.base.errors import (
 from minidist.base.fibers import FiberExit
 from minidist.base.interrupts import interruptible
 from minidist.base.trace import Trace, check_checks, check_record
-from minidist.comm.buffers import refuse_overlap
 from minidist.comm.call_site import call_site
-from minidist.comm.checks.buffer_watch import BufferWatch
-from minidist.comm.checks.call_watch import KEPT_CALLS, CallWatch
-from minidist.comm.checks.recorder import Recorder, Totals
 from minidist.comm.has_run import LAZY, has_run
 from minidist.comm.point_to_point import PointToPoint, Request, Work
+from minidist.comm.sim.checks.buffer_watch import BufferWatch
+from minidist.comm.sim.checks.call_watch import KEPT_CALLS, CallWatch
+from minidist.comm.sim.checks.recorder import Recorder, Totals
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.ended import EndedWorld, used_after_run
 from minidist.comm.sim.failures import Failures
@@ -141,7 +140,9 @@ class SimWorld(Sim):
         elif after_messages < 0:
             raise UsageError(f"kill of rank {rank} after {after_messages} messages; it must be at least 0")
         elif self.in_run:
-            self.failures.kill_after(rank, after_messages)
+            if self.failures.posting not in self.matching.on_posting:
+                self.matching.on_posting.append(self.failures.posting)
+            self.failures.pending[rank] = after_messages
         else:
             self.pending_kills[rank] = after_messages
 
@@ -159,22 +160,24 @@ class SimWorld(Sim):
     def _guards(self) -> list[Any]:
         """Return what watches the messages of a run, which begins."""
         state = self.state
+        isolate = self.on_failure == "isolate"
         self.calls, self.buffers = CallWatch(state, self._block), BufferWatch(state)
-        self.failures = Failures(state, self.on_failure == "isolate", self.pending_kills, self.buffers.forget)
+        self.failures = Failures(state, isolate, self.pending_kills, self.buffers.forget)
         # A browser has no threads.
         if self.timeout and sys.platform != "emscripten":
             self.watchdog = HangWatchdog(self, self.timeout)
         self.on_switch.append(self._switched)
-        self.on_block.append(self._pausing)
+        if self.checks or isolate:
+            self.on_block.append(self._pausing)
         if self.check_buffers:
             self.on_block.append(self.buffers.pauses)
             self.on_resume.append(self.buffers.goes_on)
         return [
-            self,
+            *([self] if self.checks else []),
+            *([self.failures] if isolate or self.pending_kills else []),
             *([Recorder(state)] if self.record is True else [Totals(state)] if self.record else []),
             *([self.calls] if self.checks else []),
             *([self.buffers] if self.check_buffers else []),
-            *([self.failures] if self.on_failure == "isolate" else []),
         ]
 
     def _new_matching(self) -> Matching:
@@ -257,7 +260,7 @@ class SimWorld(Sim):
     # messages and works -----------------------------------------------------------------------------------------------
 
     def posting(self, stream: Stream, comm: PointToPoint) -> None:
-        """Raise when the communicator is not that of the rank that runs, or its thread; a rank may die here."""
+        """Raise when the communicator is not that of the rank that runs, or is used in another thread."""
         if get_ident() != self.thread:
             raise second_thread(comm, comm.site or call_site(sys._getframe(1), comm.opened))
         if comm.members[comm.rank] != stream.rank:
@@ -266,15 +269,6 @@ class SimWorld(Sim):
                 f" {comm.site or call_site(sys._getframe(1), comm.opened)}; each rank communicates on the one that it"
                 " is given"
             )
-        if self.failures.active:
-            self.failures.before_post(stream.rank)
-
-    def exchange(
-        self, comm: PointToPoint, outgoing: np.ndarray, dest: int, incoming: np.ndarray, source: int, tag: int | None
-    ) -> bool:
-        if self.checks:
-            refuse_overlap(comm, outgoing, incoming)
-        return False
 
     def run_async(self, work: Work) -> Work:
         if not self.in_run:
@@ -305,6 +299,12 @@ class SimWorld(Sim):
         if not work.finished and not self.in_run:
             raise used_after_run(work.site)
         return super().wait_work(work)
+
+    def nodes(self, members: Sequence[int]) -> list[list[int]]:
+        """Return the places in `members` of the ranks that the fastest links join, node by node."""
+        from minidist.comm.sim.nodes import nodes_of
+
+        return nodes_of(self.links, members)
 
     # communicators and calls ------------------------------------------------------------------------------------------
 

@@ -129,15 +129,6 @@ class SimState:
         return [*self.mains, *self.side.values()]
 
 
-def put(queues: dict[Any, list[SimRequest]], key: Any, request: SimRequest) -> None:
-    """Append a request to its queue. Most queues have one, and a list of one is made fastest."""
-    queue = queues.get(key)
-    if queue is None:
-        queues[key] = [request]
-    else:
-        queue.append(request)
-
-
 def take(queues: dict[Any, list[SimRequest]], key: Any) -> SimRequest:
     """Remove and return the oldest request of a queue; an empty queue is deleted."""
     queue = queues[key]

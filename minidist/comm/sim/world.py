@@ -5,7 +5,7 @@ is deterministic; when no fiber can run, none ever will, and the report can say 
 which. Sends are synchronous by default (they complete when the receive is posted): a program that relies on buffering
 deadlocks here, always, instead of on the day when its messages grow.
 
-    hub (the scheduler) ──▶ a stream runs until it blocks ──▶ the next stream that is ready ──▶ ... ──▶ hub
+    hub (the scheduler) ──▶ a stream runs until it blocks ──▶ hub ──▶ the next stream that is ready
     none is ready:  [1] match one receive from any rank, else  [2] all have returned, or it is a deadlock
 
 `Sim` moves messages and checks nothing. The world that programs run in is `SimWorld`: a `Sim` with guards, which
@@ -47,7 +47,6 @@ class Sim:
 
     kind = "simulated"
     checks = unchecked = folds = False
-    finds_lines = sys.platform != "emscripten"  # the stack of a fiber that is made of promises cannot be looked at
     place = ""
     state: SimState  # of the run, or of the last one
     matching: Matching
@@ -60,6 +59,7 @@ class Sim:
         if ranks < 1:
             raise UsageError(f"a world needs at least 1 rank, got {ranks}")
         self.size, self.eager_bytes, self.links, self.chooser = ranks, eager_bytes, links or LinkModel(), chooser
+        self.finds_lines = sys.platform != "emscripten"  # the stack of a fiber made of promises cannot be looked at
 
     # running ----------------------------------------------------------------------------------------------------------
 
@@ -77,13 +77,11 @@ class Sim:
             mains,
             running=mains[0],
         )
-        self.to_begin: Any = None
         self.on_switch: list[Callable[[Stream], None]] = []
         self.on_block: list[Callable[[Stream, Request | Work], None]] = []
         self.on_resume: list[Callable[[Stream], None]] = []
         self.matching = self._new_matching()
         self.post, self.wait = self.matching.post, self.matching.wait
-        self.direct = self.finds_lines  # a fiber hands over to the next one, instead of to the hub
 
         # What every rank does: a fiber each.
         results: list[Any] = [None] * self.size
@@ -133,13 +131,16 @@ class Sim:
         # Round after round: every stream that is ready runs until it blocks.
         state, ready = self.state, self.state.ready
         while True:
-            while ready or self.to_begin is not None:
-                fiber = self._next() if self.to_begin is None else self.to_begin
-                self.to_begin = None
+            while ready:
+                state.running = stream = ready.popleft()
+                stream.waiting = None
+                for switched in self.on_switch:
+                    switched(stream)
+                assert stream.fiber is not None
                 try:
-                    fiber.switch()
+                    stream.fiber.switch()
                 except (Exception, SystemExit) as error:
-                    self._annotate(error, state.running)
+                    self._annotate(error, stream)
                     raise
             if not self._idle():  # [1] of the picture
                 break
@@ -147,14 +148,6 @@ class Sim:
         # [2] A rank that has not returned, or a stream that it left behind, waits for ever.
         if any(stream.fiber is not None and not stream.fiber.dead for stream in state.streams()):
             raise deadlock(state, self.explain)
-
-    def _next(self) -> Any:
-        """Return the fiber of the stream that is ready first; it runs from now on."""
-        self.state.running = stream = self.state.ready.popleft()
-        stream.waiting = None
-        for switched in self.on_switch:
-            switched(stream)
-        return stream.fiber
 
     def _idle(self) -> bool:
         """No stream can run: let one go on. Returns False when there is none."""
@@ -174,6 +167,9 @@ class Sim:
         # Blocked fibers would stay in memory with all their arrays; ending them runs their `finally` blocks.
         for stream in self.state.streams():
             if stream.fiber is not None and not stream.fiber.dead:
+                # Where it waited is known as long as it waits.
+                if isinstance(stream.waiting, Request):
+                    stream.waiting.posted_at = stream.waiting.site
                 self.state.running = stream
                 with suppress(Exception):  # of the rank's own `finally`; the error that ended the run is what counts
                     throw(stream.fiber, FiberExit)
@@ -185,13 +181,7 @@ class Sim:
             pausing(stream, on)
         stream.waiting = on
         stream.handling = sys.exc_info()[1]
-        # A fiber that has not begun must begin on the hub's stack, not on top of this one's.
-        fiber = self._next() if self.direct and self.state.ready else self.hub
-        if fiber:
-            fiber.switch()
-        else:
-            self.to_begin = fiber
-            self.hub.switch()
+        self.hub.switch()
         for resumed in self.on_resume:
             resumed(stream)
 
@@ -297,9 +287,9 @@ class Sim:
         """Nothing to do."""
 
     def nodes(self, members: Sequence[int]) -> list[list[int]]:
-        """Return the places in `members` of the ranks that the fastest links join, node by node."""
-        return self.links.nodes(members)
+        """Return the places in `members`, all in one node."""
+        return [list(range(len(members)))]
 
     def exchange(self, *_: Any) -> bool:
-        """Return False: a sendrecv has no shorter way here."""
+        """Not called: a sendrecv has no shorter way here."""
         return False

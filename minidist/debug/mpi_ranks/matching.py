@@ -27,14 +27,14 @@ import numpy as np
 
 from minidist.base.errors import MismatchError, UsageError
 from minidist.comm.call_site import CallSite, call_site
-from minidist.comm.checks.buffer_watch import Watched
 from minidist.comm.communicator import Comm
 from minidist.comm.header import dtype_name
 from minidist.comm.point_to_point import ANY, PointToPoint, Work
+from minidist.comm.sim.checks.buffer_watch import Watched
 from minidist.comm.sim.choosers import Candidate
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.sim_world import SimWorld
-from minidist.comm.sim.state import SimRequest, Stream, put, remove
+from minidist.comm.sim.state import SimRequest, Stream, remove
 from minidist.debug.mpi_ranks.constants import ANY_TAG
 from minidist.debug.mpi_ranks.objects import OBJECT
 
@@ -119,7 +119,8 @@ class MPIMatching(Matching):
             request.eager = mode == "buffered" or (request.eager and mode != "synchronous")
             if mode == "buffered":
                 request.array = request.array.copy()
-            put(self.state.sends, (comm.context, request.stream.rank, comm.members[peer], EVERY_TAG), request)
+            key = comm.context, request.stream.rank, comm.members[peer], EVERY_TAG
+            self.state.sends.setdefault(key, []).append(request)
             self._meet_receive(request)
         else:
             if array is None:
