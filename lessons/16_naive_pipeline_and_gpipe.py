@@ -31,9 +31,9 @@ from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
-from minidist.pipeline.plan import from_cells, get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.times import uniform
+from minidist.pipeline.schedules import from_cells, get_schedule
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
@@ -93,7 +93,8 @@ def step(comm, plan, times=None):
     """
     model = MLP([16] * 8 + [10], dtype=np.float64)
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
-    pipeline = Pipeline(comm, plan, stages, loss_of, times=times)
+    observers = [] if times is None else [GivenTimes(comm, times)]
+    pipeline = Pipeline(comm, plan, stages, loss_of, observers=observers)
     losses = pipeline.step(
         np.array_split(rows, plan.microbatches), np.array_split(targets, plan.microbatches)
     )

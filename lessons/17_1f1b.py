@@ -32,9 +32,9 @@ from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
-from minidist.pipeline.plan import from_cells, get_schedule
 from minidist.pipeline.plan.one_f_one_b import stage_order
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show

@@ -35,8 +35,10 @@ from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, split_model
+from minidist.pipeline.runtime import PipelineStage, split_model
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError, validate
 from minidist.report import draw, show
@@ -149,7 +151,7 @@ def train(comm, plan):
         versions = WeightVersions(
             comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
         )
-        pipe = Pipeline(
+        pipe = VersionedPipeline(
             comm, plan, stages, lambda y, t: (y * Tensor(t)).sum() * (1 / ROWS), versions=versions
         )
         pipe.step(inputs[: plan.microbatches], targets[: plan.microbatches])
@@ -270,7 +272,9 @@ def wander(comm, rate, count):
     versions = WeightVersions(
         comm, plan, [stage], lambda flat: SGD(flat, lr=rate), keep_history=True
     )
-    pipe = Pipeline(comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), versions=versions)
+    pipe = VersionedPipeline(
+        comm, plan, [stage], lambda y, _: (y * y * 0.5).sum(), versions=versions
+    )
     pipe.step([np.ones(1)] * count, [None] * count)
     return abs(float(versions.history[0][-1][0])) if comm.rank == 0 else None
 

@@ -36,9 +36,11 @@ from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, PostValidation, split_model
-from minidist.pipeline.times import uniform
+from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.runtime.clip import clip_grad_norm_
+from minidist.pipeline.runtime.post_validation import PostValidation
+from minidist.pipeline.schedules import get_schedule
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
 from minidist.report.gantt import gantt
@@ -152,7 +154,11 @@ def step(comm, plan):
             MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
         )
         pipe = Pipeline(
-            comm, plan, stages, loss, times=uniform(plan.stages, *[p / plan.stages] * 3)
+            comm,
+            plan,
+            stages,
+            loss,
+            observers=[GivenTimes(comm, uniform(plan.stages, *[p / plan.stages] * 3))],
         )  # of a stage: 1/chunks of a rank's
         begin = comm.time()
         pipe.step(batches, batches)
@@ -222,13 +228,13 @@ def four_steps(comm, plan, waits):
     stages, _ = split_model(
         MLP([WIDTH] * (plan.stages + 1), dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
     )
-    pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages))
+    pipe = Pipeline(comm, plan, stages, loss, observers=[GivenTimes(comm, uniform(plan.stages))])
     outcomes = []
     if waits:
         optimizer = SGD(pipe.flats, lr=1e-6)
         for _ in range(4):
             pipe.step(batches, batches)
-            pipe.clip_grad_norm_(1e9)
+            clip_grad_norm_(pipe, 1e9)
             optimizer.step()
             pipe.zero_grad()
     else:

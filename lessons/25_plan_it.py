@@ -48,7 +48,7 @@ from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
 from minidist.parallel.dims import ParallelDims
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named

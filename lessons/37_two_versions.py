@@ -36,8 +36,10 @@ from minidist.comm import SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
 from minidist.optim import SGD
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
+from minidist.pipeline.runtime import split_model
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report import show
@@ -128,7 +130,7 @@ def train(comm, plan):
     versions = WeightVersions(
         comm, plan, stages, lambda flat: SGD(flat, lr=0.05), keep_history=True
     )
-    pipe = Pipeline(comm, plan, stages, loss, versions=versions)
+    pipe = VersionedPipeline(comm, plan, stages, loss, versions=versions)
     pipe.step(inputs, targets)
     return versions
 

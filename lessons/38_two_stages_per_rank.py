@@ -39,9 +39,9 @@ from minidist.base.errors import UsageError
 from minidist.comm import LinkModel, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.nn import MLP
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.times import uniform
+from minidist.pipeline.schedules import get_schedule
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show
 from minidist.report.gantt import gantt
@@ -124,7 +124,13 @@ def step(comm, plan):
     stages, _ = split_model(
         MLP([WIDTH] * 9, dtype=np.float64), plan.stages, plan.stages_of(comm.rank)
     )
-    pipe = Pipeline(comm, plan, stages, loss, times=uniform(plan.stages, *[p / plan.stages] * 3))
+    pipe = Pipeline(
+        comm,
+        plan,
+        stages,
+        loss,
+        observers=[GivenTimes(comm, uniform(plan.stages, *[p / plan.stages] * 3))],
+    )
     pipe.step(batches, batches)
     gradients = {q.name: q.grad.copy() for s in stages for q in s.flat.parameters}
     return gradients, comm.trace.bytes_by_purpose().get("pipeline_activation", 0)

@@ -7,6 +7,8 @@ its module when it is used first, so `import minidist` loads nothing.
 from importlib import import_module
 from typing import Any
 
+from minidist import additions  # noqa: F401  the core finds there what this package adds to it
+
 __version__ = "0.2.0.dev0"
 
 # Where each name is.
@@ -29,7 +31,7 @@ _MODULES = {
     "minidist.nn": ("GPT", "MLP", "GPTConfig", "Linear", "Llama", "LlamaConfig", "Module"),
     "minidist.optim": ("SGD", "Adam", "AdamW"),
     "minidist.parallel": ("DistributedDataParallel", "ZeroOptimizer", "fully_shard"),
-    "minidist.pipeline.plan": ("get_schedule",),
+    "minidist.pipeline.schedules": ("get_schedule",),
     "minidist.pipeline.runtime": ("Pipeline", "split_model"),
     "minidist.job.train.recipe": ("parallelize",),
 }

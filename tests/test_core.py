@@ -14,49 +14,49 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_798,
-        5,
-        "base: __init__ arrays device errors fibers flop_counter half layout lazy limits memory random registry trace"
-        " watchers",
+        1_706,
+        0,
+        "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
+        " trace watchers",
     ),
     "autograd": (
-        2_959,
+        2_765,
         0,
-        "autograd: __init__ backward errors function modes node operands operators parameter precision tensor;"
+        "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),
-    "nn": (1_642, 1, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
+    "nn": (1_448, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
     "optim": (1_044, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
-        1_903,
+        1_891,
         0,
         "comm: __init__ call_site communicator mesh point_to_point waiting; comm/sim: __init__ clock deadlock_report"
         " matching state world",
     ),
     "collectives": (
-        1_767,
-        5,
+        1_612,
+        0,
         "collectives: __init__ binomial_tree calls folding naive operations ordered recursive_doubling registry ring",
     ),
     "data parallelism": (
-        2_447,
-        16,
+        2_419,
+        15,
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
     ),
     "model parallelism": (
-        2_763,
-        2,
+        2_368,
+        0,
         "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
-        " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch tensor_parallel",
+        " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
-        3_441,
-        10,
-        "pipeline: __init__ passes simulate times validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
-        " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages pipeline shapes shared"
-        " stages stream",
+        2_679,
+        1,
+        "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
+        " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
+        " reduction shapes shared shared_shards stages; base: fingerprint",
     ),
     "train": (356, 18, "job/train: loss recipe trainer"),
 }

@@ -1,11 +1,11 @@
 """Reverse-mode automatic differentiation: tensors, operations, the backward pass, and the hooks that strategies use.
 
-tensor.py          a tensor, and `record`, the one way to make nodes
+tensor.py          a tensor, a node, and `record`, the one way to make nodes
 parameter.py       a leaf that outlives the graph
-node.py            one recorded operation
 backward.py        the backward pass
 modes.py           whether operations are recorded
-precision.py       autocast
+in_place.py        writes into the arrays that a node keeps
+precision.py       autocast, and operands in half precision
 operands.py        what every operation does with its operands first
 operators.py       the operators and methods of a tensor
 function.py        operations of one's own
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from minidist.autograd.errors import AutogradError, DtypeError, ShapeError, VersionError
     from minidist.autograd.finite_differences import gradcheck
     from minidist.autograd.function import Function
+    from minidist.autograd.in_place import detect_in_place_changes
     from minidist.autograd.modes import (
         contribution_recorder,
         enable_grad,
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
         saved_tensors_hook,
         set_grad_enabled,
     )
-    from minidist.autograd.node import Node, SavedTensor, detect_in_place_changes
-    from minidist.autograd.ops.attention import causal_attention, causal_attention_composite, causal_attention_heads
+    from minidist.autograd.ops.attention import causal_attention, causal_attention_heads, grouped_query_attention
     from minidist.autograd.ops.checkpoint import checkpoint
+    from minidist.autograd.ops.composite_attention import causal_attention_composite
     from minidist.autograd.ops.cross_entropy import cross_entropy, mse_loss
     from minidist.autograd.ops.dropout import dropout
     from minidist.autograd.ops.elementwise import (
@@ -86,7 +87,8 @@ if TYPE_CHECKING:
     )
     from minidist.autograd.ops.swiglu import swiglu
     from minidist.autograd.parameter import BackwardObserver, Gradient, Parameter
-    from minidist.autograd.tensor import HalfOperand, MeanOfRows, Tensor, record
+    from minidist.autograd.precision import HalfOperand
+    from minidist.autograd.tensor import MeanOfRows, Node, SavedTensor, Tensor, record
     from minidist.base.flop_counter import FlopCounter, current_flop_counter
 
 __all__ = [
@@ -129,6 +131,7 @@ __all__ = [
     "gelu_composite",
     "getitem",
     "gradcheck",
+    "grouped_query_attention",
     "is_grad_enabled",
     "is_in_backward",
     "layer_norm",

@@ -23,9 +23,8 @@ from typing import Any
 
 from minidist.autograd.errors import AutogradError, ShapeError
 from minidist.autograd.modes import contribution_recorder
-from minidist.autograd.node import Node
 from minidist.autograd.parameter import BackwardObserver, Parameter
-from minidist.autograd.tensor import MeanOfRows, Tensor, record
+from minidist.autograd.tensor import MeanOfRows, Node, Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.errors import quoted
 from minidist.base.watchers import watchers

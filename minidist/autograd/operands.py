@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from minidist.autograd.errors import DtypeError, ShapeError
-from minidist.autograd.precision import common_dtype
-from minidist.autograd.tensor import HalfOperand, Tensor
+from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast, is_half, upcast
 from minidist.base.errors import quoted
-from minidist.base.half import downcast, is_half, upcast
+from minidist.base.hooks import elsewhere
 
 
 def as_tensor(value: Any, like: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def pair(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     elif not isinstance(b, Tensor):
         b = as_tensor(b, a)
     if a.dtype != b.dtype:
-        dtype = common_dtype(name, a.dtype, b.dtype)
+        dtype = elsewhere.precision().common_dtype(name, a.dtype, b.dtype)
         if dtype is not None:
             return a.astype(dtype), b.astype(dtype)
         raise DtypeError(
@@ -50,13 +50,13 @@ def operands(name: str, a: Any, b: Any) -> tuple[Tensor, Tensor]:
     """The `pair`, as an operation sees it that computes in float32 (`operand`)."""
     a, b = pair(name, a, b)
     if a.dtype.itemsize == 2 and is_half(a.dtype):
-        return HalfOperand(a), HalfOperand(b)
+        return operand(a), operand(b)
     return a, b
 
 
 def operand(x: Tensor) -> Tensor:
     """x as an operation sees it that computes in float32: x itself, or a `HalfOperand` when it is half precision."""
-    return HalfOperand(x) if x.dtype.itemsize == 2 and is_half(x.dtype) else x
+    return elsewhere.precision().HalfOperand(x) if x.dtype.itemsize == 2 and is_half(x.dtype) else x
 
 
 def mismatch(name: str, a: Any, b: Any, reason: str = "do not broadcast together") -> ShapeError:

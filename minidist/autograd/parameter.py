@@ -4,7 +4,7 @@ gradient has a buffer that it may share with others.
 FSDP frees and gathers parameters, a pipeline stashes older versions, an optimizer updates them. A node therefore keeps
 the Parameter and the `version` that it saw in forward, never the array, and backward refuses to use another version.
 A write into the array itself (`p.data[...] *= 3`) counts no version, so a node also keeps a sample of the values
-(node.py).
+(in_place.py).
 
 Gradients enter through one method, `accumulate`, which adds to the parameter's `Gradient`.
 
@@ -16,11 +16,9 @@ from typing import Any
 
 from minidist.autograd.errors import AutogradError, DtypeError, ShapeError
 from minidist.autograd.modes import contribution_recorder
-from minidist.autograd.node import SavedTensor
 from minidist.autograd.tensor import Tensor
 from minidist.base import arrays as xp
-from minidist.base.device import Device
-from minidist.base.half import add_into
+from minidist.base.hooks import elsewhere
 from minidist.base.layout import Layout
 from minidist.base.memory import track
 from minidist.base.watchers import watchers
@@ -70,7 +68,7 @@ class Gradient:
         if value.shape != self.local.shape:
             raise ShapeError(f"a gradient of shape {value.shape} for a parameter of shape {self.local.shape}")
         if value.itemsize == 2:
-            add_into(self.local, value)
+            xp.add_into(self.local, value)
         else:
             self.local += value
 
@@ -209,19 +207,6 @@ class Parameter(Tensor):
         """Let `array` itself, without a copy, be the data; for the owner of the storage."""
         self._data, self.dtype = array, array.dtype
 
-    def move(self, device: Device | None) -> None:
-        """Move the values and the gradient to a device (None: the host). An error when a flat array owns them."""
-        if self.flat is not None:
-            raise AutogradError(
-                f"parameter {self.name!r} lies in the flat array of a wrapped model; move the model before you wrap it"
-            )
-        grad = self.grad
-        self.gradient.release()
-        self.bind(track(xp.moved(self.data, device), "parameter"))
-        self.updated()
-        if grad is not None:
-            self.grad = xp.moved(grad, device)
-
     def release(self) -> None:
         """Let go of the data, so that its memory can be freed; reading it is an error until `bind`."""
         self._data = None
@@ -273,9 +258,9 @@ class Parameter(Tensor):
         else:
             self.flat.updated(by)
 
-    def saved(self) -> SavedTensor:
+    def saved(self) -> Any:
         """What a node keeps: the parameter, the version and a sample of the values, never the array."""
-        return SavedTensor(self, self.version, self._data)
+        return elsewhere.saved_tensor(self, self.version, self._data)
 
     # --- gradient ---
 

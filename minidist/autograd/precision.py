@@ -1,7 +1,7 @@
 """Autocast: in which precision an operation computes, and leaves its result, when its operands are 16-bit floats.
 
-This table is not a description of the rules, it is the rules: `record` and `operands` look every operation up here. The
-names are those of torch.amp.
+This table is not a description of the rules, it is the rules: `in_half` and `operands` look every operation up here.
+The names are those of torch.amp.
 
     to half        products: the operands are half precision, products are summed in float32, the result is rounded to
                    half. Of a float32 and a half operand the first is rounded. (Tensor cores do the same.)
@@ -23,11 +23,12 @@ precision package", op reference; NVIDIA, "Train with mixed precision", on layer
 Proved by: tests/autograd/test_half.py
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from minidist.autograd.tensor import Edge, Tensor, into_buffer, kept
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, is_half, upcast
+from minidist.base.arrays import downcast, is_half, upcast
 
 RULES: dict[str, tuple[str, ...]] = {
     "to half": ("linear", "matmul", "causal_attention", "causal_attention_heads", "embedding"),
@@ -74,3 +75,72 @@ def half_prepare(prepare: Callable[[Any], Any], storage: Any) -> Callable[[Any],
         return result if type(result) is tuple else downcast(result, storage)
 
     return compute
+
+
+class HalfOperand(Tensor):
+    """A 16-bit tensor as an operation sees it that computes in float32: `data` reads as a new float32 array.
+
+    What a node keeps of it stays 16-bit and is upcast anew at each read. `stored` is the 16-bit array.
+    """
+
+    __slots__ = ("source",)
+    half = True
+
+    def __init__(self, source: Any) -> None:
+        self.source = source  # a tensor, or what it saved
+
+    @property
+    def data(self) -> xp.Array:  # type: ignore[override]
+        """The values in float32."""
+        return upcast(self.source.data)
+
+    @property
+    def stored(self) -> xp.Array:
+        """The array as it is stored."""
+        return self.source.data
+
+    @property
+    def node(self) -> Any:
+        """The node of the tensor."""
+        return self.source.node
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each dim."""
+        return self.source.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of the stored array."""
+        return self.source.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.source.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.source.size
+
+    def saved(self) -> "HalfOperand":
+        """What a node keeps: what the tensor saves, read as float32."""
+        return HalfOperand(self.source.saved())
+
+    def save(self, array: xp.Array) -> "HalfOperand":
+        """An array of the operation, rounded to the stored dtype, to be read as float32 in backward."""
+        return HalfOperand(kept(downcast(array, self.source.dtype)))
+
+
+def in_half(
+    name: str, data: xp.Array, edges: Sequence[Edge], weights: Sequence[Edge], prepare: Callable[[Any], Any] | None
+) -> tuple[xp.Array, Sequence[Edge], Sequence[Edge], Callable[[Any], Any] | None]:
+    """Return a record of HalfOperands, computed in float32, with its result and its gradients in half precision."""
+    storage = (edges or weights)[0][0].dtype
+    return (
+        downcast(data, result_dtype(name, storage)),
+        [(source, half_vjp(vjp, source.dtype)) for source, vjp in edges],
+        [(source, into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
+        prepare and half_prepare(prepare, storage),
+    )

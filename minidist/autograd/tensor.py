@@ -3,19 +3,80 @@
 An operation computes its result with array functions, then calls `record` with one edge (input, vjp) for each input;
 the tape is the set of nodes that this leaves behind. Everything else in this package is operations.
 
+    y = a * b      y.node: "mul" ──▶ a.node, with the vjp  g -> g b
+                                 ──▶ b.node, with the vjp  g -> g a
+
+The graph is nodes that point to older nodes. A node never points to the tensor that it produced, so there are no
+cycles, and a graph that is not needed any more is freed at once by reference counting.
+
 Proved by: tests/autograd/test_operations.py, tests/autograd/test_backward.py
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
-from minidist.autograd.errors import AutogradError, DtypeError
+from minidist.autograd.errors import AutogradError, DtypeError, VersionError
 from minidist.autograd.modes import grad_enabled, saved_tensors
-from minidist.autograd.node import Node, SavedTensor
-from minidist.autograd.precision import half_prepare, half_vjp, result_dtype
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, upcast
+from minidist.base.hooks import elsewhere
 from minidist.base.watchers import watchers
+
+# A vector-Jacobian product: the gradient of the output (or what `prepare` made of it) to the gradient of one input.
+# None stands for the identity.
+VectorJacobianProduct = Callable[..., Any]
+
+# Only the order of these numbers ever matters, and only between nodes of one graph, so one counter serves all ranks.
+_creation_index = itertools.count().__next__
+
+
+class Node:
+    """One operation, or a leaf (no inputs, no weights: the gradient stays in `grad`).
+
+    index: creation index; backward visits reachable nodes in falling order of it, which is reverse order of execution.
+    name: the operation, for error messages.
+    inputs: pairs (node, vjp), the gradients that later (older) nodes wait for. None once backward has passed: freed.
+    weights: pairs (parameter, vjp); vjp(grad, out=None) writes the whole contribution to `out` when it is given.
+    prepare: applied once to the gradient of the output; every vjp receives its result. Work that the vjps share.
+    hook: like `prepare`, of nodes that deal with the pass itself: hook(pass, gradient).
+    grad: sum of the gradients that have arrived so far; `owned` says that nothing else holds that array.
+    costs: when a counter was on in forward, (flops, bytes) of the vjp of each input, and then of each weight.
+    replays: parameters to which a replay inside this node will contribute (recomputation).
+    """
+
+    __slots__ = ("costs", "grad", "hook", "index", "inputs", "name", "owned", "prepare", "replays", "weights")
+
+    def __init__(
+        self,
+        name: str,
+        inputs: "tuple[tuple[Node, VectorJacobianProduct | None], ...]" = (),
+        weights: tuple[tuple[Any, VectorJacobianProduct], ...] = (),
+        prepare: Callable[[Any], Any] | None = None,
+        hook: Callable[[Any, Any], Any] | None = None,
+        replays: tuple[Any, ...] = (),
+    ) -> None:
+        self.index = _creation_index()
+        self.name = name
+        self.inputs: tuple[tuple[Node, VectorJacobianProduct | None], ...] | None = inputs
+        self.weights = weights
+        self.prepare = prepare
+        self.hook = hook
+        self.grad: Any = None
+        self.owned = False
+        self.costs: list[tuple[int, int]] | None = None
+        self.replays = replays
+
+    def receive(self, gradient: Any, fresh: bool) -> None:
+        """Add one gradient of this node's output. `fresh`: the caller gives the array away and keeps no reference."""
+        if self.grad is None:
+            self.grad, self.owned = gradient, fresh
+        elif self.owned:
+            self.grad = xp.add_into(self.grad, gradient)
+        elif fresh:
+            self.grad, self.owned = xp.add_into(gradient, self.grad), True
+        else:
+            self.grad, self.owned = self.grad + gradient, True
+
 
 Method = Callable[..., "Tensor"]  # of a tensor and other operands
 
@@ -33,7 +94,7 @@ class Tensor:
 
     data: xp.Array
     node: Any  # Node | None; a Parameter is its own leaf
-    half: ClassVar[bool] = False  # is it a HalfOperand?
+    half: ClassVar[bool] = False  # is it a HalfOperand of precision.py?
     version: Any = 0  # of the values; a Parameter's counts its updates
     flat: Any = None  # the owner of a Parameter's storage
     name: Any = ""
@@ -100,7 +161,7 @@ class Tensor:
         node = self.node
         if (node is not None and node.name != "leaf") or self.data.ndim == 0 or not grad_enabled.get():
             return self if saved_tensors.get() is None else kept(self.data, self)
-        return SavedTensor(self, 0, self.data)
+        return elsewhere.saved_tensor(self, 0, self.data)
 
     def save(self, array: xp.Array) -> Any:
         """An array of an operation on this tensor, to read `.data` of in backward."""
@@ -173,60 +234,32 @@ class Tensor:
     relu: ClassVar[Method]
 
 
-class HalfOperand(Tensor):
-    """A 16-bit tensor as an operation sees it that computes in float32: `data` reads as a new float32 array.
+class SavedTensor:
+    """One use of a parameter or an input by a node: reads the array bound at the time of the backward, if it fits.
 
-    What a node keeps of it stays 16-bit and is upcast anew at each read. `stored` is the 16-bit array.
+    in_place.py adds a check that notices writes into the array itself.
     """
 
-    __slots__ = ("source",)
-    half = True
+    __slots__ = ("tensor", "version")
 
-    def __init__(self, source: Any) -> None:
-        self.source = source  # a tensor, or what it saved
-
-    @property
-    def data(self) -> xp.Array:  # type: ignore[override]
-        """The values in float32."""
-        return upcast(self.source.data)
+    def __init__(self, tensor: Any, version: int) -> None:
+        self.tensor, self.version = tensor, version
 
     @property
-    def stored(self) -> xp.Array:
-        """The array as it is stored."""
-        return self.source.data
+    def data(self) -> xp.Array:
+        """The array; an error when it has another version than forward saw."""
+        if self.tensor.version != self.version:
+            raise self.outdated()
+        return self.tensor.data
 
-    @property
-    def node(self) -> Any:
-        """The node of the tensor."""
-        return self.source.node
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of each dim."""
-        return self.source.shape
-
-    @property
-    def dtype(self) -> Any:
-        """The dtype of the stored array."""
-        return self.source.dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of dims."""
-        return len(self.source.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return self.source.size
-
-    def saved(self) -> "HalfOperand":
-        """What a node keeps: what the tensor saves, read as float32."""
-        return HalfOperand(self.source.saved())
-
-    def save(self, array: xp.Array) -> "HalfOperand":
-        """An array of the operation, rounded to the stored dtype, to be read as float32 in backward."""
-        return HalfOperand(kept(downcast(array, self.source.dtype)))
+    def outdated(self) -> VersionError:
+        """Return the error of a parameter that has another version now."""
+        tensor = self.tensor
+        return VersionError(
+            f"parameter {tensor.name!r} was changed between forward and backward: it has version {tensor.version},"
+            f" and forward used version {self.version}; call backward before optimizer.step() and before any other"
+            " change of its values"
+        )
 
 
 def kept(array: xp.Array, tensor: Tensor | None = None) -> Any:
@@ -266,25 +299,20 @@ def record(
     """
     first = edges or weights
     if first and first[0][0].half:
-        data, edges, weights, prepare = _in_half(name, data, edges, weights, prepare)
+        data, edges, weights, prepare = elsewhere.precision().in_half(name, data, edges, weights, prepare)
 
     # The node points to the nodes of the inputs, and to parameters, which are their own leaves.
     out = Tensor(data)
     if grad_enabled.get():
         inputs: tuple[Any, ...] = ()
         parameters: tuple[Any, ...] = ()
-        for source, vjp in edges:
-            node = source.node
-            if node.__class__ is Node:
-                inputs += ((node, vjp),)
-            elif node is not None:
-                parameters += ((node, _into_buffer(vjp)),)
-        for source, vjp in weights:
-            node = source.node
-            if node.__class__ is Node:
-                inputs += ((node, vjp),)
-            elif node is not None:
-                parameters += ((node, vjp),)
+        for group in (edges, weights):
+            for source, vjp in group:
+                node = source.node
+                if node.__class__ is Node:
+                    inputs += ((node, vjp),)
+                elif node is not None:
+                    parameters += ((node, vjp if group is weights else into_buffer(vjp)),)
         if inputs or parameters or replays:
             out.node = Node(name, inputs, parameters, prepare, hook, replays)
 
@@ -301,19 +329,6 @@ def _tell(
     sources = [source for source, _ in edges]
     for watcher in told:
         watcher.recorded(name, out, sources, cost, saved)
-
-
-def _in_half(
-    name: str, data: xp.Array, edges: Sequence[Edge], weights: Sequence[Edge], prepare: Callable[[Any], Any] | None
-) -> tuple[xp.Array, Sequence[Edge], Sequence[Edge], Callable[[Any], Any] | None]:
-    """Return a record of HalfOperands, computed in float32, with its result and its gradients in half precision."""
-    storage = (edges or weights)[0][0].dtype
-    return (
-        downcast(data, result_dtype(name, storage)),
-        [(source, half_vjp(vjp, source.dtype)) for source, vjp in edges],
-        [(source, _into_buffer(half_vjp(vjp, source.dtype))) for source, vjp in weights],
-        prepare and half_prepare(prepare, storage),
-    )
 
 
 class MeanOfRows(str):
@@ -334,7 +349,7 @@ def named_mean(loss: Tensor, over: str) -> Tensor:
     return loss
 
 
-def _into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
+def into_buffer(vjp: Callable[..., Any] | None) -> Callable[..., Any]:
     """An ordinary vjp as one that can write to `out`."""
 
     def write(grad: xp.Array, out: xp.Array | None = None) -> xp.Array:

@@ -5,6 +5,7 @@ arrays.py         the array functions
 half.py           float16 and bfloat16
 cuda_kernels.py   whole operations as kernels of a GPU
 meta_kernels.py   the same operations on arrays without data
+hooks.py      what the core calls and does not contain
 device.py         where new arrays are made: on the host, on a GPU, or nowhere
 meta.py           arrays with a shape and no data
 layout.py         where the pieces of a global array are
@@ -31,6 +32,7 @@ extras.py         packages that a command needs and an installation may lack
 fibers.py         programs in one thread that run until they pause
 promise_fibers.py fibers on JavaScript promises, in a browser
 registry.py       entries that are found by name
+hooks.py          where a library takes part in what the core does
 process.py        settings of the process
 interrupts.py     where a run was when Ctrl-C ended it
 """

@@ -12,8 +12,10 @@ Proved by: tests/base/test_arrays.py, tests/base/test_array_interface.py
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from math import prod
-from typing import Any
+from contextvars import ContextVar
+from functools import cache
+from math import gcd, prod
+from typing import Any, Protocol
 
 import numpy as np
 from numpy import (
@@ -68,19 +70,35 @@ from numpy import (
     zeros_like,
 )
 
-from minidist.base.device import Device, creating
-from minidist.base.errors import UsageError
+from minidist.base.hooks import elsewhere
 
 # Annotations name NumPy's type, so that its own functions accept it; `ArrayInterface` is the part of it that is used.
 Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Device(Protocol):
+    """Makes arrays. `asarray` copies one of NumPy's to the device."""
+
+    def empty(self, shape: Any, dtype: Any) -> Any: ...
+
+    def zeros(self, shape: Any, dtype: Any) -> Any: ...
+
+    def asarray(self, value: Any) -> Any: ...
+
+
+# The device of new arrays that are not made like another one; None: the host, with NumPy. Set by device.py.
+creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=None)
 
 # Elements that an operation on a GPU takes at once: a kernel costs microseconds to launch, however short its array is.
 GPU_BLOCK = 1 << 24
 
 __all__ = [
     "Array",
+    "Device",
+    "SAMPLED",
     "absolute",
     "add",
+    "add_into",
     "arange",
     "argsort",
     "array",
@@ -96,9 +114,11 @@ __all__ = [
     "concatenate",
     "copyto",
     "cos",
-    "divide",
+    "creating",
     "device_arange",
+    "divide",
     "dot_rows",
+    "downcast",
     "dtype",
     "empty",
     "empty_like",
@@ -113,6 +133,7 @@ __all__ = [
     "inf",
     "int64",
     "is_array",
+    "is_half",
     "isfinite",
     "isnan",
     "kernels_of",
@@ -122,19 +143,20 @@ __all__ = [
     "maximum",
     "minimum",
     "moveaxis",
-    "moved",
     "multiply",
+    "named_dtype",
     "ndarray",
-    "on_gpu",
     "on_device_of",
+    "on_gpu",
     "ones",
     "ones_like",
+    "owner",
     "packbits",
     "place",
     "put_along_axis",
-    "owner",
     "quiet_overflow",
     "reciprocal",
+    "sample_step",
     "scatter_add",
     "scatter_add_rows",
     "sign",
@@ -152,6 +174,7 @@ __all__ = [
     "to_host",
     "transpose",
     "unpackbits",
+    "upcast",
     "where",
     "zeros",
     "zeros_like",
@@ -172,7 +195,7 @@ def array(value: Any, dtype: Any = None) -> Array:
 
 def as_array(value: Any, dtype: Any = None) -> Array:
     """`value` as an array, without a copy when it is one of that dtype already."""
-    if is_array(value):
+    if type(value) is ndarray or is_array(value):
         return value if dtype is None or value.dtype == dtype else value.astype(dtype)  # type: ignore[no-any-return]
     made = np.asarray(value, dtype=dtype)
     return made if creating.get() is None else to_device(made)
@@ -198,18 +221,6 @@ def to_device(value: Array) -> Array:
     return value if device is None else device.asarray(value)
 
 
-def moved(value: Array, device: Device | None) -> Array:
-    """An array on a device (None: the host), itself when it is there already; on no device (`NoDevice`) without values.
-
-    Errors: UsageError for a meta array that is to have values.
-    """
-    if device is not None and getattr(device, "is_meta", False):
-        return device.empty(value.shape, value.dtype)  # type: ignore[no-any-return]
-    if is_meta(value):
-        raise UsageError(f"a meta array of shape {value.shape} has no values to move; make it on the device instead")
-    return to_host(value) if device is None else device.asarray(value)  # type: ignore[no-any-return]
-
-
 def to_host(value: Any) -> Any:
     """A device's array as one of NumPy's; NumPy's own as it is."""
     return value.get() if type(value) is not ndarray and hasattr(value, "get") else value
@@ -233,10 +244,6 @@ def empty(shape: Any, dtype: Any, like: Array | None = None) -> Array:
         return device.empty(shape, dtype)  # type: ignore[no-any-return]
     if like is None or type(like) is ndarray:
         return np.empty(shape, dtype)
-    if is_meta(like):
-        from minidist.base.meta import empty_meta
-
-        return empty_meta(shape, dtype)  # type: ignore[no-any-return]
     return np.empty(shape, dtype, like=like)
 
 
@@ -279,19 +286,9 @@ def has_values(value: Array) -> bool:
 def kernels_of(value: Array) -> Any:
     """The module of whole operations: cuda_kernels.py for CuPy's arrays, meta_kernels.py for meta arrays.
 
-    None for all others, for which the array functions beside each call are the operation.
+    None for all others, for which the array functions next to each call are the operation.
     """
-    if type(value) is ndarray:
-        return None
-    if is_meta(value):
-        from minidist.base import meta_kernels
-
-        return meta_kernels
-    if type(value).__module__.partition(".")[0] != "cupy":
-        return None
-    from minidist.base import cuda_kernels
-
-    return cuda_kernels
+    return None if type(value) is ndarray else elsewhere.kernels_of(value)
 
 
 def block_length(value: Array, block: int) -> int:
@@ -366,6 +363,62 @@ def scatter_add_rows(target: Array, rows: Array, values: Array) -> None:
         ordered = rows[order]
         starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
         target[ordered[starts]] += np.add.reduceat(values[order], starts, axis=0)
+
+
+# --- half precision: the sums and products of 16-bit floats are done in float32, see half.py ---
+
+
+def is_half(dtype: Any) -> bool:
+    """Whether it is a 16-bit float. (bfloat16 is of NumPy's kind "V", because ml_dtypes defines it.)"""
+    return dtype.itemsize == 2 and dtype.kind in "fV"
+
+
+def named_dtype(name: str) -> Any:
+    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def upcast(value: Array) -> Array:
+    """`value` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
+    if value.itemsize != 2 or not is_half(value.dtype):
+        return value
+    return elsewhere.half().widened(value)  # type: ignore[no-any-return]
+
+
+def downcast(value: Array, dtype: Any) -> Array:
+    """`value` itself when it is of `dtype`, or its values rounded to the nearest (ties to even) in a new array.
+
+    What is too large becomes infinite, without a warning: a loss scaler looks for it.
+    """
+    if value.dtype is dtype or value.dtype == dtype:
+        return value
+    return elsewhere.half().rounded(value, dtype)  # type: ignore[no-any-return]
+
+
+def add_into(total: Array, contribution: Array) -> Array:
+    """total += contribution; returns `total`. Each sum of 16-bit floats is rounded once."""
+    if contribution.itemsize == 2 and is_half(contribution.dtype):
+        return elsewhere.half().add_into(total, contribution)  # type: ignore[no-any-return]
+    total += contribution
+    return total
+
+
+# --- a sample of the values, which notices most writes to an array ---
+
+SAMPLED = 61  # elements that are compared, at least, of an array that has as many
+
+
+@cache
+def sample_step(shape: tuple[int, ...]) -> int:
+    """The distance of two sampled values: without a common divisor with the row length, so that columns differ."""
+    step = max(1, prod(shape) // SAMPLED)
+    while step > 1 and gcd(step, shape[-1]) != 1:
+        step -= 1
+    return step
 
 
 def quiet_overflow() -> AbstractContextManager[object]:

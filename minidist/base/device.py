@@ -12,24 +12,9 @@ Proved by: tests/cupy/test_device.py, tests/base/test_meta.py
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, Protocol
 
+from minidist.base.arrays import Array, Device, creating, is_meta, to_host
 from minidist.base.errors import UsageError, quoted, reason
-
-
-class Device(Protocol):
-    """Makes arrays. `asarray` copies one of NumPy's to the device."""
-
-    def empty(self, shape: Any, dtype: Any) -> Any: ...
-
-    def zeros(self, shape: Any, dtype: Any) -> Any: ...
-
-    def asarray(self, value: Any) -> Any: ...
-
-
-# The device of new arrays that are not made like another one; None: the host, with NumPy.
-creating: ContextVar[Device | None] = ContextVar("minidist_creating", default=None)
 
 
 @contextmanager
@@ -47,6 +32,18 @@ def device_of(name: str) -> Device | None:
     if name not in ("cpu", "cuda"):
         raise UsageError(f"--device {quoted(name)}; it must be cpu or cuda")
     return None if name == "cpu" else cuda()
+
+
+def moved(value: Array, device: Device | None) -> Array:
+    """Return an array on a device (None: the host), itself when it is there; on `NoDevice` without values.
+
+    Errors: UsageError for a meta array that is to have values.
+    """
+    if device is not None and getattr(device, "is_meta", False):
+        return device.empty(value.shape, value.dtype)  # type: ignore[no-any-return]
+    if is_meta(value):
+        raise UsageError(f"a meta array of shape {value.shape} has no values to move; make it on the device instead")
+    return to_host(value) if device is None else device.asarray(value)  # type: ignore[no-any-return]
 
 
 # What a launcher calls the number of a process on its node: MPICH and Intel MPI, Open MPI, MVAPICH, Slurm.

@@ -21,10 +21,14 @@ from collections.abc import Callable
 from contextvars import Context
 from typing import Any
 
+from minidist.base.hooks import elsewhere
+
 __all__ = ["Fiber", "FiberExit", "current", "spawn", "throw"]
 
 if sys.platform == "emscripten":
-    from minidist.base.promise_fibers import Fiber, FiberExit, current, spawn, throw
+    backend = elsewhere.fibers()
+    Fiber, FiberExit = backend.Fiber, backend.FiberExit
+    current, spawn, throw = backend.current, backend.spawn, backend.throw
 else:
     from functools import partial
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half as is_half
+from minidist.base.arrays import named_dtype as named_dtype
 from minidist.base.memory import track
 
 DTYPES = {"fp32": "float32", "fp64": "float64", "fp16": "float16", "bf16": "bfloat16"}  # by the words of --precision
@@ -23,30 +25,18 @@ _BLOCK = 16 * 1024  # elements; a conversion's arrays stay in the cache
 _SMALL = 2048  # elements; up to here one call of NumPy's conversion is faster than several that move bits
 
 
-def is_half(dtype: Any) -> bool:
-    """Whether it is a 16-bit float. (bfloat16 is of NumPy's kind "V", because ml_dtypes defines it.)"""
-    return dtype.itemsize == 2 and dtype.kind in "fV"
-
-
 def is_floating(dtype: Any) -> bool:
     """Whether it is a real float, bfloat16 among them: such arrays have gradients."""
     return dtype.kind == "f" or is_half(dtype)
 
 
-def upcast(array: xp.Array) -> xp.Array:
-    """`array` itself, or its exact values in a new float32 array (memory purpose workspace) when it is 16-bit."""
-    if array.itemsize != 2 or not is_half(array.dtype):
-        return array
+def widened(array: xp.Array) -> xp.Array:
+    """Return the exact values of a 16-bit array in a new float32 array (memory purpose workspace): `arrays.upcast`."""
     return track(_to_float32(array), "workspace")
 
 
-def downcast(array: xp.Array, dtype: Any) -> xp.Array:
-    """`array` itself when it is of `dtype`, or its values rounded to the nearest (ties to even) in a new array.
-
-    What is too large becomes infinite, without a warning: a loss scaler looks for it.
-    """
-    if array.dtype is dtype or array.dtype == dtype:
-        return array
+def rounded(array: xp.Array, dtype: Any) -> xp.Array:
+    """Return the values, of another dtype, in a new array: `arrays.downcast`."""
     if xp.is_meta(array):
         # `_to_float16` returns a view in C order.
         float16 = dtype == np.float16 and array.dtype == np.float32
@@ -57,18 +47,19 @@ def downcast(array: xp.Array, dtype: Any) -> xp.Array:
         return array.astype(dtype)
 
 
-def add_into(total: xp.Array, contribution: xp.Array) -> None:
+def add_into(total: xp.Array, contribution: xp.Array) -> xp.Array:
     """total += contribution for 16-bit arrays: each sum is rounded once, as with the arrays' own `+=`, but faster."""
     if type(total) is not np.ndarray or not (total.flags.c_contiguous and contribution.flags.c_contiguous):
         total += contribution
-        return
-    total, contribution = total.reshape(-1), contribution.reshape(-1)
+        return total
+    whole, total, contribution = total, total.reshape(-1), contribution.reshape(-1)
     with xp.quiet_overflow():
         for start in range(0, total.size, _BLOCK):
             part = total[start : start + _BLOCK]
             sums = _to_float32(part)
             sums += _to_float32(contribution[start : start + _BLOCK])
-            part[...] = downcast(sums, total.dtype)
+            part[...] = xp.downcast(sums, total.dtype)
+    return whole
 
 
 def all_finite(array: xp.Array) -> bool:
@@ -134,12 +125,3 @@ def _block_to_float16(x: xp.Array, out: xp.Array) -> None:
     lost = x != x
     if lost.any():
         out[lost] = (word[lost] >> np.uint32(16)) & np.uint32(0x8000) | np.uint32(0x7E00)
-
-
-def named_dtype(name: str) -> Any:
-    """The dtype called `name`, "bfloat16" among them (which NumPy knows once ml_dtypes is imported)."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)

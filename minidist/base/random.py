@@ -23,7 +23,6 @@ import numpy as np
 from numpy.random.bit_generator import ISeedSequence
 
 from minidist.base import arrays as xp
-from minidist.base.device import creating
 from minidist.base.errors import UsageError, quoted
 
 
@@ -158,7 +157,7 @@ def initial_weight(seed: int, name: str, shape: tuple[int, ...], law: str, scale
     `law` is "normal" (standard deviation `scale`), "uniform" (in [-scale, scale)) or "constant" (all `scale`). A rank
     that holds a slice draws the whole and cuts.
     """
-    device = creating.get()
+    device = xp.creating.get()
     if getattr(device, "is_meta", False):
         return xp.empty(shape, np.float64)  # nothing is drawn for a dry run
     key = Key(seed, "weight", name=name + repr(tuple(shape)))

@@ -16,7 +16,7 @@ import pkgutil
 from collections.abc import Collection, Iterable
 from typing import TypeVar
 
-from minidist.base.errors import UsageError, nearest, quoted
+from minidist.base.errors import UsageError, nearest, quoted, quoted_path
 
 Entry = TypeVar("Entry")
 
@@ -40,13 +40,16 @@ class Registry(dict[str, Entry]):
     def __missing__(self, name: str) -> Entry:
         known = self.aliases.get(name.lower())
         if known is None and name.endswith(".py"):
-            from minidist.base.user_file import without_function
-
             raise UsageError(without_function(name))
         if known is None:
             hint = nearest(name.lower(), self.aliases)
             raise UsageError(f"unknown {self.kind} {quoted(name)}{hint}; there are {', '.join(sorted(self))}")
         return self[known]
+
+
+def without_function(source: str) -> str:
+    """Return the sentence about a FILE.py where FILE.py:FUNCTION is expected."""
+    return f"{quoted_path(source)} names no function; write FILE.py:FUNCTION"
 
 
 def import_modules(package: str, path: Iterable[str], without: Collection[str] = ()) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minidist.base.errors import MinidistError, UsageError, nearest, quoted, quoted_path, reason, text_of
+from minidist.base.registry import without_function
 
 
 class ProgramError(MinidistError):
@@ -34,11 +35,6 @@ class ProgramError(MinidistError):
 def is_user_function(source: str) -> bool:
     """Return whether `source` is written FILE.py:FUNCTION."""
     return ".py:" in source
-
-
-def without_function(source: str) -> str:
-    """Return the sentence about a FILE.py where FILE.py:FUNCTION is expected."""
-    return f"{quoted_path(source)} names no function; write FILE.py:FUNCTION"
 
 
 def is_file(path: str | Path) -> bool:

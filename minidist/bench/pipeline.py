@@ -31,8 +31,8 @@ from minidist.bench.parallel import STEPS
 from minidist.bench.workloads import ADAMW, CASES, StepCase, gpt_case, make_batch, make_model, own_step
 from minidist.comm import Comm
 from minidist.optim import AdamW
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 
 TORCH_SCHEDULES = {"gpipe": "ScheduleGPipe", "1f1b": "Schedule1F1B"}
 TARGETS = {4: 0.95, 8: 0.80}  # of PyTorch's time, by the number of micro-batches

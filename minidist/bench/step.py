@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from minidist.autograd import Tensor
-from minidist.base.device import Device, device_of
+from minidist.base.arrays import Device
+from minidist.base.device import device_of
 from minidist.base.errors import UsageError
 from minidist.base.process import tune_process
 from minidist.bench.harness import (

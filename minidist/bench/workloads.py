@@ -10,7 +10,8 @@ import numpy as np
 
 from minidist.autograd import Tensor, cross_entropy
 from minidist.base import arrays as xp
-from minidist.base.device import Device, creating_on
+from minidist.base.arrays import Device
+from minidist.base.device import creating_on
 from minidist.base.errors import UsageError, quoted
 from minidist.bench.harness import Step
 from minidist.nn import GPT, MLP, FlatParameters, GPTConfig, Module

@@ -11,6 +11,8 @@ its algorithm, beside the code: the ring's in ring.py.
 
 calls.py                the collectives as a user calls them
 registry.py             the algorithms of each collective
+user_algorithms.py      algorithms of a program's own
+closed_forms.py         what a whole call sends, and bandwidths that can be compared
 auto.py                 the cheapest algorithm for a call
 tuning.py               measured times, for the choice under MPI
 operations.py           sum, avg, max, min, prod
@@ -32,6 +34,7 @@ ring_event.py           what a ring does on all of its ranks, at once
 
 from typing import TYPE_CHECKING
 
+from minidist.base import hooks
 from minidist.base.lazy import lazy_imports
 from minidist.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use
 from minidist.collectives.calls import (
@@ -45,10 +48,12 @@ from minidist.collectives.calls import (
     reduce_scatter,
     scatter,
 )
-from minidist.collectives.registry import ALGORITHMS, Volume, algorithm, bus_factor, load_algorithm, seconds, volume
+from minidist.collectives.registry import ALGORITHMS, Volume, seconds, volume
 
 if TYPE_CHECKING:
+    from minidist.collectives.closed_forms import bus_factor
     from minidist.collectives.nodes import TwoLevel
+    from minidist.collectives.user_algorithms import algorithm, load_algorithm
 
 __all__ = [
     "ALGORITHMS",
@@ -70,4 +75,11 @@ __all__ = [
     "volume",
 ]
 
+
+def _others() -> None:
+    """Register the other algorithms of this part, which few programs use."""
+    from minidist.collectives import binomial_tree, recursive_doubling  # noqa: F401
+
+
+hooks.more_algorithms.append(_others)
 __getattr__, __dir__ = lazy_imports(__name__, __file__)

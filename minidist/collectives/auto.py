@@ -30,8 +30,9 @@ import numpy as np
 
 from minidist.base.errors import UsageError, reason
 from minidist.base.meta import MetaArray
-from minidist.collectives.registry import ALGORITHMS, arguments_of, at_registration
-from minidist.collectives.tuning import MeasuredTimes, measured_times
+from minidist.collectives.registry import ALGORITHMS
+from minidist.collectives.tuning import MeasuredTimes, arguments_of, measured_times
+from minidist.collectives.user_algorithms import at_registration
 from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.point_to_point import PointToPoint

@@ -18,12 +18,13 @@ from zlib import crc32
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base import hooks
 from minidist.base.errors import MAX_QUOTED, UsageError, check_divisible, quoted
-from minidist.base.layout import chunk_sizes
+from minidist.base.layout import MASKED, chunk_sizes, is_masked, may_overlap
 from minidist.collectives.operations import check_op
-from minidist.collectives.registry import ALGORITHMS, volume
+from minidist.collectives.registry import ALGORITHMS
 from minidist.comm.mesh import check_communicator
-from minidist.comm.point_to_point import MASKED, PointToPoint, is_masked, may_overlap
+from minidist.comm.point_to_point import PointToPoint
 
 
 def all_reduce(
@@ -212,9 +213,7 @@ def all_to_all(
 def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
     if comm.world.folds:
-        from minidist.collectives.one_event import barrier_as_one_event
-
-        barrier_as_one_event(comm)
+        hooks.one_event["barrier"](comm)
     else:
         comm.barrier()
 
@@ -237,17 +236,13 @@ def _call(
     root: of an operation that has one. equal: what else both sides of each message must have alike.
     """
     # Chosen from what all ranks know alike, or they would run different algorithms.
-    if algorithm == "auto":
-        from minidist.collectives.auto import choose
-
+    if algorithm in hooks.choosers:
         elements = total if total is not None else 0 if array is None else array.size
-        algorithm = choose(comm, operation, elements * (1 if array is None else array.itemsize))
+        algorithm = hooks.choosers[algorithm](comm, operation, elements * (1 if array is None else array.itemsize))
     chosen = ALGORITHMS[operation][algorithm]
     function = chosen.run
     if comm.world.folds:
-        from minidist.collectives.one_event import run_as_one_event
-
-        function = partial(run_as_one_event, operation, chosen)
+        function = partial(hooks.one_event["call"], operation, chosen)
     algorithm = chosen.name  # also of another spelling, and of FILE.py:FUNCTION
 
     # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel
@@ -356,19 +351,3 @@ def _root(comm: PointToPoint, operation: str, root: int) -> int:
     if not isinstance(root, SupportsIndex) or not 0 <= index(root) < comm.size:
         raise UsageError(f"rank {comm.rank}: {operation} with root {quoted(root)}; ranks are 0..{comm.size - 1}")
     return index(root)
-
-
-def elements_sent(
-    comm: PointToPoint, operation: str, algorithm: str, elements: int | Sequence[int], itemsize: int
-) -> int:
-    """Return the elements that all ranks of `comm` together send in one call, by the formula of the algorithm.
-
-    algorithm: a name, or "auto", for the one that `choose` returns. elements: of the whole array, or of each rank's
-    chunk.
-    """
-    if algorithm == "auto":
-        total = elements if isinstance(elements, int) else sum(elements)
-        from minidist.collectives.auto import choose
-
-        algorithm = choose(comm, operation, total * itemsize)
-    return sum(volume(operation, algorithm, elements, comm.size, rank).elements for rank in range(comm.size))

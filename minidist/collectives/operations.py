@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
-from minidist.base.arrays import quiet_overflow
+from minidist.base.arrays import add_into, downcast, is_half, quiet_overflow, upcast
 from minidist.base.errors import UsageError, quoted
-from minidist.base.half import add_into, downcast, is_half, upcast
 
 _UFUNCS: dict[str, Callable[..., np.ndarray]] = {
     "sum": xp.add,

@@ -13,26 +13,20 @@ An algorithm says all that in its own file, so that the formula stands beside th
 `volume` and `seconds` look a formula up. The tests compare every trace with them, and `algorithm="auto"` chooses by
 the seconds, among the algorithms that have a formula.
 
-A program registers algorithms of its own with the same decorator, without formulas if it likes, and then passes
-`algorithm="my_name"`; `algorithm="FILE.py:FUNCTION"` takes one from a file. `minidist check-collective` holds it
-against NumPy.
+Programs register their own algorithms with `minidist.collectives.algorithm`: see user_algorithms.py.
 
-Proved by: tests/collectives/test_closed_form.py, tests/collectives/test_papers.py,
-tests/collectives/test_own_algorithms.py
+Proved by: tests/collectives/test_closed_form.py, tests/collectives/test_papers.py
 """
 
 import inspect
-import re
 from collections.abc import Callable, ItemsView, Iterator, KeysView, Sequence, ValuesView
 from dataclasses import dataclass
-from functools import wraps
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
-from minidist.base.errors import UsageError, nearest, quoted, reason
+from minidist.base import hooks
+from minidist.base.errors import UsageError
 from minidist.base.layout import chunk_sizes
-from minidist.base.registry import Registry, import_modules
-from minidist.comm.has_run import has_run
+from minidist.base.registry import Registry
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -85,32 +79,11 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def arguments_of(comm: Any, operation: str, elements: int, make: Callable[[int], Any]) -> tuple[Any, ...]:
-    """Return what calls.py would pass to an algorithm after the call, for an array of so many elements in all.
-
-    make: returns an array of so many elements.
-    """
-    # sizes: elements of each rank's chunk. each: of an all_to_all, where all chunks have the same size, rounded up.
-    sizes, each = chunk_sizes(elements, comm.size), [-(-elements // comm.size)] * comm.size
-    whole, chunk = make(elements), make(sizes[comm.rank])
-    arguments: dict[str, Callable[[], tuple[Any, ...]]] = {
-        "all_gather": lambda: (chunk, sizes, whole),
-        "all_reduce": lambda: (whole, "sum"),
-        "all_to_all": lambda: (make(sum(each)), each, each),
-        "broadcast": lambda: (whole, 0),
-        "gather": lambda: (chunk, sizes, 0),
-        "reduce": lambda: (whole, 0, "sum"),
-        "reduce_scatter": lambda: (whole, sizes, chunk, "sum"),
-        "scatter": lambda: (whole if comm.rank == 0 else None, sizes, chunk, 0),
-    }
-    return arguments[operation]()
-
-
 class Algorithms(Registry[Algorithm]):
-    """The algorithms of one operation by name; FILE.py:FUNCTION is loaded at its first use.
+    """The algorithms of one operation by name; `hooks` has the places where further ones are looked for.
 
-    The files of naive, ring and ordered are imported with the package. Those of the others are when a name is none of
-    these, and when somebody looks at all names.
+    The files of the core are imported with the package; further ones when a name is none of theirs, and when somebody
+    looks at all names.
     """
 
     def __init__(self, operation: str) -> None:
@@ -118,14 +91,14 @@ class Algorithms(Registry[Algorithm]):
         self.operation = operation
 
     def __contains__(self, name: object) -> bool:
-        return super().__contains__(name) or (_import_all() and super().__contains__(name))
+        return super().__contains__(name) or (_load_more() and super().__contains__(name))
 
     def __iter__(self) -> Iterator[str]:
-        _import_all()
+        _load_more()
         return super().__iter__()
 
     def __len__(self) -> int:
-        _import_all()
+        _load_more()
         return super().__len__()
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
@@ -138,30 +111,25 @@ class Algorithms(Registry[Algorithm]):
         return ItemsView(self)
 
     def __missing__(self, name: str) -> Algorithm:
-        if _import_all():
+        if _load_more():
             return self[name]
-        if ".py:" in name and name.lower() not in self.aliases:
-            return load_algorithm(name, self.operation)[1]
+        for find in hooks.algorithm_sources if name.lower() not in self.aliases else ():
+            if (entry := find(self.operation, name)) is not None:
+                return cast(Algorithm, entry)
         return super().__missing__(name)
 
 
-# Files that register no algorithm, or whose algorithms are imported with the package.
-_NOT_LATER = ("auto", "calls", "nodes", "one_event", "operations", "registry", "ring_event", "tuning")
-_later = [True]  # whether some files are not imported yet
-
-
-def _import_all() -> bool:
-    """Import the files of all algorithms; return whether some were not imported yet."""
-    if not _later:
-        return False
-    # First of all: the files look at this table, too.
-    _later.clear()
-    import_modules("minidist.collectives", [str(Path(__file__).parent)], without=_NOT_LATER)
-    return True
+def _load_more() -> bool:
+    """Load the algorithms that are registered later; return whether some were not there yet."""
+    # First of all: what they load looks at these tables, too.
+    later = list(hooks.more_algorithms)
+    hooks.more_algorithms.clear()
+    for load in later:
+        load()
+    return bool(later)
 
 
 ALGORITHMS: dict[str, Algorithms] = {operation: Algorithms(operation) for operation in PARAMETERS}
-at_registration: list[Callable[[], None]] = []  # forgets what was chosen without the new algorithm
 
 
 def algorithm(
@@ -171,114 +139,13 @@ def algorithm(
     sends: Callable[..., tuple[int, int]] | None = None,
     seconds: Callable[..., float] | None = None,
 ) -> Callable[[Function], Function]:
-    """Register a function as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
-    if operation not in ALGORITHMS:
-        raise UsageError(
-            f"@algorithm: no collective {quoted(operation)}{nearest(str(operation), ALGORITHMS)}; one of "
-            f"{', '.join(ALGORITHMS)}"
-        )
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+-]*", name) or name == "auto":
-        raise UsageError(f"@algorithm: the name {quoted(name)}; it must be a word, and not 'auto'")
+    """Register a function of this package as `operation`'s algorithm `name`. See `Algorithm` for the two formulas."""
 
     def register(function: Function) -> Function:
-        is_users = getattr(function, "__module__", "").partition(".")[0] != "minidist"
-        if is_users:
-            _check_users(operation, name, function)
-        run = _with_result_checked(operation, name, function) if is_users else function
-        ALGORITHMS[operation].add(name, Algorithm(name, run, sends, seconds, function, is_users))
-        for forget in at_registration:
-            forget()
+        ALGORITHMS[operation].add(name, Algorithm(name, function, sends, seconds, function))
         return function
 
     return register
-
-
-def _check_users(operation: str, name: str, function: Callable[..., Any]) -> None:
-    """Refuse a user's function that cannot be called, and one that would replace an algorithm of minidist."""
-    there = ALGORITHMS[operation].get(name) if name in ALGORITHMS[operation] else None
-    if there is not None and not there.is_users:
-        raise UsageError(f"@algorithm: {operation} has an algorithm {quoted(name)} in minidist; choose another name")
-    parameters = ("comm", *PARAMETERS[operation])
-    try:
-        inspect.signature(function).bind(*parameters)
-    except TypeError as error:
-        raise UsageError(
-            f"@algorithm: {operation}/{name} cannot be called with ({', '.join(parameters)}): {reason(error)}"
-        ) from None
-    except ValueError:  # a builtin without a signature
-        pass
-
-
-def _with_result_checked(operation: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a user's function with its result checked: a sum that is written into another array would be lost."""
-
-    @wraps(function)
-    def run(comm: Any, array: Any, *arguments: Any) -> Any:
-        result = has_run(function(comm, array, *arguments), function, comm.rank)
-
-        # Operations that write into an array of the caller's, and return it.
-        target = None
-        if operation in ("all_reduce", "broadcast"):
-            target = array
-        elif operation in ("all_gather", "reduce_scatter", "scatter"):
-            target = arguments[1]
-        if target is not None:
-            if result is not None and result is not target and getattr(result, "base", None) is not target:
-                where = "out" if target is not array else "the array that it is given"
-                raise UsageError(
-                    f"rank {comm.rank}: {operation}/{name} returned another array than {where}; write the result into "
-                    f"{where}, and return that or None"
-                )
-            return target
-
-        # Operations that return a new array: on every rank, or on the root alone.
-        named = dict(zip(PARAMETERS[operation], (array, *arguments), strict=True))
-        if named.get("root", comm.rank) != comm.rank:
-            return None
-        size = {"reduce": array.size, "gather": sum(named.get("sizes", ()))}.get(
-            operation, sum(named.get("receive_sizes", ()))
-        )
-        if getattr(result, "size", None) != size or result.dtype != array.dtype:
-            what = "nothing" if result is None else f"a {type(result).__name__}"
-            raise UsageError(
-                f"rank {comm.rank}: {operation}/{name} returned {what}; it must return an array of {size} elements of "
-                f"{array.dtype}"
-            )
-        return result
-
-    return run
-
-
-def load_algorithm(source: str, operation: str | None = None) -> tuple[str, Algorithm]:
-    """Load FILE.py:FUNCTION; return its operation and its entry, which is found by the name `source` from then on.
-
-    A function without `@algorithm` is registered under its own name, for `operation`, or for the operation that it is
-    called like.
-    """
-    # Importing the file registers what is decorated in it.
-    from minidist.base.user_file import load_function
-
-    function = load_function(source)
-    found = [
-        (kind, entry)
-        for kind, entries in ALGORITHMS.items()
-        for entry in entries.values()
-        if entry.function is function and operation in (None, kind)
-    ]
-    if not found:
-        name = source.rpartition(":")[2]
-        kind = operation or name
-        if kind not in ALGORITHMS:
-            raise UsageError(
-                f"{source} says no operation; decorate it with @algorithm(OPERATION, NAME) or give --operation, one of "
-                f"{', '.join(ALGORITHMS)}"
-            )
-        algorithm(kind, name if name != kind else f"my_{name}")(function)
-        found = [(kind, ALGORITHMS[kind][name if name != kind else f"my_{name}"])]
-
-    kind, entry = found[0]
-    ALGORITHMS[kind].aliases[source.lower()] = entry.name
-    return kind, entry
 
 
 def formulas(operation: str, name: str) -> dict[str, Callable[..., Any]]:
@@ -318,14 +185,3 @@ def seconds(
     """
     formula(operation, algorithm, "seconds")
     return ALGORITHMS[operation][algorithm].time(nbytes, ranks, alpha, beta, overhead)
-
-
-def bus_factor(operation: str, ranks: int) -> float:
-    """Bus bandwidth over algorithm bandwidth: bytes that a link must carry per byte of the array.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
-    # A pipelined broadcast carries every byte over each link once; an all-reduce is a reduce-scatter and an all-gather.
-    if operation in ("broadcast", "reduce"):
-        return 1.0
-    return (2 if operation == "all_reduce" else 1) * (ranks - 1) / ranks

@@ -26,6 +26,7 @@ import numpy as np
 
 from minidist.base.errors import BufferReuseError, RankDeadError, UsageError, reason
 from minidist.base.flop_counter import FlopCounter
+from minidist.base.layout import MASKED, is_masked, may_overlap
 from minidist.base.trace import Trace
 from minidist.base.watchers import watchers
 from minidist.comm.call_site import NOWHERE, CallSite, call_site
@@ -425,19 +426,6 @@ class PointToPoint:
     def trace(self) -> Trace:
         """This rank's record."""
         return self.world.trace_of(self)
-
-
-MASKED = "a masked array, whose mask is not sent; pass array.filled(0), or the data and the mask"
-
-
-def is_masked(array: Any) -> bool:
-    """Return whether some elements of the array are masked, which a message or a sum would not respect."""
-    return type(array) is not np.ndarray and hasattr(array, "mask")
-
-
-def may_overlap(a: Any, b: Any) -> bool:
-    """Return whether two arrays may share memory."""
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and a.size > 0 and np.may_share_memory(a, b)
 
 
 def tag_text(tag: int, key: str = "") -> str:

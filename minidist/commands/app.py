@@ -78,6 +78,9 @@ COMMANDS = {
     "museum": (
         "Show bugs that were found in public code: how each came about, how its loss looks, and which test catches it."
     ),
+    "puzzle": (
+        "Fill a few lines: puzzles about messages, memory and schedules, each with a target and a picture of your run."
+    ),
     "grade": "Grade submissions: right answers, bytes and virtual time within par.",
     "staleness": (
         "Run a parameter server with slow workers: gradients per second, staleness and loss of each consistency."
@@ -86,6 +89,9 @@ COMMANDS = {
         "Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."
     ),
     "plan": "Find the layouts of a training job that fit on a cluster of GPUs, and what they cost.",
+    "check-plan": (
+        "Compare the planner with runs that you have measured: the error of its seconds and bytes, for each source."
+    ),
     "partition": "Decide which layers make a stage; by PipeDream's optimizer also how many machines share it.",
     "profile": (
         "Time each block of the model on this machine: a table, and with -o a PROFILE.json for minidist partition."

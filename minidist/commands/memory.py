@@ -38,7 +38,9 @@ def memory(
     seq: Annotated[
         int | None, typer.Option(help="with --model: tokens per sequence (default: the model's maximum, at most 8,192)")
     ] = None,
-    attention: Annotated[str, typer.Option(help="with --model: fused (scores are never stored) or unfused")] = "fused",
+    attention: Annotated[
+        str, typer.Option(help="with --model: fused, flash-1, flash-2 (scores are never stored) or unfused")
+    ] = "fused",
     kernels: Annotated[
         str, typer.Option(help="with --gpu: of norms and activations of gated blocks: fused, eager or any (unknown)")
     ] = "any",
@@ -125,7 +127,7 @@ def _planned(
     length, note = sequence_length(seq, model, name)
     if note:
         say(note)
-    fused = one_of(how[0], "--attention", ATTENTION) == "fused"
+    fused = one_of(how[0], "--attention", ATTENTION) != "unfused"
     kernels = one_of(how[1], "--kernels", tuple(KERNELS))
     dp, tp, pp, cp, ep = (degrees[axis] for axis in AXES)
     layout = ClusterLayout(dp, tp, pp, cp, ep, 1, 0, tp > 1, batch, pp, recompute)

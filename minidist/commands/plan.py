@@ -61,6 +61,7 @@ class JobFlags:
     precision: str | None
     attention: str
     kernels: str
+    framework: str
     dropout: bool
     grad_accum_dtype: str
     expert_imbalance: float | None
@@ -77,7 +78,7 @@ class JobFlags:
 
     def job(self, model: "Architecture", name: str, gpus: int) -> "Job":
         """Return the job; UsageError for what is missing or out of range."""
-        from minidist.planning.cluster.layout import ATTENTION, KERNELS, Job, sequence_length
+        from minidist.planning.cluster.layout import ATTENTION, FRAMEWORKS, KERNELS, Job, sequence_length
 
         if self.global_batch is None:
             raise UsageError("the batch is missing; give --global-batch, the sequences of a step")
@@ -91,11 +92,13 @@ class JobFlags:
             self.global_batch,
             self.precision or "bf16",
             gpus,
-            one_of(self.attention, "--attention", ATTENTION) == "fused",
+            one_of(self.attention, "--attention", ATTENTION) != "unfused",
             self.dropout,
             4 if one_of(self.grad_accum_dtype, "--grad-accum-dtype", ("fp32", "bf16", "fp16")) == "fp32" else 2,
             _imbalance(self.expert_imbalance, model),
             kernels=one_of(self.kernels, "--kernels", tuple(KERNELS)),
+            attention_kernel=self.attention,
+            framework=one_of(self.framework, "--framework", tuple(FRAMEWORKS)),
         )
 
 
@@ -127,10 +130,13 @@ def plan(
     ] = None,
     global_batch: Annotated[int | None, _option(CLUSTER, "sequences per step")] = None,
     precision: Annotated[str | None, _option(CLUSTER, "fp16, bf16 (default) or fp8")] = None,
-    attention: Annotated[str, _option(CLUSTER, "fused (scores are never stored) or unfused")] = "fused",
+    attention: Annotated[
+        str, _option(CLUSTER, "fused (scores are never stored), flash-1, flash-2 or unfused")
+    ] = "fused",
     kernels: Annotated[
-        str, _option(CLUSTER, "of norms and activations of gated blocks: fused, eager or any (unknown)")
+        str, _option(CLUSTER, "of norms and activations of gated blocks, and the loss: fused, eager or any (unknown)")
     ] = "any",
+    framework: Annotated[str, _option(CLUSTER, "megatron, pytorch, deepspeed or any: its kernels")] = "any",
     dropout: Annotated[bool, _option(CLUSTER, "blocks keep masks of dropout", "--dropout")] = False,
     grad_accum_dtype: Annotated[str, _option(CLUSTER, "of the sum of gradients: fp32, bf16 or fp16")] = "fp32",
     expert_imbalance: Annotated[
@@ -183,7 +189,9 @@ def plan(
 
     # The job: a model, a cluster, a batch. What a job file gives is as if its flags were given; flags override it.
     sizes = ModelFlags(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, experts, top_k)
-    flags = JobFlags(seq, global_batch, precision, attention, kernels, dropout, grad_accum_dtype, expert_imbalance)
+    flags = JobFlags(
+        seq, global_batch, precision, attention, kernels, framework, dropout, grad_accum_dtype, expert_imbalance
+    )
     given: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "ep": ep, "etp": etp, "vp": vp, "zero": zero}
     given |= {"micro_batch": micro_batch, "sequence_parallel": sequence_parallel, "recompute": recompute}
     given["host"] = offload
@@ -373,8 +381,10 @@ def _commands(best: "Plan", gpu: str) -> dict[str, str]:
 
 def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> "Architecture":
     """Return the model of a file, of a name, or of sizes given as flags."""
+    from minidist.planning.architecture import from_sizes
+
     if config is None and model is None:
-        return _described(sizes)
+        return from_sizes(vars(sizes))
     if config is not None and model is not None:
         raise UsageError(
             f"the model is given twice, as {quoted_path(config)} and --model {quoted(model)}; leave one out"
@@ -384,38 +394,6 @@ def _architecture(config: Path | None, model: str | None, sizes: ModelFlags) -> 
     if extra:
         raise UsageError(f"{extra[0]} describes a model, and {quoted_path(config or model)} is one; leave one out")
     return described_model(str(model) if config is None else config)
-
-
-def _described(sizes: ModelFlags) -> "Architecture":
-    """Return the model of sizes given as flags."""
-    from minidist.planning.architecture import MAX_EXPERTS, Architecture, checked
-
-    required = {"--layers": sizes.layers, "--hidden": sizes.hidden, "--heads": sizes.heads}
-    missing = [flag for flag, value in required.items() if value is None]
-    if missing:
-        raise UsageError(
-            f"{missing[0]} is missing; describe the model with --layers, --hidden and --heads, or give a config.json or"
-            " --model NAME"
-        )
-    check_count(sizes.experts, "--experts", 0, MAX_EXPERTS)
-    if sizes.top_k is not None and not sizes.experts:
-        raise UsageError(f"--top-k {sizes.top_k} needs a model with experts; add --experts, or leave --top-k out")
-    hidden = sizes.hidden or 0
-    return checked(
-        Architecture(
-            sizes.layers or 0,
-            hidden,
-            sizes.heads or 0,
-            51_200 if sizes.vocab is None else sizes.vocab,
-            2048 if sizes.seq is None else sizes.seq,
-            4 * hidden if sizes.ffn is None else sizes.ffn,
-            gated=sizes.gated,
-            kv_heads=sizes.kv_heads,
-            tied=sizes.tied,
-            experts=sizes.experts,
-            top_k=min(2, sizes.experts) if sizes.top_k is None else sizes.top_k,
-        )
-    )
 
 
 def _draw(found: "Search", job: "Job", output: Path) -> None:

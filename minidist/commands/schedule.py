@@ -21,7 +21,7 @@ from minidist.commands.flags import above_zero, command_line, one_of
 from minidist.commands.output import Json, say
 
 if TYPE_CHECKING:
-    from minidist.pipeline.plan import Plan
+    from minidist.pipeline.schedules import Plan
 
 
 def schedule(
@@ -86,9 +86,9 @@ def schedule(
     json_output: Json = False,
 ) -> None:
     """Validate, time and draw pipeline schedules: their order, their picture, and their cost in time and memory."""
-    from minidist.pipeline.plan import load_plan, schedules
-    from minidist.pipeline.plan.load import is_name
-    from minidist.report.schedules import ENDINGS, FORMATS, LARGE, evaluate, limit_sentence, stage_shares
+    from minidist.pipeline.schedules import load_plan, schedules
+    from minidist.pipeline.schedules.load import is_name
+    from minidist.report.schedules import ENDINGS, FORMATS, evaluate, is_large, limit_sentence, stage_shares
 
     one_of(receives, "--receives", ("latency", "blocking", "both"))
     form, flag = ("json", "--json") if json_output else (form, "--format")
@@ -111,7 +111,7 @@ def schedule(
         loaded.append(passed(plan, recompute, lowered, is_valid=is_name(name)))
     spans = form in ("svg", "versions", "perfetto", "steps")
     for name, plan, share in zip(plans, loaded, stage_shares(loaded), strict=True):
-        shown = spans or (form == "text" and plan.action_count <= LARGE)
+        shown = spans or (form == "text" and not is_large(plan))
         for one, how in in_both_ways(plan) if receives == "both" else [(plan, receives)]:
             evaluated.append(evaluate(one, times, profile, how, spans=shown, named=is_name(name), stage_share=share))
 
@@ -132,15 +132,16 @@ def in_both_ways(plan: "Plan") -> "list[tuple[Plan, str]]":
 
 def passed(plan: "Plan", recompute: bool, lowered: bool, is_valid: bool) -> "Plan":
     """Return a plan with the forwards of recomputation, and lowered, as the flags say."""
-    from minidist.pipeline import passes
+    from minidist.pipeline.lowering import lower
+    from minidist.pipeline.passes import recompute as recomputed
     from minidist.pipeline.validate import validate
 
     # Recomputation adds forwards, so it comes before lowering, which adds the messages.
     # Both assume a valid plan, and lowering one that is not may never end.
     if (recompute or lowered) and not is_valid:
         validate(plan, allow_wrong_gradients=True)
-    plan = passes.recompute(plan) if recompute else plan
-    return passes.lower(plan) if lowered and not plan.is_lowered else plan
+    plan = recomputed(plan) if recompute else plan
+    return lower(plan) if lowered and not plan.is_lowered else plan
 
 
 def refuse_others(output: Path, form: str) -> None:

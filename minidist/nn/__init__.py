@@ -1,6 +1,10 @@
 """Layers and models on the autograd engine. Nothing here communicates or knows of ranks.
 
 module.py           the tree of parameters with a forward function
+containers.py       lists and dicts of modules
+state.py            loading the values of a model
+refusals.py         what a module's call refuses
+moving.py           how a model gets to a device
 describe.py         what `print(model)` shows
 flat.py             the parameters of a unit in one flat array
 linear.py           Linear, and GPT-2's Conv1D
@@ -30,17 +34,18 @@ if TYPE_CHECKING:
     from minidist.autograd import Parameter, cross_entropy, mse_loss
     from minidist.nn.batch_norm import BatchNorm
     from minidist.nn.cnn import CNN
+    from minidist.nn.containers import ModuleDict, ModuleList
     from minidist.nn.convolution import Conv2d
     from minidist.nn.dropout import AttentionDropout, Dropout
     from minidist.nn.embedding import Embedding
-    from minidist.nn.experts import MixtureOfExperts, SwiGLUExperts
+    from minidist.nn.experts import MixtureOfExperts
     from minidist.nn.flat import FlatParameters
     from minidist.nn.gpt import GPT, Block, GPTConfig
     from minidist.nn.language_model import LanguageModel, TiedHead
     from minidist.nn.linear import Conv1D, Linear
-    from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig
+    from minidist.nn.llama import Llama, LlamaBlock, LlamaConfig, SwiGLUExperts
     from minidist.nn.mlp import MLP
-    from minidist.nn.module import HookHandle, Identity, Module, ModuleDict, ModuleList, Sequential
+    from minidist.nn.module import HookHandle, Identity, Module, Sequential
     from minidist.nn.norm import LayerNorm, RMSNorm
 
 __all__ = [

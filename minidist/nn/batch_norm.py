@@ -16,8 +16,8 @@ from typing import Any
 from minidist.autograd import Parameter, Tensor, is_grad_enabled
 from minidist.autograd.ops.batch_norm import Statistics, StatisticsGroup, batch_norm, channel_statistics
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half, upcast
 from minidist.base.errors import UsageError
-from minidist.base.half import is_half, upcast
 from minidist.base.limits import check_number
 from minidist.base.random import current_coordinates
 from minidist.nn.module import Module
@@ -87,6 +87,11 @@ class BatchNorm(Module):
     def synchronize(self, group: StatisticsGroup) -> None:
         """Normalise in training by the statistics of the rows of all ranks of `group` (SyncBatchNorm)."""
         self.group = group
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether a forward pass in training sends messages."""
+        return self.group is not None
 
     def _computable(self, mean: xp.Array, variance: xp.Array) -> tuple[xp.Array, xp.Array]:
         """Return statistics in the dtype in which the node computes: float32 for half precision."""

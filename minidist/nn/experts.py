@@ -12,8 +12,6 @@ N sum_e f_e P_e. top_k=2 is GShard (Lepikhin et al., 2020): the two gates are di
 is (1/E) sum_e (c_e / S) m_e, and the second expert is always used (their random dropping of it is left out). f_e = c_e
 / S is the share of first choices, P_e = m_e the mean probability; the gradient flows through the latter alone.
 
-`SwiGLUExperts` are those of Llama's block, without biases (Jiang et al., "Mixtral of experts", 2024).
-
 Proved by: tests/parallel/test_expert.py, tests/nn/test_llama.py
 """
 
@@ -21,10 +19,10 @@ from collections.abc import Callable, Iterable
 from math import ceil
 from typing import Any, ClassVar
 
-from minidist.autograd import Function, Parameter, Tensor, gelu, is_grad_enabled, linear, reshape, softmax, swiglu
+from minidist.autograd import Function, Parameter, Tensor, gelu, is_grad_enabled, linear, reshape, softmax
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast, is_half
 from minidist.base.errors import UsageError
-from minidist.base.half import downcast, is_half
 from minidist.nn.module import Identity, Module
 
 
@@ -205,24 +203,6 @@ class MixtureOfExperts(Module):
         share = Tensor(downcast(xp.as_array(first_counts, kind) / xp.as_array(n, kind), probabilities.dtype))
         both = (probabilities.mean(0) * share).sum()
         return both * experts if self.top_k == 1 else both / experts
-
-
-class SwiGLUExperts(MixtureOfExperts):
-    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices next to each other."""
-
-    expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
-
-    def make_experts(
-        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
-    ) -> None:
-        """Make the experts' parameters with `weight(*shape, scale=)`."""
-        self.gate_weight, self.up_weight = weight(experts, width, hidden), weight(experts, width, hidden)
-        self.down_weight = weight(experts, hidden, width, scale=out_scale)
-
-    def compute(self, work: Tensor) -> Tensor:
-        """(experts, capacity, width) -> the same shape."""
-        work = self.f(work)
-        return self.g(swiglu(work @ self.gate_weight, work @ self.up_weight) @ self.down_weight)
 
 
 def auxiliary_losses(blocks: Iterable[Any], before: Tensor | None = None) -> Tensor:

@@ -14,24 +14,23 @@ Proved by: tests/nn/test_llama.py
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from minidist.autograd import (
+    Parameter,
     ShapeError,
     Tensor,
-    broadcast_to,
-    causal_attention_heads,
+    grouped_query_attention,
     reshape,
     rotary,
     rotary_angles,
     swiglu,
-    transpose,
 )
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
 from minidist.nn.dropout import AttentionDropout
 from minidist.nn.embedding import Embedding
-from minidist.nn.experts import SwiGLUExperts, auxiliary_losses
+from minidist.nn.experts import MixtureOfExperts, auxiliary_losses
 from minidist.nn.language_model import LanguageModel, TiedHead, with_own_weight
 from minidist.nn.linear import Linear
 from minidist.nn.module import Module, run_blocks
@@ -77,25 +76,6 @@ class LlamaConfig:
     def kv_heads(self) -> int:
         """Number of key-value heads."""
         return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
-
-
-def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: AttentionDropout | None = None) -> Tensor:
-    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same."""
-    batch, length, heads, size = q.shape
-    shared = heads // k.shape[2]
-
-    def repeated(x: Tensor) -> Tensor:
-        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
-        x = transpose(x, (0, 2, 1, 3))
-        if shared == 1:
-            return x
-        # A view with the key-value head repeated; backward sums over the query heads that read it.
-        x = reshape(x, (batch, x.shape[1], 1, length, size))
-        return reshape(broadcast_to(x, (batch, x.shape[1], shared, length, size)), (batch, heads, length, size))
-
-    # All are (batch, heads, T, n) now.
-    mixed = causal_attention_heads(transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
-    return transpose(mixed, (0, 2, 1, 3))
 
 
 def _projection(n: int, m: int, dtype: Any) -> Linear:
@@ -165,6 +145,27 @@ class LlamaMLP(Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, T, width) -> (batch, T, width)."""
         return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+
+
+class SwiGLUExperts(MixtureOfExperts):
+    """A mixture of Llama's MLPs: down(silu(gate(x)) * up(x)), the experts' matrices next to each other.
+
+    Source: Jiang et al., "Mixtral of experts", 2024.
+    """
+
+    expert_dims: ClassVar[dict[str, int | None]] = {"gate_weight": 2, "up_weight": 2, "down_weight": 1}
+
+    def make_experts(
+        self, weight: Callable[..., Parameter], experts: int, width: int, hidden: int, out_scale: float
+    ) -> None:
+        """Make the experts' parameters with `weight(*shape, scale=)`."""
+        self.gate_weight, self.up_weight = weight(experts, width, hidden), weight(experts, width, hidden)
+        self.down_weight = weight(experts, hidden, width, scale=out_scale)
+
+    def compute(self, work: Tensor) -> Tensor:
+        """(experts, capacity, width) -> the same shape."""
+        work = self.f(work)
+        return self.g(swiglu(work @ self.gate_weight, work @ self.up_weight) @ self.down_weight)
 
 
 class LlamaBlock(Module):

@@ -10,14 +10,14 @@ Parallelism changes a model in two ways only: it replaces a submodule by its par
 Proved by: tests/nn/test_modules.py, tests/nn/test_hooks.py, tests/nn/test_describe.py, tests/nn/test_module_to.py
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from minidist.autograd import AutogradError, Parameter, ShapeError, Tensor, is_grad_enabled
+from minidist.autograd import Parameter, Tensor
 from minidist.base import arrays as xp
-from minidist.base.device import Device, device_of
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError
+from minidist.base.hooks import elsewhere
 from minidist.base.random import initial_weight
 
 ForwardPreHook = Callable[..., Any]  # (module, args), or (module, args, kwargs) with with_kwargs=True
@@ -49,11 +49,11 @@ class Module:
             args, kwargs = self._run_pre_hooks(args, kwargs)
         output = self.forward(*args, **kwargs)
         if output.__class__ is not Tensor and xp.is_array(output) and output.dtype.kind == "f":
-            self._refuse_output(args, output)
+            elsewhere.refusals().refuse_output(self, args, output)
         for hook, with_kwargs in self._forward_hooks.values():
             changed = hook(self, args, kwargs, output) if with_kwargs else hook(self, args, output)
             if changed is not None:
-                self._refuse_arrays(f"the forward hook {name_of(hook)}", output, changed)
+                elsewhere.refusals().refuse_changed(self, "forward hook", hook, output, changed)
                 output = changed
         return output
 
@@ -66,39 +66,9 @@ class Module:
             else:
                 changed = hook(self, args)
                 if changed is not None:
-                    self._refuse_arrays(f"the forward pre-hook {name_of(hook)}", args, changed)
+                    elsewhere.refusals().refuse_changed(self, "forward pre-hook", hook, args, changed)
                     args = changed if isinstance(changed, tuple) else (changed,)
         return args, kwargs
-
-    def _refuse_output(self, args: tuple[Any, ...], output: xp.Array) -> None:
-        """Raise AutogradError when the array that `forward` returned is where a gradient would have to come through.
-
-        It would have to get to the first argument, or, while the module trains, to its parameters.
-        """
-        if args:
-            self._refuse_arrays("forward", args[0], output)
-        if not (self.training and is_grad_enabled()):
-            return
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                raise AutogradError(
-                    f"forward of {type(self).__name__} {self.name!r} returns an array, so its parameter {name!r} gets"
-                    " no gradient; return the Tensor whose `data` it is, or call the module in no_grad() or after"
-                    " eval()"
-                )
-
-    def _refuse_arrays(self, what: str, before: Any, after: Any) -> None:
-        """Raise AutogradError when `after`, which takes the place of `before`, is an array and no gradient gets there.
-
-        Of tuples, each value takes the place of the one at its position.
-        """
-        before, after = (value if isinstance(value, tuple) else (value,) for value in (before, after))
-        for old, new in zip(before, after, strict=False):
-            if isinstance(old, Tensor) and old.requires_grad and xp.is_array(new) and is_grad_enabled():
-                raise AutogradError(
-                    f"{what} of {type(self).__name__} {self.name!r} returns an array where a Tensor needs a gradient,"
-                    " and no gradient gets through an array; return a Tensor, or call the module in no_grad()"
-                )
 
     # --- hooks: how a strategy attaches itself to a module ---
 
@@ -228,28 +198,14 @@ class Module:
         """Training mode off."""
         return self.train(False)
 
-    def to(self, device: str | Device | None) -> Self:
+    def to(self, device: str | xp.Device | None) -> Self:
         """Move all parameters, their gradients and the buffers to a device, in place; returns this module.
 
-        device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. What a forward pass
-        makes in addition to its inputs (positions, masks of dropout) is made inside `creating_on(device)`:
-
-            device = device_of("cuda")
-            model = GPT(...).to(device)
-            with creating_on(device):
-                loss = cross_entropy(model(xp.to_device(tokens)), xp.to_device(targets))
-
-        As in PyTorch, move a model before an optimizer or a strategy is made of it: an optimizer's states stay where
-        they are. Errors: UsageError for a device that is not there, and for a meta array, which has no values to move;
-        AutogradError for a model that is wrapped.
+        device: "cpu", "cuda", or an object that makes arrays (base/device.py); None is the host. See nn/moving.py for
+        an example. Errors: UsageError for a device that is not there, and for a meta array, which has no values to
+        move; AutogradError for a model that is wrapped.
         """
-        target = device_of(device) if isinstance(device, str) else device
-        for parameter in self.parameters():
-            parameter.move(target)
-        for module in self.modules():
-            buffers = module.own_buffers()
-            if buffers:
-                module.load_buffers({name: xp.moved(array, target) for name, array in buffers.items()})
+        elsewhere.move(self, device)
         return self
 
     def own_buffers(self) -> dict[str, xp.Array]:
@@ -277,40 +233,7 @@ class Module:
 
         A shape that differs is always an error, naming the key and both shapes.
         """
-        # A missing name is not an error when the tied parameter's other name is there.
-        own, buffers = dict(self._all_parameters()), dict(self.named_buffers())
-        given = {name: parameter for name, parameter in own.items() if name in state}
-        loaded = set(given.values())
-        missing = [name for name in own if own[name] not in loaded] + [name for name in buffers if name not in state]
-        known = {**own, **buffers}
-        unexpected = [name for name in state if name not in known]
-        if strict:
-            _refuse_names(missing, unexpected, own)
-
-        # All shapes are checked before any value is copied, so an error leaves the model as it was.
-        _check_shapes(state, given, buffers)
-        for name, parameter in given.items():
-            xp.store(parameter.data, xp.as_array(state[name], parameter.dtype))
-            parameter.updated()
-        self._load_all_buffers(state, buffers)
-
-        # Replicas on other ranks must have got the same values: whoever wrapped the model compares them.
-        for flat in dict.fromkeys(parameter.flat for parameter in given.values()):
-            for check in flat.load_checks if flat is not None else ():
-                check()
-        return missing, unexpected
-
-    def _load_all_buffers(self, state: Mapping[str, Any], buffers: Mapping[str, xp.Array]) -> None:
-        """Give each module its own buffers, by its own names for them."""
-        for path, module in self.named_modules():
-            names = {key: f"{path}.{key}" if path else key for key in module.own_buffers()}
-            values = {
-                key: xp.on_device_of(buffers[name], xp.array(state[name], xp.float64))
-                for key, name in names.items()
-                if name in state
-            }
-            if values:
-                module.load_buffers(values)
+        return elsewhere.load_state_dict(self, state, strict)
 
     # --- for people ---
 
@@ -319,15 +242,7 @@ class Module:
         return ""
 
     def __repr__(self) -> str:
-        # Imported where a model is printed.
-        from minidist.nn.describe import describe
-
-        return describe(self)
-
-
-def name_of(hook: Callable[..., Any]) -> str:
-    """Return what a user calls a hook."""
-    return getattr(hook, "__qualname__", type(hook).__name__)
+        return elsewhere.describe(self)
 
 
 def _entries(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -387,71 +302,6 @@ class Sequential(Module):
         return x
 
 
-class ModuleList(Module):
-    """A list of modules, called by their positions: "blocks.0". A plain list as an attribute does the same."""
-
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        self._modules = list(modules)
-
-    def _members(self) -> Iterator[tuple[str, Any]]:
-        return _entries_of(enumerate(self._modules))
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[Module]:
-        return iter(self._modules)
-
-    def __getitem__(self, index: int) -> Module:
-        return self._modules[index]
-
-    def append(self, module: Module) -> Self:
-        """Add a module at the end."""
-        self._modules.append(module)
-        return self
-
-
-class ModuleDict(Module):
-    """Modules by name: "heads.first". A plain dict as an attribute does the same."""
-
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
-        self._modules = dict(modules or {})
-
-    def _members(self) -> Iterator[tuple[str, Any]]:
-        return _entries_of(self._modules.items())
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._modules
-
-    def __getitem__(self, key: str) -> Module:
-        return self._modules[key]
-
-    def __setitem__(self, key: str, module: Module) -> None:
-        self._modules[key] = module
-
-    def keys(self) -> Iterable[str]:
-        """The names."""
-        return self._modules.keys()
-
-    def values(self) -> Iterable[Module]:
-        """The modules."""
-        return self._modules.values()
-
-    def items(self) -> Iterable[tuple[str, Module]]:
-        """Names and modules."""
-        return self._modules.items()
-
-
-def _entries_of(pairs: Iterable[tuple[Any, Module]]) -> Iterator[tuple[str, Any]]:
-    return ((str(key), module) for key, module in pairs)
-
-
 def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any) -> Tensor:
     """blocks[-1](...blocks[0](x)): one after the other, or as the list itself says (`segments.SegmentedBlocks`).
 
@@ -463,32 +313,3 @@ def run_blocks(blocks: Sequence[Callable[..., Tensor]], x: Tensor, *others: Any)
     for block in blocks:
         x = block(x, *others)
     return x
-
-
-def _refuse_names(missing: list[str], unexpected: list[str], own: Mapping[str, Parameter]) -> None:
-    """Raise AutogradError for a name of the model that the state has not, or of the state that the model has not."""
-    if missing:
-        raise AutogradError(
-            f"load_state_dict: {missing[0]!r} is missing{nearest(missing[0], unexpected)}; missing: {missing}"
-        )
-    if unexpected:
-        raise AutogradError(
-            f"load_state_dict: unknown {unexpected[0]!r}{nearest(unexpected[0], own)}; unknown: {unexpected}"
-        )
-
-
-def _check_shapes(
-    state: Mapping[str, Any], parameters: Mapping[str, Parameter], buffers: Mapping[str, xp.Array]
-) -> None:
-    """Raise AutogradError for a sharded parameter, and ShapeError for a value of another shape than the model's."""
-    # Of a sharded parameter there is at most a gathered copy, which the next gather replaces.
-    for name, parameter in parameters.items():
-        if parameter.flat is not None and getattr(parameter.flat.shard, "own", None) is not None:
-            raise AutogradError(
-                f"load_state_dict: {name!r} is sharded, and each rank has a part of it; load the state before"
-                " fully_shard, or set this rank's part, the `data` of shards_of(model)"
-            )
-    holders: dict[str, Any] = {**parameters, **buffers}
-    for name, holder in holders.items():
-        if name in state and (shape := xp.as_array(state[name]).shape) != holder.shape:
-            raise ShapeError(f"load_state_dict: {name!r} has shape {shape}; the model's has {holder.shape}")

@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 from zlib import crc32
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast, is_half, upcast
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.half import downcast, is_half, upcast
 from minidist.base.limits import check_number, check_whole
 from minidist.base.memory import track
 from minidist.optim.slices import FlatSlice, as_slices, have_gradient, source_of

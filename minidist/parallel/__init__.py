@@ -16,6 +16,7 @@ tensor/                 tensor parallelism
 context/                context parallelism
 expert/                 expert parallelism
 parameter_server/       the parameter server
+reduced_elements.py     how many elements a reduction sends
 compressor.py           a hook that reduces buckets with fewer bytes
 host_pool.py            host memory next to a device
 overflow.py             agreement on whether a gradient overflowed

@@ -17,10 +17,9 @@ from zlib import crc32
 import numpy as np
 
 from minidist.autograd import Parameter
-from minidist.autograd.node import ELEMENTS
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
-from minidist.base.half import is_half
 from minidist.base.limits import check_whole
 from minidist.base.memory import track
 from minidist.base.trace import purpose
@@ -128,7 +127,7 @@ class Shard:
 
     def checksum(self) -> str:
         """Return a checksum of a sample of the values in words, for ranks with copies of the shard to compare."""
-        sample = self.data[:: max(1, self.size // ELEMENTS)] if type(self.data) is np.ndarray else np.zeros(0)
+        sample = self.data[:: max(1, self.size // xp.SAMPLED)] if type(self.data) is np.ndarray else np.zeros(0)
         return f"checksum of the weights {crc32(sample.tobytes()):08x}"
 
     def place(self, piece: slice) -> slice:

@@ -19,13 +19,12 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast
 from minidist.base.errors import UsageError
-from minidist.base.half import downcast
 from minidist.base.layout import cut
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from minidist.collectives.calls import elements_sent
 from minidist.comm import Comm, Work
 from minidist.comm.header import OVER
 from minidist.parallel.data_parallel import check_same_model
@@ -336,16 +335,6 @@ class FSDPParamGroup:
             )
         self.flat.release_grad()
         context.reducing, self.reduced = self, True
-
-    def elements_sent(self) -> int:
-        """Return the elements that all ranks together send per reduction of the unit's gradient, by closed form."""
-        shard, itemsize, copies = self.shard, np.dtype(self.reduce_dtype).itemsize, 1
-        sent = 0
-        if self.replicas is not None:
-            copies = self.replicas.size
-            sent = shard.comm.size * elements_sent(self.replicas, "all_reduce", self.algorithm, shard.size, itemsize)
-        counts = [shard.size] * shard.comm.size
-        return sent + copies * elements_sent(shard.comm, "reduce_scatter", self.algorithm, counts, itemsize)
 
     def finish_reduce(self, context: FSDPCommContext) -> None:
         """Wait for the reduction; sum over the replicas of the shard; add to what earlier micro-batches brought."""

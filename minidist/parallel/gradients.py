@@ -28,13 +28,11 @@ from zlib import crc32
 import numpy as np
 
 from minidist.autograd import BackwardObserver, BackwardPass, Parameter, current_pass
-from minidist.autograd.node import distance
-from minidist.base.arrays import Array
+from minidist.base.arrays import Array, sample_step
 from minidist.base.errors import MinidistError, UsageError, quoted
 from minidist.base.limits import check_number
 from minidist.base.trace import purpose
 from minidist.collectives import ALGORITHMS, all_reduce
-from minidist.collectives.calls import elements_sent
 from minidist.comm import Comm, Work
 from minidist.comm.header import OVER
 from minidist.nn.flat import FlatParameters
@@ -116,7 +114,7 @@ def make_buckets(flat: FlatParameters, cap_bytes: float, model: int = 1) -> list
     buckets = []
     for i, group in enumerate(groups):
         places = [flat.slice_of(parameter) for parameter in group]
-        samples = [slice(at.start, at.stop, distance(p.shape)) for p, at in zip(group, places, strict=True)]
+        samples = [slice(at.start, at.stop, sample_step(p.shape)) for p, at in zip(group, places, strict=True)]
         whole = slice(places[-1].start, places[0].stop)
         buckets.append(Bucket(i, whole, tuple(group), flat, model, tuple(samples)))
     return buckets
@@ -372,18 +370,6 @@ class GradientReducer(BackwardObserver):
         # The next pass adds to a local gradient of its own, so that a sum over ranks is not summed over ranks again.
         for parameter in self.bucket_of:
             parameter.gradient.was_reduced()
-
-    def elements_sent(self) -> int:
-        """Return the elements that all ranks together send per reduction of the whole gradient, by closed form."""
-        itemsize = self.flat.dtype.itemsize
-        return sum(
-            elements_sent(self.comm, self.operation, self.algorithm, self._chunks(bucket), itemsize)
-            for bucket in self.buckets
-        )
-
-    def _chunks(self, bucket: Bucket) -> int | Sequence[int]:
-        """Return the elements of a bucket, or of each rank's chunk where the operation has chunks of its own."""
-        return bucket.size
 
     def _all_reduce(self, bucket: Bucket) -> Work:
         """Start the all-reduce of a bucket in the communicator's stream."""

@@ -25,8 +25,8 @@ from typing import Any
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
-from minidist.base.half import is_half
 from minidist.base.layout import cut
 from minidist.base.limits import check_number
 from minidist.base.memory import track
@@ -281,9 +281,6 @@ class ShardReducer(GradientReducer):
 
         # The rest is padding, which must not send garbage.
         array[used:] = 0
-
-    def _chunks(self, bucket: Bucket) -> list[int]:
-        return self.shard.counts(bucket.slice)
 
     def _reduce_scatter(self, bucket: Bucket) -> Work:
         """Start to send each rank the sum of its part of the bucket, and forget the bucket's own gradients."""

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from minidist.pipeline.plan.action import COMPUTE, Action, Item, actions_of
-from minidist.pipeline.plan.plan import Plan
+from minidist.pipeline.plan.plan import UPDATE_RULES, Plan
 
 Span = tuple[Item, float, float]  # item, start, end
 
@@ -35,7 +35,9 @@ class Dependencies:
     def __init__(self, plan: Plan, blocking: bool = False) -> None:
         self.stages, self.blocking = plan.stages, blocking
         self.actions = {action for rank in range(plan.ranks) for action in plan.actions(rank)}
-        self.rounds = _rounds(plan)
+        # Where weights change on the way, what the update before an action waits for.
+        rule = UPDATE_RULES.get(plan.updates)
+        self.updates: dict[Action, list[Action]] = rule.waits(plan) if rule else {}
 
     def needs(self, action: Action) -> list[Action]:
         """Return the actions that must have ended before `action` starts."""
@@ -58,7 +60,7 @@ class Dependencies:
             return [] if self.blocking else [self._produced(kind, stage, i), partner(action)]
         else:
             return []  # REDUCE_GRAD: its place in the order is all
-        return found + self.rounds.get(action, [])
+        return found + self.updates.get(action, [])
 
     def _data(self, send: str, stage: int, i: int) -> Action:
         """Return what makes the data of `stage` available: its SEND where there is one, else the computation."""
@@ -78,28 +80,6 @@ def partner(transfer: Action) -> Action:
     step = {"SEND_F": 1, "RECV_F": -1, "SEND_B": -1, "RECV_B": 1}[transfer.kind]
     side = "RECV" if transfer.kind.startswith("SEND") else "SEND"
     return Action.of(f"{side}_{transfer.kind[-1]}", transfer.stage + step, transfer.microbatch)
-
-
-def _rounds(plan: Plan) -> dict[Action, list[Action]]:
-    """Return action -> the backwards of all replicas of its stage that are summed before it.
-
-    With an update after every backward, the n-th backwards of a stage's replicas make one update, before the next F or
-    B of any of them. The exchange of gradients itself takes no time here.
-    """
-    if plan.updates not in ("stash", "no-stash"):
-        return {}
-    backwards = [[a for a in plan.actions(rank) if a.kind in ("B", "W")] for rank in range(plan.ranks)]
-    result: dict[Action, list[Action]] = {}
-    for ranks in (group for group in plan.holders().values() if len(group) > 1):
-        for rank in ranks:
-            finished = 0
-            for action in plan.actions(rank):
-                if action.kind in ("F", "B", "I") and finished:
-                    result[action] = [
-                        backwards[other][finished - 1] for other in ranks if finished <= len(backwards[other])
-                    ]
-                finished += action.kind in ("B", "W")
-    return result
 
 
 class Simulation:

@@ -6,6 +6,8 @@
 Proved by: tests/pipeline/test_plans.py
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,25 @@ class Times:
     def has_bytes(self) -> bool:
         """Whether the bytes that a micro-batch holds are known."""
         return bool(self.until_b or self.until_w)
+
+
+class GivenTimes:
+    """An observer of a `Pipeline` on `comm`: actions advance a virtual clock by given seconds, for teaching.
+
+    Without it, actions advance the clock by what a `FlopCounter` counted in them.
+    """
+
+    def __init__(self, comm: Any, times: Times) -> None:
+        self.comm, self.times = comm, times
+
+    @contextmanager
+    def __call__(self, step: Any) -> Iterator[None]:
+        """Advance the clock by the seconds of an action's kind and stage when the action has ended."""
+        yield
+        times = self.times
+        f, x, w = times.F[step.stage], times.I[step.stage], times.W[step.stage]
+        seconds = {"F": f, "RECOMPUTE": f, "I": x, "W": w, "B": x + w}[step.kind]
+        self.comm.compute(seconds=seconds, name=step.name)
 
 
 def uniform(

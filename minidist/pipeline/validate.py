@@ -4,7 +4,7 @@
     2 F before I before W on a rank, and nothing after REDUCE_GRAD
     3 sends and receives match
     4 all ranks reach the end of their orders: no deadlock, even with synchronous sends (simulate.py)
-    5 F and B of a micro-batch see the same weights
+    5 F and B of a micro-batch see the same weights: nothing to check, unless they change on the way (`UpdateRule`)
 
 A plan that fails is a PlanError of one sentence; nothing is executed before it has passed.
 
@@ -14,13 +14,9 @@ Proved by: tests/pipeline/test_plans.py
 from collections import Counter
 from dataclasses import dataclass
 
-from minidist.base.errors import UsageError
 from minidist.pipeline.plan import Action, Plan, actions_of
+from minidist.pipeline.plan.plan import UPDATE_RULES, PlanError
 from minidist.pipeline.simulate import Dependencies, partner, simulate
-
-
-class PlanError(UsageError):
-    """A plan that cannot be executed, or whose result would be wrong."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,15 @@ def validate(plan: Plan, allow_wrong_gradients: bool = False) -> PlanFacts:
     rank_of = _check_complete(plan, items)
     is_lowered = _check_transfers_match(plan, items, rank_of)
     _check_no_deadlock(plan, rank_of, is_lowered)
-    versions = _weight_versions(plan, items, allow_wrong_gradients)
-    return PlanFacts([min(1, len(order)) for order in items] if plan.updates == "none" else _peaks(items), versions)
+    if (rule := UPDATE_RULES.get(plan.updates)) is not None:
+        return PlanFacts(_peaks(items), rule.versions(plan, allow_wrong_gradients))
+    if plan.updates not in ("flush", "none"):
+        raise PlanError(
+            f"plan {plan.name!r} has updates={plan.updates!r}, and there are flush, none,"
+            f" {', '.join(UPDATE_RULES) or 'and those that minidist.pipeline.schedules adds'}"
+        )
+    peak = [min(1, len(order)) for order in items] if plan.updates == "none" else _peaks(items)
+    return PlanFacts(peak, [1] * plan.ranks)
 
 
 def _check_range(plan: Plan, items: Items) -> None:
@@ -214,68 +217,3 @@ def _peaks(items: Items) -> list[int]:
             alive -= sum(a.kind in ("B", "W") for a in item)
         peaks.append(peak)
     return peaks
-
-
-def _weight_versions(plan: Plan, items: Items, allow_wrong_gradients: bool) -> list[int]:
-    """5: return, for each rank, the most versions of a stage's weights that are needed at once."""
-    if plan.updates in ("flush", "none"):
-        return [1] * len(items)
-    if plan.updates == "2bw":
-        _check_two_versions(plan, items)
-        return [2] * len(items)
-    result, delay = [], len(items) - 1
-    may_differ = plan.updates != "no-stash" or allow_wrong_gradients
-    for rank, order in enumerate(items):
-        updates, used, most = 0, dict[int, int](), 1  # used: the version of each micro-batch between F and B
-        for action in (a for item in order for a in item):
-            i = action.microbatch
-
-            # A forward uses the latest version, with vertical sync the one that stage 0 had when i entered.
-            if action.kind == "F":
-                used[i] = max(0, i - delay) if plan.updates == "vertical-sync" else updates
-                if used[i] > updates:
-                    raise PlanError(
-                        f"rank {rank}: {action} needs version {used[i]} of the weights, and only {updates} updates were"
-                        " made"
-                    )
-            elif action.kind in ("B", "I") and not may_differ and used[i] != updates:
-                raise PlanError(
-                    f"rank {rank}: {action} would see version {updates} of the weights and its forward saw version"
-                    f" {used[i]}: a wrong gradient; stash the weights (stashing=True)"
-                )
-            if action.kind in ("B", "W"):
-                used.pop(i)
-                updates += 1
-            most = max(most, _kept_versions(plan, delay, updates, list(used.values())))
-        result.append(most)
-    return result
-
-
-def _kept_versions(plan: Plan, delay: int, updates: int, used: list[int]) -> int:
-    """Return how many are kept: the latest, those in use, with vertical sync what the next micro-batch may ask for."""
-    if plan.updates == "stash":
-        return len({*used, updates})
-    if plan.updates != "vertical-sync" or updates == plan.microbatches:
-        return 1
-    entering = updates + len(used)  # the next micro-batch, or past the end
-    upcoming = max(0, entering - delay) if entering < plan.microbatches else updates
-    return updates - min([*used, upcoming]) + 1
-
-
-def _check_two_versions(plan: Plan, items: Items) -> None:
-    """5, for 2BW: an action's version is the latest or the one before it."""
-    m = plan.batch
-    for rank, order in enumerate(items):
-        finished = 0
-        for action in (a for item in order for a in item):
-            needed = max(action.microbatch // m - 1, 0)
-            if action.kind == "F" and finished // m < needed:
-                raise PlanError(
-                    f"rank {rank}: {action} needs version {needed} of the weights, and only {finished // m} updates"
-                    " were made"
-                )
-            if action.kind in ("B", "I") and finished // m > needed + 1:
-                raise PlanError(
-                    f"rank {rank}: {action} needs version {needed} of the weights, which two buffers no longer hold"
-                )
-            finished += action.kind in ("B", "W")

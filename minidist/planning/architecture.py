@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.limits import MAX_LAYERS, check_count
@@ -308,3 +308,43 @@ def checked(model: Architecture, names: Mapping[str, str] = FLAGS, where: str = 
             f" {model.experts} experts per token"
         )
     return model
+
+
+def from_sizes(sizes: Mapping[str, Any], where: str = "") -> Architecture:
+    """Return the model of sizes that have the names of `minidist plan`'s flags, such as layers, hidden and kv_heads.
+
+    where: " in 'rows.json'", for sizes from a file. Errors: UsageError for a size that is missing or out of range.
+    """
+    missing = [name for name in ("layers", "hidden", "heads") if sizes.get(name) is None]
+    if missing:
+        raise UsageError(
+            f"--{missing[0]} is missing{where}; describe the model with --layers, --hidden and --heads, or give a"
+            " config.json or --model NAME"
+        )
+    experts, top_k = sizes.get("experts") or 0, sizes.get("top_k")
+    check_count(experts, "--experts" + where, 0, MAX_EXPERTS)
+    if top_k is not None and not experts:
+        raise UsageError(f"--top-k {top_k} needs a model with experts{where}; add --experts, or leave --top-k out")
+    for name in ("layers", "hidden", "heads"):
+        check_count(sizes[name], FLAGS["width" if name == "hidden" else name] + where, 1, MAX_SIZE)
+    return checked(
+        Architecture(
+            sizes["layers"],
+            sizes["hidden"],
+            sizes["heads"],
+            _given(sizes, "vocab", 51_200),
+            _given(sizes, "seq", 2048),
+            _given(sizes, "ffn", 4 * sizes["hidden"]),
+            gated=bool(sizes.get("gated")),
+            kv_heads=sizes.get("kv_heads"),
+            tied=sizes.get("tied"),
+            experts=experts,
+            top_k=min(2, experts) if top_k is None else top_k,
+        ),
+        where=where,
+    )
+
+
+def _given(sizes: Mapping[str, Any], name: str, default: int) -> int:
+    value: int | None = sizes.get(name)
+    return default if value is None else value

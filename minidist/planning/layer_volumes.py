@@ -31,14 +31,11 @@ from minidist.parallel.context.all_gather_attention import all_gather_attention_
 from minidist.parallel.context.ring_attention import ring_attention_volume
 from minidist.parallel.context.ulysses import ulysses_volume
 from minidist.parallel.context.ulysses_ring import ulysses_ring_volume
-from minidist.parallel.expert.dispatch import capacities_volume, dispatch_volume
+from minidist.parallel.expert.dispatch import dispatch_volume
+from minidist.parallel.expert.ragged import capacities_volume
 from minidist.parallel.expert.tensor_parallel import expert_tensor_volume
-from minidist.parallel.tensor.layers import (
-    column_parallel_volume,
-    column_row_volume,
-    kv_replicas_volume,
-    row_parallel_volume,
-)
+from minidist.parallel.tensor.layers import column_parallel_volume, column_row_volume, row_parallel_volume
+from minidist.parallel.tensor.llama import kv_replicas_volume
 from minidist.parallel.tensor.sequence_parallel import sequence_parallel_volume
 from minidist.parallel.tensor.vocabulary import cross_entropy_volume, embedding_volume, head_volume
 from minidist.parallel.volume import Volume

@@ -119,7 +119,7 @@ def layout_stages(job: Job, layout: ClusterLayout, accounting: str = "megatron")
     for zero in range(4):
         at_stage = replace(layout, zero=zero)
         check_layout(at_stage, job)
-        stages[f"stage{zero}"] = max(memory_by_rank(at_stage, job), key=lambda rank: rank.peak)
+        stages[f"stage{zero}"] = max(memory_by_rank(at_stage, job), key=lambda rank: rank.likely(job))
     if accounting != "deepspeed":
         return stages
     estimates = _deepspeed_states(job.model.parameters, layout.dp, job.model.largest_module)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from minidist.base.errors import UsageError, quoted
 from minidist.pipeline.passes import lower_blocking
-from minidist.pipeline.plan import Plan, show
+from minidist.pipeline.schedules import Plan, show
 from minidist.pipeline.times import parse_times, read_profile
 from minidist.pipeline.timing import Timing, over_limit, time_plan
 from minidist.pipeline.validate import validate
@@ -64,6 +64,12 @@ def stage_shares(plans: Sequence[Plan]) -> list[float]:
     return shares if len(set(shares)) > 1 else [1.0] * len(plans)
 
 
+def is_large(plan: Plan) -> bool:
+    """Whether a plan has so many actions that each one is not drawn or checked again; a pair that overlaps is two."""
+    pairs = sum(isinstance(item, tuple) for order in plan.orders for item in order)
+    return sum(map(len, plan.orders)) + pairs > LARGE
+
+
 def evaluate(
     plan: Plan,
     times: str,
@@ -80,7 +86,7 @@ def evaluate(
     """
     # A registered schedule that flushes is valid at any size and keeps one version, so a large one is not validated
     # again.
-    if named and plan.action_count > LARGE and plan.updates == "flush" and not plan.is_lowered:
+    if named and is_large(plan) and plan.updates == "flush" and not plan.is_lowered:
         versions = [1] * plan.ranks
     else:
         versions = validate(plan, allow_wrong_gradients=True).weight_versions

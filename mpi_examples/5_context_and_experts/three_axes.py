@@ -19,8 +19,8 @@ from minidist.nn import GPT, GPTConfig
 from minidist.optim import AdamW
 from minidist.parallel.dims import ParallelDims
 from minidist.parallel.tensor import gpt_plan, parallelize_module
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.runtime import Pipeline, Reduction, split_model
+from minidist.pipeline.schedules import get_schedule
 
 STEPS, MICROBATCHES, ROWS, CONTEXT, WORDS = 5, 4, 2, 32, 256
 
@@ -44,8 +44,7 @@ def train(comm):
         stages,
         loss,
         tied=tied,
-        data=axes.dp,
-        reduction="ordered",
+        reduce=Reduction(axes.dp, "ordered"),
         coordinates=lambda i: batch_coordinates(0, i),
     )
     optimizer = AdamW(pipeline.flats, lr=3e-3)

@@ -17,8 +17,10 @@ from minidist.comm import launch
 from minidist.data import glyphs
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
+from minidist.pipeline.runtime import split_model
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.schedules import get_schedule
 
 UPDATES, ROWS = 100, 32
 
@@ -38,7 +40,9 @@ def train(comm, weights):
     model = MLP([data.features, *[32] * (p - 1), data.classes])
     stages, _ = split_model(model, plan.stages, plan.stages_of(comm.rank))
     versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=0.003), keep_history=True)
-    pipeline = Pipeline(comm, plan, stages, lambda y, labels: cross_entropy(y, labels, ROWS * m), versions=versions)
+    pipeline = VersionedPipeline(
+        comm, plan, stages, lambda y, labels: cross_entropy(y, labels, ROWS * m), versions=versions
+    )
     losses = pipeline.step([images for images, _ in batches], [labels for _, labels in batches])
     if comm.rank == 0:
         for update in (0, UPDATES - 1):

@@ -14,8 +14,8 @@ from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.nn import GPT, GPTConfig
 from minidist.optim import AdamW
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 
 STEPS, MICROBATCHES, ROWS, CONTEXT = 5, 4, 4, 32
 

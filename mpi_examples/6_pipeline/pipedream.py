@@ -18,8 +18,10 @@ from minidist.data import glyphs
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, save
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, WeightVersions, split_model
+from minidist.pipeline.runtime import split_model
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.schedules import get_schedule
 
 MINIBATCHES, ROWS = 100, 32
 
@@ -41,7 +43,7 @@ def train(comm, directory, resume):
     if resume:
         load(checkpoint, unit)
 
-    pipeline = Pipeline(comm, plan, stages, cross_entropy, versions=versions)
+    pipeline = VersionedPipeline(comm, plan, stages, cross_entropy, versions=versions)
     losses = pipeline.step([images for images, _ in batches], [labels for _, labels in batches])
     if comm.rank == 0:
         for t in (0, 24, 49, 99):

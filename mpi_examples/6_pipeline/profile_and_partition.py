@@ -21,8 +21,8 @@ from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.optim import SGD
 from minidist.pipeline.partition import by_slowest
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.planning.profiler import profile_layers
 
 STEPS, MICROBATCHES, ROWS = 2, 4, 2

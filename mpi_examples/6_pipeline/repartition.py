@@ -22,7 +22,7 @@ from minidist.autograd import current_flop_counter
 from minidist.comm import launch
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from minidist.pipeline.runtime import LayerProfile
+from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques.repartition.extension import profiled_by
 
 LAYERS, WIDTH, ROWS = 8, 256, 64

@@ -13,9 +13,9 @@ import numpy as np
 from minidist.autograd import Tensor
 from minidist.comm import launch
 from minidist.nn import MLP
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.times import uniform
+from minidist.pipeline.schedules import get_schedule
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 
 MICROBATCHES, ROWS, WIDTH = 8, 4, 32
@@ -28,7 +28,9 @@ def train(comm):
         plan = get_schedule(name).plan(comm.size, MICROBATCHES)
         times = uniform(plan.stages, *[comm.size / plan.stages] * 3)  # a stage of V-Half is half of a rank's part
         stages, _ = split_model(MLP([WIDTH] * (2 * comm.size + 1)), plan.stages, plan.stages_of(comm.rank))
-        pipeline = Pipeline(comm, plan, stages, lambda y, target: (y * Tensor(target)).sum(), times=times)
+        pipeline = Pipeline(
+            comm, plan, stages, lambda y, target: (y * Tensor(target)).sum(), observers=[GivenTimes(comm, times)]
+        )
         before = len(comm.trace.spans)
         pipeline.step(inputs, inputs)
         gradients[name] = {q.name: q.grad.copy() for stage in stages for q in stage.flat.parameters}

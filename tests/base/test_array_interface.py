@@ -247,7 +247,6 @@ EXCEPTIONS = {  # (file, name): tables of ranks and tokens, which are on the hos
     *(("collectives/ring_event.py", name) for name in ("roll", "maximum", "stack")),  # times of ranks
     ("collectives/nodes.py", "flatnonzero"),
     ("comm/buffers.py", "add"),  # the checksum of bytes that were fetched
-    ("comm/buffers.py", "may_share_memory"),
     ("comm/communicator.py", "roll"),
     ("comm/communicator.py", "flatnonzero"),
     ("comm/mesh.py", "unravel_index"),

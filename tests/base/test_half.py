@@ -4,7 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.base.half import add_into, all_finite, downcast, is_floating, is_half, named_dtype, upcast
+from minidist.base.arrays import add_into, downcast, is_half, upcast
+from minidist.base.half import all_finite, is_floating, named_dtype
 from minidist.base.memory import account_memory
 
 FLOAT16, BFLOAT16 = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)

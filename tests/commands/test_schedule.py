@@ -7,7 +7,7 @@ import xml.etree.ElementTree as xml
 import pytest
 
 from minidist import cli
-from minidist.pipeline.plan import from_csv, get_schedule, schedules
+from minidist.pipeline.schedules import from_csv, get_schedule, schedules
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 from minidist.report.gantt import alive, gantt, text_gantt
@@ -54,7 +54,7 @@ def test_several_side_by_side(call):
 def test_schedules_with_chunks_are_compared_by_the_work_of_a_rank(call, tmp_path):
     """A stage of ZB-V is half of a rank's model, so it takes half the time and holds half as much."""
     (tmp_path / "mine.py").write_text(
-        "from minidist.pipeline.plan import get_schedule\ndef f(p, m): return get_schedule('zb-v').plan(p, m)\n"
+        "from minidist.pipeline.schedules import get_schedule\ndef f(p, m): return get_schedule('zb-v').plan(p, m)\n"
     )
     code, out, _ = call("schedule", "1f1b", "zb-v", "mine.py:f", "--stages", 4, "--microbatches", 8)
     rows = [line.split() for line in out.splitlines()]
@@ -234,7 +234,7 @@ def test_options_times_recomputation_blocking_and_limit(call, tmp_path):
 
 BAD = """
 import sys, itertools
-from minidist.pipeline.plan import Plan
+from minidist.pipeline.schedules import Plan
 def leaves(p, m): sys.exit(7)
 def late(p, m):
     yield ["0F0", "0B0"]
@@ -300,7 +300,7 @@ def no_updates(p, m): return Plan("x", [["0F0", "0B0"]], 1, 1, updates="now and 
     ],
 )
 def test_wrong_input_is_one_sentence(call, tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.setattr("minidist.pipeline.plan.load.MAX_CELLS", 1000)
+    monkeypatch.setattr("minidist.pipeline.schedules.load.MAX_CELLS", 1000)
     (tmp_path / "fine.csv").write_text("0F0,0B0\n")
     (tmp_path / "bad.csv").write_text("0F0,0B0\n1F0,1Q0\n")
     (tmp_path / "wrong.csv").write_text("0B0,0F0\n")

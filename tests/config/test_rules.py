@@ -24,7 +24,7 @@ INT8 = {"quantize": "int8"}
 STUDENT = {"distill_from": "x"}
 SPARSE = {"sparsity": 0.8, "sparsity_schedule": "2,6"}
 FILE = """
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.schedules import get_schedule
 
 def updating(ranks, microbatches):
     return get_schedule("pipedream").plan(ranks, microbatches)

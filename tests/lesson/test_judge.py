@@ -168,7 +168,7 @@ def test_the_librarys_own_solution_is_named_and_refused():
         return reduce_scatter(comm, array, algorithm="ordered")
 
     def schedule(p, m):
-        from minidist.pipeline.plan import get_schedule
+        from minidist.pipeline.schedules import get_schedule
 
         return get_schedule("gpipe").plan(p, m).orders
 

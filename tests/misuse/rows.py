@@ -36,10 +36,10 @@ from minidist.parallel import (
     sharded_parameters,
     shards_of,
 )
-from minidist.parallel.context import RingAttention, UlyssesAttention
+from minidist.parallel.context import AllGatherAttention, RingAttention, UlyssesAttention, UlyssesRingAttention
 from minidist.parallel.model_parallel import apply_context_parallel, apply_expert_parallel, apply_tensor_parallel
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.pipeline.schedules import get_schedule
 from minidist.techniques.compression import QSGD, TopK, compress
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
@@ -354,16 +354,14 @@ def data_parallelism_beside_the_context_parallel_ranks(comm):
 
 @refused(r"of a model with context parallelism over ranks \[\d, \d\]: .*axis 'cp'.*would never be added", ranks=4)
 def data_parallelism_beside_ranks_that_gather_the_sequence(comm):
-    mesh, model = init_device_mesh(comm, (2, 2), ("dp", "cp")), language_model()
-    apply_context_parallel(model, mesh["cp"], 4, "all-gather")
-    DistributedDataParallel(model, mesh["dp"])
+    mesh = init_device_mesh(comm, (2, 2), ("dp", "cp"))
+    DistributedDataParallel(language_model(AllGatherAttention(mesh["cp"], 4)), mesh["dp"])
 
 
 @refused(r"of a model with context parallelism over ranks \[\d, \d\]: .*axis 'cp'.*would never be added", ranks=4)
 def data_parallelism_beside_ranks_with_heads_and_rings(comm):
-    mesh, model = init_device_mesh(comm, (2, 2), ("dp", "cp")), language_model()
-    apply_context_parallel(model, mesh["cp"], 4, "ulysses-ring", 2)
-    DistributedDataParallel(model, mesh["dp"])
+    mesh = init_device_mesh(comm, (2, 2), ("dp", "cp"))
+    DistributedDataParallel(language_model(UlyssesRingAttention(mesh["cp"], 4, 2)), mesh["dp"])
 
 
 @refused(r"{} over ranks \[\d, \d\] of a model with context.*gradient_axes\(mesh\)".format("ZeroOptimizer"), ranks=4)
@@ -986,7 +984,7 @@ def evaluation_of_a_stage_left_on_in_one_replica_of_a_pipeline(comm):
     pp, stage = mesh["pp"], Linear(6, (6, 3)[mesh["pp"].rank], dtype=np.float64)
     plan, data = get_schedule("gpipe").plan(2, 2), [rows(i) for i in range(2)]
     stages = [PipelineStage(stage, pp.rank)]
-    pipe = Pipeline(pp, plan, stages, lambda y, t: cross_entropy(y, t, 16.0), data=mesh["dp"])
+    pipe = Pipeline(pp, plan, stages, lambda y, t: cross_entropy(y, t, 16.0), reduce=Reduction(mesh["dp"]))
     optimizer = SGD(stages[0].parameters, lr=LR)
     for _ in range(STEPS):
         pipe.step([x.data for x, _ in data], [targets for _, targets in data])

@@ -12,7 +12,7 @@ from minidist.cli import main
 from minidist.course.museum import Catch, CheckResult, Exhibit, Patch, Recording, exhibits, find, run_exhibit
 from minidist.course.museum.exhibit_run import curve, table
 from minidist.optim import AdamW
-from minidist.pipeline.plan import from_text, get_schedule
+from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import PlanError, validate
 from tests.parallel import test_fully_shard
 from tests.parallel.models import assert_same, one_device

@@ -16,8 +16,8 @@ from minidist.nn.convolution import Conv2d
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD
 from minidist.pipeline.passes import recompute
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.schedules import get_schedule
 from tests.cases import each
 
 

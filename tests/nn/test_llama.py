@@ -5,8 +5,7 @@ import pytest
 
 from minidist.autograd import ShapeError, Tensor, gradcheck, rms_norm, rotary, rotary_angles, swiglu
 from minidist.base.errors import UsageError
-from minidist.nn import Llama, LlamaConfig
-from minidist.nn.experts import SwiGLUExperts
+from minidist.nn import Llama, LlamaConfig, SwiGLUExperts
 from minidist.nn.llama import LlamaMLP
 from tests.cases import each
 

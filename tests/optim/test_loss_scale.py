@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minidist.base.arrays import downcast
 from minidist.base.errors import UsageError
-from minidist.base.half import downcast, named_dtype
+from minidist.base.half import named_dtype
 from minidist.optim import (
     SGD,
     Adagrad,

@@ -6,11 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention
+from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
 from minidist.comm import SimWorld
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
-from minidist.nn.llama import grouped_query_attention
 from minidist.parallel.context import AllGatherAttention, UlyssesAttention, document_ids, documents, sequence_positions
 from minidist.parallel.context.all_gather_attention import all_gather_attention_volume
 from minidist.planning.volumes import closed_form_bytes
@@ -43,7 +42,7 @@ def attend(ranks, qkv, g, ids, kind="all-gather"):
         order = "zigzag" if kind == "all-gather" else "contiguous"
         mine = sequence_positions(length, comm.rank, comm.size, order)
         whole = AllGatherAttention(None, length)
-        fn = AllGatherAttention(comm, length) if kind == "all-gather" else UlyssesAttention(comm, length, whole, whole)
+        fn = AllGatherAttention(comm, length) if kind == "all-gather" else UlyssesAttention(comm, length, whole)
         inputs = [Tensor(a[:, mine], requires_grad=True) for a in qkv]
         with documents(ids):
             y = fn(*inputs)

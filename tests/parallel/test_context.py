@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention
+from minidist.autograd import FlopCounter, ShapeError, Tensor, causal_attention, grouped_query_attention
 from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
 from minidist.base.random import batch_coordinates
@@ -15,7 +15,6 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_reduce
 from minidist.comm import LinkModel, SimWorld, init_device_mesh
 from minidist.nn import GPT, Block, GPTConfig, Llama
-from minidist.nn.llama import grouped_query_attention
 from minidist.nn.recompute import recompute
 from minidist.parallel import DistributedDataParallel
 from minidist.parallel.context import RingAttention, UlyssesAttention, gradient_axes, sequence_positions

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from minidist.autograd import Tensor, contribution_recorder
-from minidist.base.arrays import quiet_overflow
-from minidist.base.half import downcast, named_dtype
+from minidist.base.arrays import downcast, quiet_overflow
+from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
 from minidist.comm import SimWorld
 from minidist.nn import MLP

@@ -21,8 +21,10 @@ from minidist.parallel import (
     shards_of,
 )
 from minidist.parallel.tensor import full_state_dict, load_full_state_dict
-from minidist.pipeline.plan import get_schedule
-from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.schedules import get_schedule
 from tests.cases import each
 
 STEPS, ROWS = 3, 5
@@ -134,7 +136,7 @@ def pipelined(comm, plan, replicas):
         plan,
         stages,
         lambda y, t: cross_entropy(y, t, float(sum(ROWS + i for i in range(count)))),
-        data=mesh["dp"],
+        reduce=Reduction(mesh["dp"]),
         coordinates=lambda i: batch_coordinates(step, 100 * (first + i)),
     )
     optimizers = [SGD(flat, lr=0.5) for flat in pipe.flats if len(flat)]
@@ -163,21 +165,19 @@ def test_the_replicas_of_a_pipelines_stage_have_the_statistics_of_one_device(nam
 
 
 def test_an_asynchronous_pipeline_refuses_replicas_of_batch_norm_and_a_data_axis():
-    def program(comm, data):
-        plan = (
-            get_schedule("pipedream").plan(3, 4, replicas="2,1")
-            if data is None
-            else get_schedule("pipedream").plan(2, 4)
-        )
+    def program(comm):
+        plan = get_schedule("pipedream").plan(3, 4, replicas="2,1")
         ranks = comm.split(comm.rank // plan.ranks)
         stages = [PipelineStage(Sequential(Net().norm), n) for n in plan.stages_of(ranks.rank)]
         versions = WeightVersions(ranks, plan, stages, lambda flat: SGD(flat, lr=0.5))
-        Pipeline(ranks, plan, stages, lambda y, t: y.sum(), versions=versions, data=comm if data else None)
+        VersionedPipeline(ranks, plan, stages, lambda y, t: y.sum(), versions=versions)
 
     with pytest.raises(UsageError, match=r"updates a stage with batch normalisation on several ranks .*such as 1f1b"):
-        SimWorld(3).run(program, None)
-    with pytest.raises(UsageError, match=r"so data= has no moment to sum gradients over it; .*such as 1f1b"):
-        SimWorld(4).run(program, True)
+        SimWorld(3).run(program)
+    # A reduction over a data axis is an argument of `Pipeline` alone.
+    plan = get_schedule("pipedream").plan(1, 4)
+    with pytest.raises(UsageError, match=r"updates its weights on the way; .*such as 1f1b"):
+        SimWorld(1).run(lambda comm: Pipeline(comm, plan, [], None, reduce=Reduction(comm)))
 
 
 def test_running_statistics_are_saved_and_loaded():

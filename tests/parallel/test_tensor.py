@@ -932,11 +932,12 @@ def test_bad_sequences_and_words():
     SimWorld(4).run(main)
 
 
-def test_the_classes_build_their_own_tiles():
+def test_the_classes_take_this_rank_s_part_of_a_layer_of_one_device():
     def main(comm):
-        column = ColumnParallelLinear(5, 8, comm, dtype=np.float64, seed=4)
-        row = RowParallelLinear(8, 6, comm, dtype=np.float64, seed=4)
-        words = VocabParallelEmbedding(7, 5, comm, np.float64, seed=4)
+        context = ShardContext(comm)
+        column = ColumnParallelLinear(Linear(5, 8, dtype=np.float64, seed=4), context)
+        row = RowParallelLinear(Linear(8, 6, dtype=np.float64, seed=4), context)
+        words = VocabParallelEmbedding(Embedding(7, 5, np.float64, seed=4), context)
         whole = [full_state_dict(layer, {"tp": comm}) for layer in (column, row, words)]
         return whole, row(column(words(np.arange(7)[None]))).data
 

@@ -21,8 +21,8 @@ from minidist.parallel import (
 )
 from minidist.parallel.tensor import ColwiseParallel, parallelize_module
 from minidist.parallel.tensor.sharding import local_tensor
-from minidist.pipeline.plan import load_plan
-from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.pipeline.schedules import load_plan
 from minidist.techniques.offload.optimizer import OffloadedOptimizer
 from tests.cases import each
 
@@ -186,7 +186,7 @@ def pipeline(comm, kind):
     mesh = init_device_mesh(comm, (2, 2), ("dp", "pp"))
     pp, dp = mesh["pp"], mesh["dp"]
     stage = PipelineStage([model.first, model.second][pp.rank], pp.rank)
-    pipe = Pipeline(pp, load_plan("1f1b", 2, 2), [stage], loss_of, data=dp)
+    pipe = Pipeline(pp, load_plan("1f1b", 2, 2), [stage], loss_of, reduce=Reduction(dp))
     optimizer = kind(stage.flat, lr=0.1, **SETTINGS[kind])
 
     def backward(step, users):

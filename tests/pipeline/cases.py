@@ -7,8 +7,8 @@ from minidist.base.random import batch_coordinates
 from minidist.nn import GPT, MLP, GPTConfig
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, Adam
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 
 SIZES = {"vocab_size": 11, "n_positions": 6, "n_embd": 8, "n_head": 2}
 

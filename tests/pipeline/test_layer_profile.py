@@ -6,7 +6,7 @@ import pytest
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.job.train.trainer import train
-from minidist.pipeline.runtime import GivenProfile, LayerProfile, LayerTimes
+from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile, LayerTimes
 from minidist.techniques.repartition.extension import profiled_by
 from tests.train.test_shares import config_of
 

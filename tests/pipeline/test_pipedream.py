@@ -14,10 +14,12 @@ from minidist.collectives import volume
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.optim import SGD
+from minidist.pipeline.lowering import lower
 from minidist.pipeline.partition import Stage, noam
-from minidist.pipeline.passes import lower
-from minidist.pipeline.plan import from_csv
-from minidist.pipeline.runtime import Pipeline, PipelineStage, WeightVersions, messages, split_model
+from minidist.pipeline.runtime import PipelineStage, messages, split_model
+from minidist.pipeline.runtime.pipedream import WeightVersions, separate
+from minidist.pipeline.runtime.versioned import VersionedPipeline
+from minidist.pipeline.schedules import from_csv
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
@@ -76,7 +78,7 @@ def run(comm, plan, optimizer):
     versions = WeightVersions(
         comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
     )
-    losses = Pipeline(comm, plan, stages, mlp_loss, versions=versions).step(*stream(plan.microbatches))
+    losses = VersionedPipeline(comm, plan, stages, mlp_loss, versions=versions).step(*stream(plan.microbatches))
     spans = {s.name for s in comm.trace.spans if s.category == "version"}
     return losses, versions.history[comm.rank], versions.used, versions.own[comm.rank].most, spans
 
@@ -140,7 +142,7 @@ def test_the_stability_bound_of_delayed_gradients(p):
     def main(comm, rate, count):
         stages, plan = [PipelineStage(Scale(comm.rank), comm.rank)], plan_of("pipedream", p, count)
         versions = WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=rate), keep_history=True)
-        pipe = Pipeline(comm, plan, stages, lambda y, _: (y * y * 0.5).sum(), versions=versions)
+        pipe = VersionedPipeline(comm, plan, stages, lambda y, _: (y * y * 0.5).sum(), versions=versions)
         pipe.step([np.ones(1)] * count, [None] * count)
         return [abs(float(w[0])) for w in versions.history[0]] if comm.rank == 0 else None
 
@@ -173,7 +175,7 @@ def test_two_streams_one_after_the_other():
         stages, _ = split_model(model(2), 2, [comm.rank])
         plan = plan_of("pipedream", 2, 3)
         versions = WeightVersions(comm, plan, stages, lambda flat: SGD(flat, lr=0.125), keep_history=True)
-        pipe = Pipeline(comm, plan, stages, mlp_loss, versions=versions)
+        pipe = VersionedPipeline(comm, plan, stages, mlp_loss, versions=versions)
         for _ in range(2):
             pipe.step(*stream(3))
         return versions.history[comm.rank], stages[0].flat.data.copy()
@@ -238,7 +240,7 @@ def run_replicated(comm, plan, optimizer, sizes):
     numbers = plan.stages_of(comm.rank)
     stages, _ = split_model(model(plan.stages), plan.stages, numbers)
     versions = WeightVersions(comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), keep_history=True)
-    losses = Pipeline(comm, plan, stages, mlp_loss, versions=versions).step(*stream(plan.microbatches))
+    losses = VersionedPipeline(comm, plan, stages, mlp_loss, versions=versions).step(*stream(plan.microbatches))
     spans = {s.name for s in comm.trace.spans if s.category == "version"}
     return (
         losses,
@@ -345,7 +347,7 @@ def replay_tied(name, p, count, m, optimizer):
     """One device with two copies of wte, both with the delay of stage 0; their sums are added, stage 0's first."""
     stages, tied = split_model(gpt(p), p, range(p))
     for stage in stages:
-        stage.separate(tied)
+        separate(stage, tied)
     units = {stage.number: stage.flats for stage in stages}
     steps = {
         (n, k): make_optimizer(optimizer, flat)
@@ -383,7 +385,9 @@ def run_tied(comm, plan, optimizer):
     versions = WeightVersions(
         comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
     )
-    losses = Pipeline(comm, plan, stages, gpt_loss(96.0), versions=versions).step(*gpt_batches(plan.microbatches))
+    losses = VersionedPipeline(comm, plan, stages, gpt_loss(96.0), versions=versions).step(
+        *gpt_batches(plan.microbatches)
+    )
     histories = [unit.history for unit in versions.units[comm.rank]]
     final = [unit.flat.data.copy() for unit in versions.units[comm.rank]]
     return losses, histories, final, comm.trace.bytes_by_purpose().get("tied", 0)
@@ -424,7 +428,7 @@ def replay_tied_replicas(replicas, count, optimizer):
     """
     stages, tied = split_model(gpt(len(replicas)), len(replicas), range(len(replicas)))
     for stage in stages:
-        stage.separate(tied)
+        separate(stage, tied)
     units = {(n, k): flat for n, stage in enumerate(stages) for k, flat in enumerate(stage.flats)}
     last, ahead = len(replicas) - 1, [sum(replicas[n:]) - 1 for n in range(len(replicas))]
     rounds = {key: replicas[key[0]] if key[1] == 0 else math.lcm(replicas[0], replicas[-1]) for key in units}
@@ -471,7 +475,7 @@ def run_tied_replicas(comm, plan, optimizer):
     versions = WeightVersions(
         comm, plan, stages, lambda flat: make_optimizer(optimizer, flat), tied=tied, keep_history=True
     )
-    Pipeline(comm, plan, stages, gpt_loss(96.0), versions=versions).step(*gpt_batches(plan.microbatches))
+    VersionedPipeline(comm, plan, stages, gpt_loss(96.0), versions=versions).step(*gpt_batches(plan.microbatches))
     histories = [unit.history for unit in versions.units[n]]
     return n, histories, [unit.flat.data.copy() for unit in versions.units[n]], comm.trace.bytes_by_purpose()
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from minidist.base.errors import UsageError
 from minidist.pipeline import timing_vectorized
-from minidist.pipeline.passes import computations, lower, lower_blocking, merge, recompute, split
-from minidist.pipeline.plan import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
+from minidist.pipeline.lowering import lower
+from minidist.pipeline.passes import computations, lower_blocking, merge, recompute, split
+from minidist.pipeline.schedules import B, F, I, Plan, W, from_csv, from_text, get_schedule, read, schedules, show
 from minidist.pipeline.simulate import Dependencies
 from minidist.pipeline.times import Times, parse_times, read_profile, uniform
 from minidist.pipeline.timing import over_limit, time_plan

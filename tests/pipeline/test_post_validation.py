@@ -14,8 +14,10 @@ from minidist.base.random import batch_coordinates
 from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.optim import DynamicLossScaler
-from minidist.pipeline.runtime import Pipeline, PostValidation, split_model
-from minidist.pipeline.times import uniform
+from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.runtime.clip import clip_grad_norm_
+from minidist.pipeline.runtime.post_validation import PostValidation
+from minidist.pipeline.times import GivenTimes, uniform
 from tests.pipeline.cases import gpt, gpt_batches, gpt_loss, make_optimizer, mlp, mlp_batches, mlp_loss, plan_of
 
 STEPS = 5
@@ -83,7 +85,7 @@ def waiting(comm, plan, optimizer, max_norm, scaled, bad):
             for flat in pipe.flats:
                 flat.grad[...] *= 1 / scaler.scale
             losses = [value / scaler.scale for value in losses]
-        norm = pipe.clip_grad_norm_(max_norm or 1e300)
+        norm = clip_grad_norm_(pipe, max_norm or 1e300)
         finite = np.isfinite(norm)
         for one in optimizers.values():
             one.lr_factor = 1.0 / (step + 1)
@@ -169,7 +171,7 @@ def test_it_equals_the_step_that_waits(name, p, m, share, scaled, bad, optimizer
 
 def timed(comm, plan, times, validated):
     stages, _ = split_model(mlp(plan.stages), plan.stages, plan.stages_of(comm.rank))
-    pipe = Pipeline(comm, plan, stages, mlp_loss, times=times)
+    pipe = Pipeline(comm, plan, stages, mlp_loss, observers=[GivenTimes(comm, times)])
     trainer = PostValidation(pipe, partial(make_optimizer, "sgd"), max_norm=1e300) if validated else None
     begin = comm.time()
     for step in range(4):
@@ -178,7 +180,7 @@ def timed(comm, plan, times, validated):
             trainer.step(*batches)
         else:
             pipe.step(*batches)
-            pipe.clip_grad_norm_(1e300)
+            clip_grad_norm_(pipe, 1e300)
             pipe.zero_grad()
     if trainer is not None:
         assert {outcome.kind for outcome in trainer.finish()} == {"kept"}

@@ -18,10 +18,12 @@ from minidist.comm import SimWorld
 from minidist.comm.sim.clock import LinkModel
 from minidist.nn import MLP, Linear
 from minidist.optim import clip_grad_norm_
-from minidist.pipeline.passes import lower, recompute
-from minidist.pipeline.plan import Plan, actions_of, from_csv, load_plan
-from minidist.pipeline.runtime import Pipeline, PipelineStage, split_model
-from minidist.pipeline.times import uniform
+from minidist.pipeline.lowering import lower
+from minidist.pipeline.passes import recompute
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction, split_model
+from minidist.pipeline.runtime.clip import clip_grad_norm_ as clip_pipeline_
+from minidist.pipeline.schedules import Plan, actions_of, from_csv, load_plan
+from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import PlanError
 from tests.cases import each
@@ -166,7 +168,7 @@ def test_the_sample_is_stratified():
 @settings(max_examples=12)
 @given(random_plans(), st.integers(1, 2))
 def test_random_valid_plans_are_equal_too(plan, prefetch):
-    equal_mlp(plan, prefetch=prefetch)
+    equal_mlp(lower(plan, prefetch))
 
 
 @settings(max_examples=8)
@@ -273,7 +275,7 @@ def test_with_a_data_axis(name):
         data = comm.split(comm.rank % p, comm.rank)
         pipe = comm.split(comm.rank // p, comm.rank)
         return pipeline_main(
-            pipe, make, gpt_loss(96.0), partial(batches, comm.rank // p), plan, data=data, reduction="ordered"
+            pipe, make, gpt_loss(96.0), partial(batches, comm.rank // p), plan, reduce=Reduction(data, "ordered")
         )
 
     halves = [reference(make(), gpt_loss(96.0), partial(batches, r), plan, names, tied=tied)[0][1] for r in range(2)]
@@ -295,7 +297,7 @@ def test_the_clip_norm_is_that_of_the_whole_model(name):
             comm, plan, stages, gpt_loss(96.0), tied=tied, coordinates=lambda i: batch_coordinates(0, 2 * i, 9)
         )
         pipe.step(*gpt_batches(4))
-        norm = pipe.clip_grad_norm_(0.01)
+        norm = clip_pipeline_(pipe, 0.01)
         return norm, [(p.name, np.array(p.grad)) for s in stages for p in s.flat.parameters]
 
     clipped = {}
@@ -318,7 +320,7 @@ def test_the_clip_norm_is_that_of_the_whole_model(name):
 
 def timed(comm, plan, times):
     stages, _ = split_model(mlp(plan.stages), plan.stages, plan.stages_of(comm.rank))
-    pipe = Pipeline(comm, plan, stages, mlp_loss, times=times)
+    pipe = Pipeline(comm, plan, stages, mlp_loss, observers=[GivenTimes(comm, times)])
     begin = comm.time()
     pipe.step(*mlp_batches(plan.microbatches))
     return [(s.name, s.start - begin, s.end - begin) for s in comm.trace.spans if s.name[:1].isdigit()]

@@ -10,9 +10,11 @@ from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
 from minidist.nn import MLP
 from minidist.optim import Adam
-from minidist.pipeline.runtime import Pipeline, Stream, WeightVersions, plan_length, split_model
-from minidist.pipeline.runtime.shapes import MicroBatches
-from minidist.pipeline.times import Times
+from minidist.pipeline.runtime import split_model
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.stream import Stream, plan_length
+from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
+from minidist.pipeline.times import GivenTimes, Times
 from tests.cases import each
 from tests.pipeline.cases import gpt, gpt_loss, mlp_loss, plan_of
 
@@ -44,12 +46,21 @@ def tokens(i):
     return np.random.default_rng(i).integers(0, 11, (2, 6))
 
 
-def pipeline(comm, plan, tied_model, **options):
+def pipeline(comm, plan, tied_model, times=None, **options):
     """A pipeline of linear layers, or of a GPT, with Adam."""
     model = gpt(plan.stages) if tied_model else MLP([4] * (plan.stages + 1), dtype=np.float64, seed=1)
     stages, tied = split_model(model, plan.stages, plan.stages_of(comm.rank))
     versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat, lr=1e-2), tied=tied)
-    return Pipeline(comm, plan, stages, gpt_loss(24.0) if tied_model else mlp_loss, versions=versions, **options)
+    observers = [GivenTimes(comm, times)] if times else []
+    return VersionedPipeline(
+        comm,
+        plan,
+        stages,
+        gpt_loss(24.0) if tied_model else mlp_loss,
+        versions=versions,
+        observers=observers,
+        **options,
+    )
 
 
 def begin(stream, count, read=rows):
@@ -159,7 +170,7 @@ def test_a_stream_shorter_than_a_turn_of_the_replicas():
 def test_calls_at_the_wrong_time_are_one_sentence():
     def main(comm):
         plan = make_plan("pipedream", (1,), 1, plan_length(1, 1))
-        with pytest.raises(UsageError, match=r"needs a Pipeline with versions=WeightVersions\(...\) and period"):
+        with pytest.raises(UsageError, match=r"needs a VersionedPipeline with versions=WeightVersions\(...\) and p"):
             Stream(pipeline(comm, plan, False))
         with pytest.raises(UsageError, match=r"has 4 micro-batches, too few .* at least 7"):
             Stream(pipeline(comm, make_plan("pipedream", (1,), 1, 4), False, period=1))

@@ -5,8 +5,8 @@ from operator import le
 
 import pytest
 
-from minidist.pipeline.plan import F, get_schedule
-from minidist.pipeline.plan.v_shape import _take
+from minidist.pipeline.schedules import F, get_schedule
+from minidist.pipeline.schedules.v_shape import _take
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate

@@ -330,7 +330,7 @@ def test_what_a_gated_block_keeps_term_by_term():
 def test_memory_says_what_fits(capsys):
     """The verdicts are those of the plan; exit code 1 when no stage fits, as of a plan."""
     for model, dp, verdicts, code in (
-        ("llama-3.1-8b", 8, ["no", "no", "may not", "may not"], 0),
+        ("llama-3.1-8b", 8, ["no", "no", "no", "may not"], 0),
         ("gpt3-175b", 8, ["no"] * 4, 1),
     ):
         with pytest.raises(SystemExit) as done:

@@ -13,7 +13,7 @@ from minidist.base.memory import account_memory
 from minidist.collectives import all_reduce
 from minidist.collectives.registry import ALGORITHMS
 from minidist.comm import LinkModel, SimWorld
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw
 from minidist.report.crossover import OTHERS, crossover

@@ -10,7 +10,7 @@ from PIL import Image
 from minidist.base.errors import UsageError
 from minidist.collectives import all_reduce
 from minidist.comm import SimWorld
-from minidist.pipeline.plan.registry import get_schedule
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.report import stepper
 from minidist.report.gantt import as_traces

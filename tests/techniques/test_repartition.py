@@ -17,7 +17,7 @@ from minidist.job.equality.compare import Judge, compare_rank, tier_of
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.metrics import MetricsFile, read_metrics
 from minidist.job.train.trainer import train
-from minidist.pipeline.runtime import GivenProfile, LayerProfile
+from minidist.pipeline.runtime.layer_profile import GivenProfile, LayerProfile
 from minidist.planning.volumes import phases_bytes
 from minidist.techniques.repartition.cut import exchange_volume
 from minidist.techniques.repartition.extension import profiled_by

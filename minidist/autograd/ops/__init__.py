@@ -6,6 +6,7 @@ linear.py          product, bias and activation in one node
 reductions.py      sums, means, maxima and softmaxes
 shaping.py         reshape, transpose, join, cut, index
 attention.py       causal self-attention
+composite_attention.py   causal self-attention, one node per elementary operation
 rotary.py          rotary position embedding
 gelu.py            GELU
 swiglu.py          the gate of a SwiGLU layer

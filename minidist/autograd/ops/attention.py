@@ -14,13 +14,14 @@ Proved by: tests/autograd/test_fused.py
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from operator import itemgetter
 from typing import Protocol
 
 from minidist.autograd.errors import ShapeError
+from minidist.autograd.modes import saved_tensors
 from minidist.autograd.operands import mismatch, operand
-from minidist.autograd.ops import elementwise, reductions, shaping
-from minidist.autograd.ops.dropout import dropout as dropped
+from minidist.autograd.ops import shaping
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
 
@@ -101,6 +102,29 @@ def causal_attention_heads(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropo
     )
 
 
+def grouped_query_attention(q: Tensor, k: Tensor, v: Tensor, dropout: WeightDropout | None = None) -> Tensor:
+    """Causal attention in which consecutive query heads share a key-value head: (batch, T, heads, n) -> the same.
+
+    k, v (batch, T, kv heads, n), with heads a multiple of kv heads. Source: Ainslie et al., "GQA", 2023.
+    """
+    batch, length, heads, size = q.shape
+    shared = heads // k.shape[2]
+
+    def repeated(x: Tensor) -> Tensor:
+        """(batch, T, kv heads, n) -> (batch, heads, T, n): each key-value head once per query head that reads it."""
+        x = shaping.transpose(x, (0, 2, 1, 3))
+        if shared == 1:
+            return x
+        # A view with the key-value head repeated; backward sums over the query heads that read it.
+        x = shaping.reshape(x, (batch, x.shape[1], 1, length, size))
+        repeats = shaping.broadcast_to(x, (batch, x.shape[1], shared, length, size))
+        return shaping.reshape(repeats, (batch, heads, length, size))
+
+    # All are (batch, heads, T, n) now.
+    mixed = causal_attention_heads(shaping.transpose(q, (0, 2, 1, 3)), repeated(k), repeated(v), dropout)
+    return shaping.transpose(mixed, (0, 2, 1, 3))
+
+
 Drop = tuple[xp.Array, float] | None  # which weights stay (batch, heads, queries, keys), and their factor
 
 
@@ -144,15 +168,14 @@ def _forward(q: xp.Array, k: xp.Array, v: xp.Array, o: xp.Array, source: Tensor,
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     step, queries = _at_once(q)
+    if not xp.has_values(q):
+        return _saved_shapes(q, step, queries, source)
     exponentials = _exponentials(q, min(queries, length))
     saved = []
     for n in range(0, batch, step):
         qn, kn, vn, on = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step]
         for start in range(0, length, queries):
             end = min(start + queries, length)
-            if not xp.has_values(q):
-                saved.append(_saved_shapes(qn, start, end, source))
-                continue
             # e = exp(K Q^T / sqrt(d) - maximum), of the keys up to the block's end.
             e = kn[:, :, :end] @ (qn[:, :, start:end] * scale).swapaxes(2, 3)
             inverse = exponentials(e)
@@ -179,6 +202,11 @@ def _backward(
     batch, _, length, size = q.shape
     scale = size**-0.5 if size else 1.0
     step, queries = _at_once(q)
+    if not xp.has_values(q):
+        while saved:
+            kept, inverse = saved.pop()
+            e = kept.data
+        return
     for n in reversed(range(0, batch, step)):
         qn, kn, vn, on, gn = q[n : n + step], k[n : n + step], v[n : n + step], o[n : n + step], g[n : n + step]
         dqn, dkn, dvn = (array[n : n + step] for array in gradients)
@@ -186,8 +214,6 @@ def _backward(
             end = min(start + queries, length)
             kept, inverse = saved.pop()
             e = kept.data
-            if not xp.has_values(q):
-                continue
             # dS = P * (dO V^T - rowsum(dO * O)); P = e / row sums, and the division is in dO already.
             do = gn[:, :, start:end] * inverse
             delta = xp.dot_rows(do, on[:, :, start:end])
@@ -226,11 +252,30 @@ def _exponentials(q: xp.Array, queries: int) -> Callable[[xp.Array], xp.Array]:
     return exponentials
 
 
-def _saved_shapes(q: xp.Array, start: int, end: int, source: Tensor) -> tuple[Tensor, xp.Array]:
-    """What `_forward` saves of a block of a dry run: arrays of the same shapes."""
-    samples, heads, _, _ = q.shape
-    e = xp.empty((samples, heads, end, end - start), q.dtype, q)
-    return source.save(e), xp.empty((samples, heads, end - start, 1), q.dtype, q)
+def _saved_shapes(q: xp.Array, step: int, queries: int, source: Tensor) -> Saved:
+    """What `_forward` saves in a dry run: arrays of as many bytes, those of all blocks but the last two as one.
+
+    Backward reads the last two blocks first, and that is where its peak is.
+    """
+    sizes = _sizes(q.shape[:3], step, queries)
+    saved: Saved = []
+    # What a `saved_tensors_hook` keeps elsewhere moves block by block.
+    if len(sizes) > 2 and saved_tensors.get() is None:
+        scores, rows = (sum(column) for column in zip(*sizes[:-2], strict=True))
+        saved.append((Tensor(xp.empty(scores, source.dtype, q)), xp.empty(rows, q.dtype, q)))
+        sizes = sizes[-2:]
+    for scores, rows in sizes:
+        saved.append((source.save(xp.empty(scores, q.dtype, q)), xp.empty(rows, q.dtype, q)))
+    return saved
+
+
+@lru_cache
+def _sizes(shape: tuple[int, int, int], step: int, queries: int) -> list[tuple[int, int]]:
+    """Return of each block the numbers of exponentials and of rows, a row for each head and query."""
+    batch, heads, length = shape
+    blocks = [(n, start) for n in range(0, batch, step) for start in range(0, length, queries)]
+    rows = [min(step, batch - n) * heads * min(queries, length - start) for n, start in blocks]
+    return [(n * min(start + queries, length), n) for n, (_, start) in zip(rows, blocks, strict=True)]
 
 
 def _score_gradients(ds: xp.Array, delta: xp.Array, e: xp.Array) -> None:
@@ -256,19 +301,3 @@ def _diagonal(n: int, like: xp.Array) -> xp.Array:
     mask = xp.zeros((n, n), like.dtype, like)
     mask[positions[:, None] > positions] = -xp.inf
     return mask
-
-
-def causal_attention_composite(qkv: Tensor, heads: int, dropout: WeightDropout | None = None) -> Tensor:
-    """The packed form from elementary operations on the whole score matrix; the oracle of `causal_attention`."""
-    batch, length, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-    size = width // heads
-    split = shaping.transpose(shaping.reshape(qkv, (batch, length, 3, heads, size)), (2, 0, 3, 1, 4))
-    q, k, v = split[0], split[1], split[2]
-    scores = q @ shaping.swapaxes(k, -1, -2) * size**-0.5
-    positions = xp.device_arange(length)
-    scores = elementwise.where(positions[:, None] >= positions, scores, -xp.inf)
-    weights = reductions.softmax(scores)
-    if dropout is not None:
-        weights = dropped(weights, dropout.mask(batch, heads, length), dropout.scale)
-    mixed = weights @ v
-    return shaping.reshape(shaping.transpose(mixed, (0, 2, 1, 3)), (batch, length, width))

@@ -15,9 +15,8 @@ from typing import Any
 from minidist.autograd.backward import BackwardPass
 from minidist.autograd.errors import AutogradError
 from minidist.autograd.modes import enable_grad, is_grad_enabled, no_grad, saved_tensors
-from minidist.autograd.node import Node
 from minidist.autograd.parameter import Parameter
-from minidist.autograd.tensor import Tensor, record
+from minidist.autograd.tensor import Node, Tensor, record
 from minidist.base import arrays as xp
 from minidist.base.random import replay_calls, snapshot_calls
 from minidist.base.watchers import Watcher, watchers, watching

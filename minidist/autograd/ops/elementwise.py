@@ -14,7 +14,7 @@ from minidist.autograd.errors import AutogradError
 from minidist.autograd.operands import mismatch, operand, pair, summed_to, unbroadcast
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
-from minidist.base.half import downcast
+from minidist.base.arrays import downcast
 
 
 def cast(x: Tensor, dtype: Any) -> Tensor:

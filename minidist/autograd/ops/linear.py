@@ -13,8 +13,8 @@ from minidist.autograd.operands import mismatch, operand, operands
 from minidist.autograd.ops.gelu import gelu_with_derivative
 from minidist.autograd.tensor import Tensor, record
 from minidist.base import arrays as xp
+from minidist.base.arrays import downcast
 from minidist.base.errors import quoted
-from minidist.base.half import downcast
 
 Prepare = Callable[[xp.Array], xp.Array]
 

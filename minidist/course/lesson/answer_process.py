@@ -49,7 +49,7 @@ BUFFERED = 1 << 40  # bytes up to which a send is buffered: all of them
 MAX_PRINTED = 10_000  # characters of what an answer prints in a run
 RECORD = struct.Struct("<ciqd")  # RECORDED, rank, bytes and time of a message
 RECORDED = b"m"
-EXERCISES = ("minidist.course.lesson.exercises", "minidist.course.lesson.assignments")
+EXERCISES = tuple(f"minidist.course.lesson.{folder}" for folder in ("exercises", "assignments", "puzzles"))
 PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 1, 36  # of Linux's prctl
 
 

@@ -138,7 +138,7 @@ class Exercise:
     - answer(arguments, returned): one rank's answer, taken where the function runs; by default what was returned.
     - check_answers(case, answers): a sentence when they are wrong, else ""; by default a comparison with `expected`.
     - cases: the fixed ones, the smallest first. draw: one more case, from a generator; it makes the pool from which
-      the seed of a check draws several.
+      the seed of a check draws several. None: there are the fixed ones only.
     - least(case): the messages and the bytes, of all ranks together, without which ranks cannot know what they return.
     - limits: metrics that must not exceed par, each the most by one rank (time: of the whole run); "memory" is the peak
       in trace.memory, which `answer` or the function must have filled (see `base.memory`).
@@ -160,7 +160,7 @@ class Exercise:
     answer: Callable[[tuple[Any, ...], Any], Any] = lambda arguments, returned: returned
     check_answers: Callable[[Case, Sequence[Any]], str] | None = None
     cases: Callable[[], list[Case]] = standard_cases
-    draw: Callable[[np.random.Generator], Case] = draw_standard
+    draw: Callable[[np.random.Generator], Case] | None = draw_standard
     limits: tuple[str, ...] = ()
     least: Callable[[Case], Least] | None = None
     forbidden: tuple[str, ...] = ()
@@ -187,7 +187,7 @@ class Exercise:
     def pool(self) -> list[Case]:
         """Return the cases that seeds draw from, the same in every run."""
         draw = np.random.default_rng([*self.name.encode()])
-        return sorted({self.draw(draw) for _ in range(POOL)})
+        return [] if self.draw is None else sorted({self.draw(draw) for _ in range(POOL)})
 
     def problem(self, case: Case, answers: Sequence[Any], forms: Sequence[str]) -> str:
         """Return a sentence that names the first rank whose answer is wrong, or "" when all are right.
@@ -268,7 +268,7 @@ def short(array: np.ndarray) -> str:
 
 @cache
 def exercises(folder: str = "exercises") -> dict[str, Exercise]:
-    """Return name -> exercise, from all files of exercises/, or of assignments/: what courses ask for."""
+    """Return name -> exercise, from all files of exercises/, of assignments/ (what courses ask for) or of puzzles/."""
     package = importlib.import_module(f"minidist.course.lesson.{folder}")
     table = {}
     for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
@@ -284,7 +284,8 @@ def names() -> list[str]:
 
 def find(name: str) -> Exercise:
     """Return the exercise. Raises UsageError, with the names that exist, when there is none."""
-    table = {**exercises(), **exercises("assignments")}
+    # The puzzles have a list that people look at: `minidist puzzle`.
+    table = exercises("puzzles") if name.startswith("puzzle.") else {**exercises(), **exercises("assignments")}
     if name not in table:
         raise UsageError(f"there is no exercise {name!r}{nearest(name, table)}; there are {', '.join(table)}")
     return table[name]

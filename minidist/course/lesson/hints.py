@@ -23,6 +23,7 @@ from minidist.course.lesson.runner import ProcessEndedError
 # What these say is sure, whatever the exercise.
 FIRST = (
     Hint(lambda f: f.raised(NotImplementedError), "this is the stub; write the function, then run this cell again"),
+    Hint(lambda f: f.raised(NameError) and "'____'" in f.message, "put your code in the place of each ____"),
     Hint(
         lambda f: f.raised(LibraryCallError),
         "write it yourself here; outside of the exercise the library's function is the one to use",

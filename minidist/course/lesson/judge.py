@@ -10,6 +10,7 @@ Proved by: tests/lesson/test_judge.py, tests/lesson/test_checker.py, tests/lesso
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
@@ -90,7 +91,9 @@ def judge(request: Request) -> Verdict:
     lines = [f"{exercise.name}: correct {_range(exercise, fixed)}"]
     if drawn:
         lines.append(f"  and on {len(drawn)} cases drawn by seed {request.seed}")
-    shown = (*METRICS * exercise.communicates, *("memory",) * (par.metrics["memory"] > 0))
+    shown = dict.fromkeys(
+        (*METRICS * exercise.communicates, *exercise.limits, *("memory",) * (par.metrics["memory"] > 0))
+    )
     if shown and outcome.error is None:
         lines.append(f"  {exercise.describe(exercise.par)}: {compare(par.metrics, outcome.metrics, *shown)}")
 
@@ -226,6 +229,11 @@ def compare(par: dict[str, float], yours: dict[str, float], *metrics: str) -> st
     return "; ".join(f"{_label(m)}: par {_number(m, par[m])}, yours {_number(m, yours[m])}" for m in metrics or METRICS)
 
 
+def target(par: dict[str, float], metrics: Sequence[str]) -> str:
+    """Return par in words: "most bytes from a rank 96 B, most messages from a rank 3"."""
+    return ", ".join(f"{_label(metric)} {_number(metric, par[metric])}" for metric in metrics)
+
+
 def _label(metric: str) -> str:
     labels = {"bytes": "most bytes from a rank", "messages": "most messages from a rank", "time": "virtual time"}
     return labels.get(metric, "peak memory")
@@ -241,7 +249,7 @@ def _range(exercise: Exercise, cases: list[Case]) -> str:
     smallest, largest = min(c.size for c in cases), max(c.size for c in cases)
     sizes = f"{smallest} to {largest} {exercise.unit}s" if smallest < largest else f"{smallest} {exercise.unit}"
     if not exercise.communicates:
-        return f"on {len(cases)} cases"
+        return f"on {len(cases)} case{'s' * (len(cases) != 1)}"
     ranks = f"{min(c.ranks for c in cases)} to {max(c.ranks for c in cases)} ranks"
     return f"on {2 * len(cases)} runs ({ranks}, {sizes}, synchronous and buffered sends)"
 

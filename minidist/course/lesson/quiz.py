@@ -14,7 +14,7 @@ import numpy as np
 
 from minidist.collectives import all_gather, all_reduce, all_to_all, gather, reduce_scatter
 from minidist.comm import Comm, SimWorld
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 
 CHOICES = 4

@@ -27,6 +27,7 @@ _BY_NAME = {"minidist", *sys.stdlib_module_names}
 _EXERCISES = (
     "minidist.course.lesson.exercises",
     "minidist.course.lesson.assignments",
+    "minidist.course.lesson.puzzles",
 )  # not to be had where an answer runs
 
 

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from minidist.autograd import Parameter, Tensor
-from minidist.autograd.node import SavedTensor
+from minidist.autograd.in_place import SampledTensor
 from minidist.collectives import all_gather
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
@@ -80,13 +80,13 @@ def state_of_rank_0(patch: Patch) -> None:
 
 def kept_by_the_graph(patch: Patch) -> None:
     """a node keeps the array that its forward read: gathers and releases continue, and the memory does not fall"""
-    right, kept = SavedTensor.__init__, []
+    right, kept = SampledTensor.__init__, []
 
     def keeps(self: Any, tensor: Any, version: int, array: Any) -> None:
         right(self, tensor, version, array)
         kept.append(array)
 
-    patch.setattr(SavedTensor, "__init__", keeps)
+    patch.setattr(SampledTensor, "__init__", keeps)
 
 
 def saved_as_arrays(patch: Patch) -> None:

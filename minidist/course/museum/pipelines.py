@@ -11,9 +11,10 @@ from minidist.base import arrays as xp
 from minidist.base.errors import MinidistError
 from minidist.course.museum import jobs
 from minidist.course.museum.exhibit import Catch, Exhibit, Patch, Recording
-from minidist.pipeline.plan import from_text, get_schedule
-from minidist.pipeline.runtime import Pipeline, PostValidation, messages, pipeline, shared
+from minidist.pipeline.runtime import Pipeline, messages, pipeline, shared
+from minidist.pipeline.runtime.post_validation import PostValidation
 from minidist.pipeline.runtime.shapes import exchange_shapes
+from minidist.pipeline.schedules import from_text, get_schedule
 from minidist.pipeline.validate import validate
 
 RUNTIME, CHECKS = "tests/pipeline/test_runtime.py", "tests/museum/test_checks.py"

@@ -19,8 +19,8 @@ from minidist.job.train.strategies.pipeline import PipelineParallel
 from minidist.nn import GPT, GPTConfig
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, clip, clip_grad_norm_
-from minidist.pipeline.plan import get_schedule
 from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.pipeline.schedules import get_schedule
 
 CHECKS = "tests/museum/test_recent.py"
 ROUNDS, MICRO_BATCHES = 2, 2  # of the pipeline that accumulates

@@ -18,7 +18,7 @@ from minidist.optim.muon import newton_schulz
 from minidist.parallel import WholeMatrices, data_parallel
 from minidist.parallel.context import ring_attention
 from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import grad_norm, layers, regions, sequence_parallel, sharding, vocabulary
+from minidist.parallel.tensor import grad_norm, layers, llama, regions, sequence_parallel, sharding, vocabulary
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 
@@ -88,7 +88,7 @@ def replicas_counted_once_per_rank(patch: Patch) -> None:
 
 def shared_heads_not_summed(patch: Patch) -> None:
     """ranks that hold copies of one key-value head keep the gradient of their own query heads"""
-    patch.setattr(layers.ColumnParallelLinear, "_replicated", lambda self, parameter: parameter)
+    patch.setattr(llama.SharedInputColumnParallelLinear, "_replicated", lambda self, parameter: parameter)
 
 
 def data_axis_only(patch: Patch) -> None:
@@ -144,8 +144,8 @@ def slots_in_the_first_order(patch: Patch) -> None:
     """the experts' results are read in the order in which the tokens were sent"""
     right = dispatch.exchange
 
-    def wrong(comm: Any, slots: Any, to_experts: bool, capacities: Any) -> Any:
-        result = right(comm, slots, to_experts, capacities)
+    def wrong(comm: Any, slots: Any, to_experts: bool) -> Any:
+        result = right(comm, slots, to_experts)
         return result if to_experts else result[::-1].copy()
 
     patch.setattr(dispatch, "exchange", wrong)

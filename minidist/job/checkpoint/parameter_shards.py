@@ -5,7 +5,7 @@
     of a (4, 6) tensor        | . . X x . . |
                               | . . x x . . |
 
-Where a whole tensor-parallel shard lies, the tensor library knows (`parallel.tensor.sharding.boxes`); a range of its
+Where a whole tensor-parallel shard lies, the tensor library knows (`parallel.tensor.shard_boxes.boxes`); a range of its
 elements, which ZeRO gives to a rank, is cut out here.
 
 Proved by: tests/checkpoint/test_layouts.py
@@ -19,7 +19,7 @@ from minidist.autograd import Parameter
 from minidist.base.arrays import Array
 from minidist.job.checkpoint.directory import SINGLE, CheckpointShard, ReplicaId
 from minidist.parallel.dims import Axes
-from minidist.parallel.tensor.sharding import boxes as boxes_of_shard
+from minidist.parallel.tensor.shard_boxes import boxes as boxes_of_shard
 
 Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
 

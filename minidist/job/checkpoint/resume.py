@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.device import creating
+from minidist.base.arrays import Array, creating
 from minidist.base.errors import UsageError, quoted_path, reason
 from minidist.base.meta import NoDevice
 from minidist.comm import Comm

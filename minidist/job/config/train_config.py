@@ -27,7 +27,7 @@ from minidist.base.user_file import is_user_function
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.dims import ParallelDims
-from minidist.pipeline.plan import get_schedule, read_csv
+from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
 

@@ -15,8 +15,7 @@ from typing import Any
 
 from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.device import creating
+from minidist.base.arrays import Array, creating
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.random import batch_coordinates
 from minidist.comm import Comm
@@ -26,14 +25,14 @@ from minidist.data.sampler import SIDES
 from minidist.job.checkpoint.initial_weights import load_initial_weights
 from minidist.job.checkpoint.saved_model import SavedModel
 from minidist.job.config.models import make_model
-from minidist.job.config.train_config import Batches, TrainConfig
+from minidist.job.config.train_config import Batches, TrainConfig, has_ragged_shares
 from minidist.optim import LayerwiseOptimizer, Optimizer, WarmupCosine
 from minidist.optim.named import optimizer_named, takes
 from minidist.optim.schedule import DeepSpeedWarmup, Warmup, WarmupLinear
 from minidist.parallel import LayerSums, WholeMatrices
 from minidist.parallel.context import document_ids, documents
-from minidist.parallel.model_parallel import mask_documents
-from minidist.pipeline.runtime import LayerProfile
+from minidist.parallel.expert import ExpertParallel
+from minidist.pipeline.runtime.layer_profile import LayerProfile
 from minidist.techniques import Extension, of_job
 
 
@@ -163,6 +162,15 @@ class Job:
         """By what `scaled` has multiplied the loss of the current step, and so its gradients."""
         return math.prod((extension.scale for extension in self.extensions), start=1.0)
 
+    @property
+    def expert_style(self) -> ExpertParallel:
+        """How experts are sharded: ranks with different numbers of rows have to agree on the experts' slots."""
+        if not has_ragged_shares(self.config, self.batches):
+            return ExpertParallel()
+        from minidist.parallel.expert.ragged import RaggedExpertParallel
+
+        return RaggedExpertParallel()
+
     @cached_property
     def data_digest(self) -> str:
         """The fingerprint of all data of the job, including the held-out part. The data are read at the first use."""
@@ -198,7 +206,10 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     load_initial_weights(config, model)
+    add_to_the_core(config)
     if config.document_separator is not None:
+        from minidist.parallel.context.all_gather_attention import mask_documents
+
         mask_documents(model, config.context)
     job = Job(
         config,
@@ -220,6 +231,18 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     if config.is_language_model:
         job.model.loss_fn = job.loss_function(job.model.loss_fn)
     return job
+
+
+def add_to_the_core(config: TrainConfig) -> None:
+    """Import the plans and kinds of attention that this config needs and the core lacks; each adds itself by name."""
+    if config.model == "llama":
+        import minidist.parallel.tensor.llama
+    if config.experts:
+        import minidist.parallel.expert.tensor_parallel
+    if config.attention == "all-gather":
+        import minidist.parallel.context.all_gather_attention
+    if config.attention == "ulysses-ring":
+        import minidist.parallel.context.ulysses_ring  # noqa: F401
 
 
 Exchange = LayerSums | WholeMatrices

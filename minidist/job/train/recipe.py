@@ -24,7 +24,7 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.comm import Comm
 from minidist.job.config.models import activation_shape
-from minidist.job.config.train_config import TrainConfig, has_ragged_shares, updates_of
+from minidist.job.config.train_config import TrainConfig, updates_of
 from minidist.job.train.job import Job, build
 from minidist.job.train.strategies.asynchronous_pipeline import AsynchronousPipeline
 from minidist.job.train.strategies.data_axis import DataAxis, Group
@@ -54,7 +54,7 @@ def parallelize(job: Job, comm: Comm) -> MeshStrategy:
 
     # 1, before tensor parallelism: the experts that a rank keeps are sharded by it, too.
     if axes.ep.size > 1:
-        job.model = apply_expert_parallel(job.model, axes.ep, has_ragged_shares(config, job.batches))
+        job.model = apply_expert_parallel(job.model, axes.ep, job.expert_style)
 
     # 2, before parameters become flat arrays (6): a flat array is laid out once, from the shards.
     if axes.tp.size > 1:

@@ -10,17 +10,17 @@ ring_attention.py         ring attention
 all_gather_attention.py   all-gather attention, with documents
 ulysses.py                Ulysses
 ulysses_ring.py           Ulysses among neighbours, and rings between their groups
-documents.py              the document of each token
+document_mask.py          the document of each token
 """
 
 from typing import TYPE_CHECKING
 
 from minidist.base.lazy import lazy_imports
 from minidist.comm import Comm, Mesh
-from minidist.parallel.context.documents import document_ids, documents
 
 if TYPE_CHECKING:
     from minidist.parallel.context.all_gather_attention import AllGatherAttention
+    from minidist.parallel.context.document_mask import document_ids, documents
     from minidist.parallel.context.positions import part_order, sequence_positions
     from minidist.parallel.context.ring_attention import RingAttention
     from minidist.parallel.context.ulysses import UlyssesAttention

@@ -21,13 +21,14 @@ from minidist.autograd.errors import ShapeError
 from minidist.autograd.ops.attention import WeightDropout
 from minidist.autograd.ops.elementwise import cast
 from minidist.base import arrays as xp
-from minidist.base.half import is_half
+from minidist.base.arrays import is_half
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Comm
-from minidist.parallel.context.documents import current_documents
+from minidist.nn.module import Module
+from minidist.parallel.context.document_mask import current_documents
 from minidist.parallel.context.positions import chunks_of, sequence_positions
-from minidist.parallel.context.split_attention import SplitAttention
+from minidist.parallel.context.split_attention import ATTENTIONS, SplitAttention
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
 
@@ -138,6 +139,17 @@ class _GatherSequence(Function):
         with purpose("tensor_backward"):
             mine = reduce_scatter(comm, contiguous(front).reshape(-1), counts=[len(part) * row for part in parts])
         return contiguous(xp.moveaxis(mine.reshape(-1, *front.shape[1:]), 0, 2))
+
+
+def mask_documents(model: Module, length: int) -> None:
+    """Let attention over whole sequences of `length` tokens stay inside documents; see `documents`."""
+    whole = AllGatherAttention(None, length)
+    for module in model.modules():
+        if hasattr(module, "attention_fn"):
+            module.attention_fn = whole
+
+
+ATTENTIONS.add("all-gather", lambda comm, length, inner, _: AllGatherAttention(comm, length))
 
 
 def all_gather_attention_volume(keys: int, ranks: int) -> Volume:

@@ -35,7 +35,7 @@ from minidist.autograd.operands import operand
 from minidist.autograd.ops.attention import Drop, WeightDropout
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
-from minidist.base.half import downcast, upcast
+from minidist.base.arrays import downcast, upcast
 from minidist.base.memory import track
 from minidist.base.trace import purpose
 from minidist.comm import Comm

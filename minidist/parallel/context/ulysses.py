@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from minidist.autograd import Function, Tensor, causal_attention, concatenate, reshape
+from minidist.autograd import Function, Tensor, causal_attention, concatenate, grouped_query_attention, reshape
 from minidist.autograd.ops.attention import WeightDropout
 from minidist.base import arrays as xp
 from minidist.base.errors import check_divisible
@@ -27,7 +27,6 @@ from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.trace import purpose
 from minidist.collectives import all_to_all
 from minidist.comm import Comm
-from minidist.nn.llama import grouped_query_attention
 from minidist.nn.module import Module
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
@@ -37,18 +36,16 @@ class UlyssesAttention(Module):
     """Causal attention over `length` tokens; each rank holds a contiguous part, for heads split over `comm`.
 
     Called with (qkv, heads) it is an `attention_fn` for GPT, with (q, k, v) one for Llama, as `SplitAttention`; the
-    last argument may be the dropout of the weights.
+    last argument may be the dropout of the weights. attention_fn: the attention of a rank's heads over all tokens,
+    called in the same form.
     """
 
-    def __init__(
-        self,
-        comm: Comm,
-        length: int,
-        packed_fn: Callable[..., Tensor] = causal_attention,
-        grouped_fn: Callable[..., Tensor] = grouped_query_attention,
-    ) -> None:
+    def __init__(self, comm: Comm, length: int, attention_fn: Callable[..., Tensor] | None = None) -> None:
         self.comm = self.sequence_comm = comm
-        self.length, self.packed_fn, self.grouped_fn = length, packed_fn, grouped_fn
+        self.length = length
+        # Between the two exchanges: what is given, or the one-device function of the form in which it is called.
+        self.packed_fn = attention_fn or causal_attention
+        self.grouped_fn = attention_fn or grouped_query_attention
 
     def forward(self, x: Tensor, *rest: Any) -> Tensor:
         """(qkv, heads) -> (batch, T_local, D), or (q, k, v) -> (batch, T_local, heads, n)."""

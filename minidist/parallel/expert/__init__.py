@@ -6,12 +6,14 @@ from minidist.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
     from minidist.parallel.expert.dispatch import ExpertDataParallel, ExpertParallel, exchange
+    from minidist.parallel.expert.ragged import RaggedExpertParallel
     from minidist.parallel.expert.tensor_parallel import ExpertTensorParallel, expert_gpt_plan, expert_llama_plan
 
 __all__ = [
     "ExpertDataParallel",
     "ExpertParallel",
     "ExpertTensorParallel",
+    "RaggedExpertParallel",
     "exchange",
     "expert_gpt_plan",
     "expert_llama_plan",

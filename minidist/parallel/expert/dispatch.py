@@ -9,9 +9,6 @@ are two all-to-alls in forward and two in backward, each of (P-1)/P experts x ca
 slots are full or not (purpose `dispatch`): with capacity = k tokens / experts x factor that is (P-1)/P k factor tokens
 D.
 
-Ranks with different numbers of rows have different capacities C_r. Then every forward pass of a layer begins with an
-all-gather of the capacities, 8 B per rank, and an expert computes (experts / P, C_0 + C_1 + ..., D).
-
 An ep rank is a data rank too: it has its own rows. So the replicated parameters' gradients are summed over dp, cp
 and ep, but those of an expert over dp and cp only; its own rank has seen the tokens of all ep ranks.
 
@@ -20,17 +17,14 @@ Sources: Lepikhin et al., "GShard", 2020; Fedus et al., "Switch Transformers", 2
 Proved by: tests/parallel/test_expert.py
 """
 
-from itertools import pairwise
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from minidist.autograd import Function, Parameter, Tensor
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, check_divisible, quoted
-from minidist.base.layout import cut, offsets
 from minidist.base.trace import purpose
-from minidist.collectives import all_gather, all_to_all, broadcast
+from minidist.collectives import all_to_all, broadcast
 from minidist.comm import Comm, Mesh
 from minidist.nn.experts import MixtureOfExperts
 from minidist.nn.flat import FlatParameters
@@ -45,11 +39,8 @@ from minidist.parallel.volume import Volume
 class ExpertParallel(ParallelStyle):
     """A MixtureOfExperts for `parallelize_module(model, mesh["ep"], plan, axis="ep")`: each rank keeps its experts.
 
-    ragged: ranks may have different numbers of tokens, and agree on their capacities in every forward pass.
+    The ranks must have equal numbers of tokens; `RaggedExpertParallel` is for others.
     """
-
-    def __init__(self, ragged: bool = False) -> None:
-        self.ragged = ragged
 
     def apply(self, module: Any, name: str, context: ShardContext) -> Module:
         """Return the mixture with its experts' weights sharded and all-to-alls as its `dispatch` and `combine`."""
@@ -62,61 +53,43 @@ class ExpertParallel(ParallelStyle):
             setattr(module, part, context.shard_of(getattr(module, part), 0))
         context.replica_of(module.router)
         if comm.size > 1:
-            capacities = Capacities(comm) if self.ragged else None
-            module.dispatch, module.combine = (Exchange(comm, there, capacities) for there in (True, False))
+            module.dispatch, module.combine = self.exchanges(comm)
         return module
 
-
-class Capacities:
-    """The slots per expert of every rank in the running forward pass, where they differ. latest: in rank order."""
-
-    def __init__(self, comm: Comm) -> None:
-        self.comm = comm
-        self.latest: list[int] = []
-
-    def agree(self, capacity: int) -> None:
-        """Gather the capacities of all ranks: each sends 8 B to every other one (purpose `dispatch`)."""
-        with purpose("dispatch"):
-            self.latest = all_gather(self.comm, np.array([capacity], np.int64)).tolist()
+    def exchanges(self, comm: Comm) -> tuple[Module, Module]:
+        """Return the modules that bring the slots to the experts' ranks, and back."""
+        return Exchange(comm, to_experts=True), Exchange(comm, to_experts=False)
 
 
 class Exchange(Module):
-    """An all-to-all of slots as a node of the tape: to the experts' ranks, or back to the tokens'.
+    """An all-to-all of slots as a node of the tape: to the experts' ranks, or back to the tokens'."""
 
-    capacities: where they differ; the way to the experts agrees on them, and the way back has the same ones.
-    """
-
-    def __init__(self, comm: Comm, to_experts: bool, capacities: Capacities | None = None) -> None:
-        self.comm, self.to_experts, self.capacities = comm, to_experts, capacities
+    def __init__(self, comm: Comm, to_experts: bool) -> None:
+        self.comm, self.to_experts = comm, to_experts
 
     def forward(self, slots: Tensor) -> Tensor:
         """(experts, C, D) -> (experts / P, P C, D), or with to_experts=False back; backward does the opposite."""
-        if self.capacities is None:
-            return _Exchange.apply(slots, self.comm, self.to_experts, None)
-        if self.to_experts:
-            self.capacities.agree(slots.shape[1])
-        return _Exchange.apply(slots, self.comm, self.to_experts, self.capacities.latest)
+        return ExchangeSlots.apply(slots, exchange, self.comm, self.to_experts)
 
 
-class _Exchange(Function):
+class ExchangeSlots(Function):
+    """send: `exchange`, or another function of (comm, slots, to_experts) that does its work."""
+
     @staticmethod
-    def forward(ctx: Any, slots: xp.Array, comm: Comm, to_experts: bool, capacities: list[int] | None) -> xp.Array:
-        ctx.settings = comm, to_experts, capacities
-        return exchange(comm, slots, to_experts, capacities)
+    def forward(
+        ctx: Any, slots: xp.Array, send: Callable[[Comm, xp.Array, bool], xp.Array], comm: Comm, to_experts: bool
+    ) -> xp.Array:
+        ctx.settings = send, comm, to_experts
+        return send(comm, slots, to_experts)
 
     @staticmethod
     def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        comm, to_experts, capacities = ctx.settings
-        return exchange(comm, grad, not to_experts, capacities)
+        send, comm, to_experts = ctx.settings
+        return send(comm, grad, not to_experts)
 
 
-def exchange(comm: Comm, slots: xp.Array, to_experts: bool, capacities: list[int] | None = None) -> xp.Array:
-    """Exchange slots (experts, C, D) -> (experts / P, P C, D), or with to_experts=False back, by one all-to-all.
-
-    capacities: C of each rank, where they differ; P C is then their sum.
-    """
-    if capacities is not None:
-        return _exchange_ragged(comm, slots, to_experts, capacities)
+def exchange(comm: Comm, slots: xp.Array, to_experts: bool) -> xp.Array:
+    """Exchange slots (experts, C, D) -> (experts / P, P C, D), or with to_experts=False back, by one all-to-all."""
     ranks, width = comm.size, slots.shape[-1]
     if to_experts:
         # (ranks x local experts, C, D): the experts of rank j are neighbours, so what it receives lies together.
@@ -135,29 +108,6 @@ def exchange(comm: Comm, slots: xp.Array, to_experts: bool, capacities: list[int
     if not to_experts:
         return received.reshape(ranks * local, capacity, width)
     return contiguous(received.swapaxes(0, 1)).reshape(local, ranks * capacity, width)
-
-
-def _exchange_ragged(comm: Comm, slots: xp.Array, to_experts: bool, capacities: list[int]) -> xp.Array:
-    """Exchange slots (experts, C_r, D) -> (experts / P, sum of C, D), or back, where each rank r has its own C_r."""
-    width, mine = slots.shape[-1], capacities[comm.rank]
-    local = slots.shape[0] // comm.size if to_experts else slots.shape[0]
-    own, others = [local * mine * width] * comm.size, [local * capacity * width for capacity in capacities]
-    comm.advance_clock("dispatch")
-
-    # To the experts: what goes to one rank lies together, and what comes is joined slot by slot of each expert.
-    if to_experts:
-        with purpose("dispatch"):
-            flat = all_to_all(comm, contiguous(slots).reshape(-1), send_counts=own, receive_counts=others)
-        parts = [part.reshape(local, -1, width) for part in cut(flat, others)]
-        return xp.concatenate(parts, axis=1)
-
-    # Back: each rank's slots are cut out of those of all, and what comes lies in the order of the experts.
-    starts = offsets(capacities)
-    pieces = [slots[:, start:stop].reshape(-1) for start, stop in pairwise(starts)]
-    with purpose("dispatch"):
-        flat = all_to_all(comm, xp.concatenate(pieces), send_counts=others, receive_counts=own)
-    back: xp.Array = flat.reshape(comm.size * local, mine, width)
-    return back
 
 
 class ExpertDataParallel(Module):
@@ -220,8 +170,3 @@ def dispatch_volume(slots: int, ranks: int) -> Volume:
     """
     sent = 2 * slots * (ranks - 1) // ranks
     return Volume(forward=sent, backward=sent)
-
-
-def capacities_volume(ranks: int) -> int:
-    """Return the bytes that a rank sends for the capacities of a layer's forward pass, where they differ."""
-    return 8 * (ranks - 1)

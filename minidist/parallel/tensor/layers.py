@@ -14,8 +14,6 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
 """
 
-from typing import Any
-
 from minidist.autograd import Parameter, Tensor, linear, record
 from minidist.autograd.operands import operand
 from minidist.base import arrays as xp
@@ -40,128 +38,80 @@ from minidist.parallel.volume import Volume
 class ColumnParallelLinear(Module):
     """y = activation(x W + b) with the output features split: x (..., in) on all ranks -> (..., out / t) on each.
 
-    in_features, out_features, bias, activation, dtype, seed: of the layer as one device has it; this rank keeps its
-    columns. `from_linear` shards a layer that exists. blocks: the number of equal blocks of output features, each of
-    them split (3 for a fused Q|K|V). replicas > 1: this number of neighbouring ranks has the same columns (key-value
-    heads, when there are fewer than ranks). Each has a part of their gradient, so backward sums it over those ranks: an
-    all-reduce of the shard's size.
+    linear: the layer of one device, of which this rank keeps its columns. name: of the layer in its model, for errors.
+    blocks: the number of equal blocks of output features, each of them split (3 for a fused Q|K|V). replicas > 1: this
+    number of neighbouring ranks has the same columns.
 
-    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first.
-    copy_input=False: x has passed f already (several layers share it). Sends nothing in forward (with
-    sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a regather) in backward.
+    gather_output: all-gather y. sequence_parallel: x is this rank's rows (batch, T/t, in) and gathered first. Sends
+    nothing in forward (with sequence_parallel an all-gather) and an all-reduce of x's size (a reduce-scatter, and a
+    regather) in backward. Raises UsageError for output features that do not divide.
     """
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        comm: Comm,
-        bias: bool = True,
-        activation: str | None = None,
-        gather_output: bool = False,
-        sequence_parallel: bool = False,
-        dtype: Any = xp.float32,
-        seed: int = 0,
+        linear: Linear | Conv1D,
+        context: ShardContext,
+        name: str = "the layer",
         *,
         blocks: int = 1,
         replicas: int = 1,
-        copy_input: bool = True,
-        whole: Linear | Conv1D | None = None,
-        context: ShardContext | None = None,
-        name: str = "the layer",
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
     ) -> None:
-        whole = whole or Linear(in_features, out_features, bias, activation, dtype, seed)
-        context = context or ShardContext(comm)
-        check_divisible(whole.out_features, f"out features of {name}", comm.size // replicas, "tensor", blocks=blocks)
-        self.comm, self.name, self.activation = comm, whole.name, whole.activation
-        self.gather_output, self.sequence_parallel, self.copy_input = gather_output, sequence_parallel, copy_input
-
-        # The ranks that hold the same columns are neighbours: {0, 1}, {2, 3}, ... with two replicas.
-        first = comm.rank // replicas * replicas
-        self.kv_replica_group = (
-            comm.group(list(range(first, first + replicas)), f"copies{first}") if replicas > 1 else None
-        )
+        shards = context.comm.size // replicas
+        check_divisible(linear.out_features, f"out features of {name}", shards, "tensor", blocks=blocks)
+        self.comm, self.name, self.activation = context.comm, linear.name, linear.activation
+        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
 
         # Conv1D stores (in, out), Linear (out, in): the output features are the columns or the rows.
-        self.weight_is_in_out = isinstance(whole, Conv1D)
-        dim = 1 if self.weight_is_in_out else 0
-        self.weight = context.shard_of(whole.weight, dim, blocks=blocks, replicas=replicas)
-        self.bias = None if whole.bias is None else context.shard_of(whole.bias, 0, blocks=blocks, replicas=replicas)
-
-    @classmethod
-    def from_linear(
-        cls, whole: Linear | Conv1D, context: ShardContext, name: str = "the layer", **options: Any
-    ) -> "ColumnParallelLinear":
-        """Return this rank's columns of `whole`. name: of the layer, for errors. options: as in the constructor."""
-        sizes = whole.in_features, whole.out_features
-        return cls(*sizes, context.comm, whole=whole, context=context, name=name, **options)
+        self.weight_is_in_out = isinstance(linear, Conv1D)
+        split = {"blocks": blocks, "replicas": replicas}
+        self.weight = context.shard_of(linear.weight, 1 if self.weight_is_in_out else 0, **split)
+        self.bias = None if linear.bias is None else context.shard_of(linear.bias, 0, **split)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out / t), or (..., out) with gather_output."""
         # f: x is the same on every rank, so backward sums its gradient. With the sequence split, x is gathered instead.
         if self.sequence_parallel:
             x = gather_from_sequence_parallel_region(x, self.comm, regather=True)
-        elif self.copy_input:
+        else:
             x = copy_to_tensor_parallel_region(x, self.comm)
 
         # x (..., in), this rank's columns of W: y (..., out / t).
-        weight = self._replicated(self.weight)
-        bias = None if self.bias is None else self._replicated(self.bias)
-        y = linear(x, weight, bias, self.activation, self.weight_is_in_out)
+        y = linear(x, self.weight, self.bias, self.activation, self.weight_is_in_out)
         return gather_from_tensor_parallel_region(y, self.comm) if self.gather_output else y
-
-    def _replicated(self, parameter: Parameter) -> Tensor:
-        """`parameter`, whose gradient backward sums over the ranks that hold the same shard."""
-        group = self.kv_replica_group
-        return parameter if group is None else copy_to_tensor_parallel_region(parameter, group)
 
 
 class RowParallelLinear(Module):
     """y = x W + b with the input features split: x (..., in / t) on each rank -> (..., out) on all.
 
-    in_features, out_features, bias, dtype, seed: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole
-    and its own columns are taken first. sequence_parallel: y is reduce-scattered to this rank's rows. Sends an
-    all-reduce of y's size in forward (a reduce-scatter, and an all-gather in backward).
+    linear, name: as in `ColumnParallelLinear`. input_is_parallel=False: x is whole and its own columns are taken first.
+    sequence_parallel: y is reduce-scattered to this rank's rows. Sends an all-reduce of y's size in forward (a
+    reduce-scatter, and an all-gather in backward). Raises UsageError for input features that do not divide.
     """
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        comm: Comm,
-        bias: bool = True,
+        linear: Linear | Conv1D,
+        context: ShardContext,
+        name: str = "the layer",
+        *,
         input_is_parallel: bool = True,
         sequence_parallel: bool = False,
-        dtype: Any = xp.float32,
-        seed: int = 0,
-        *,
-        whole: Linear | Conv1D | None = None,
-        context: ShardContext | None = None,
-        name: str = "the layer",
     ) -> None:
-        whole = whole or Linear(in_features, out_features, bias, None, dtype, seed)
-        context = context or ShardContext(comm)
-        if whole.activation is not None:
+        if linear.activation is not None:
             raise UsageError(
-                f"{name} has activation {whole.activation!r}, which cannot be applied to the summands of a row-parallel"
-                " layer; give it ColwiseParallel, or take the activation out"
+                f"{name} has activation {linear.activation!r}, which cannot be applied to the summands of a"
+                " row-parallel layer; give it ColwiseParallel, or take the activation out"
             )
 
         # The rows of W are split, and the bias is whole on every rank.
-        check_divisible(whole.in_features, f"in features of {name}", context.comm.size, "tensor")
-        self.comm, self.name = context.comm, whole.name
+        check_divisible(linear.in_features, f"in features of {name}", context.comm.size, "tensor")
+        self.comm, self.name = context.comm, linear.name
         self.input_is_parallel, self.sequence_parallel = input_is_parallel, sequence_parallel
-        self.weight_is_in_out = isinstance(whole, Conv1D)
-        self.weight = context.shard_of(whole.weight, 0 if self.weight_is_in_out else 1)
-        self.bias = None if whole.bias is None else context.replica_of(whole.bias)
-
-    @classmethod
-    def from_linear(
-        cls, whole: Linear | Conv1D, context: ShardContext, name: str = "the layer", **options: Any
-    ) -> "RowParallelLinear":
-        """This rank's rows of `whole`. name: of the layer in the model, for errors. options: as in the constructor."""
-        sizes = whole.in_features, whole.out_features
-        return cls(*sizes, context.comm, whole=whole, context=context, name=name, **options)
+        self.weight_is_in_out = isinstance(linear, Conv1D)
+        self.weight = context.shard_of(linear.weight, 0 if self.weight_is_in_out else 1)
+        self.bias = None if linear.bias is None else context.replica_of(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in / t) -> (..., out), or this rank's rows of it with sequence_parallel."""
@@ -228,8 +178,3 @@ def column_row_volume(activation: int, ranks: int, sequence_parallel: bool) -> V
     """
     both = column_parallel_volume(activation, activation, ranks) + row_parallel_volume(activation, ranks)
     return both + Volume(regather=(ranks - 1) * activation if sequence_parallel else 0)
-
-
-def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Return the elements sent to sum the gradient of `parameters` elements over groups of `replicas` ranks."""
-    return Volume(backward=2 * (replicas - 1) * parameters)

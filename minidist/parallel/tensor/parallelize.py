@@ -14,15 +14,16 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from minidist.autograd.node import distance
+from minidist.base.arrays import sample_step
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.comm import Comm, check_communicator
+from minidist.nn import GPT, MLP
 from minidist.nn.module import Module
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import (
@@ -30,12 +31,12 @@ from minidist.parallel.tensor.styles import (
     HeadParallel,
     LossParallel,
     ParallelStyle,
-    PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
     VocabParallel,
 )
 
+Styles = dict[str, ParallelStyle | list[ParallelStyle]]
 Plan = Mapping[str, ParallelStyle | list[ParallelStyle]]
 
 
@@ -85,7 +86,7 @@ def weights_checksum(module: Module, comm: Comm) -> int:
         split = parameter.layout is not None and any(len(ranks.intersection(r)) > 1 for r in parameter.layout.ranks)
         values = parameter.data
         if not split and type(values) is np.ndarray:
-            sample = values.reshape(-1)[:: distance(values.shape)] if values.ndim else values
+            sample = values.reshape(-1)[:: sample_step(values.shape)] if values.ndim else values
             checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
     return checksum
 
@@ -108,7 +109,7 @@ def _put(root: Module, name: str, module: Module) -> Module:
     return root
 
 
-def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
     """Return Megatron's split of a `GPT`: heads, the inner width of the MLP, and the vocabulary.
 
     Per layer 4 all-reduces of (batch, T, D), two forward and two backward; with sequence_parallel 4 all-gathers and 4
@@ -116,7 +117,7 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, Para
     """
     # Column parallel, then row parallel: in attention (split by heads) and in the MLP (split by inner features).
     sp = sequence_parallel
-    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
+    plan: Styles = {
         "": LossParallel(vocab_size),
         "transformer.wte": VocabParallel(sp),
         "lm_head": VocabParallel(sp),
@@ -133,38 +134,33 @@ def gpt_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, Para
     return plan
 
 
-def mlp_plan(layers: int) -> dict[str, ParallelStyle | list[ParallelStyle]]:
+def mlp_plan(layers: int) -> Styles:
     """Return the plan of an `MLP` with `layers` hidden layers.
 
     Each splits its output features, the last layer its input features. The last two layers are Megatron's pair; those
     before it gather their outputs.
     """
-    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
-        f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)
-    }
+    plan: Styles = {f"layers.{i}": ColwiseParallel(gather_output=i < layers - 1) for i in range(layers)}
     return {**plan, f"layers.{layers}": RowwiseParallel()}
 
 
-def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> dict[str, ParallelStyle | list[ParallelStyle]]:
-    """Return Megatron's split of a `Llama`: heads and key-value heads, the inner width, and the vocabulary.
+# Pairs (is a model of this kind, the plan of (model, sequence_parallel)). The last pair that fits a model is used.
+PLANS: list[tuple[Callable[[Any], bool], Callable[[Any, bool], Plan]]] = [
+    (lambda model: isinstance(model, MLP), lambda model, split: mlp_plan(len(model.layers) - 1)),
+    (lambda model: isinstance(model, GPT), lambda model, split: gpt_plan(model.config.vocab_size, split)),
+]
 
-    The three projections of an attention share one f, and the two of an MLP, so the counts are those of `gpt_plan`.
+
+def tensor_parallel_plan(model: Module, sequence_parallel: bool = False) -> Plan:
+    """Return Megatron's plan for a language model; for an MLP columns, and rows in the last layer.
+
+    Raises UsageError for a model of another kind: see `PLANS`.
     """
-    # As in `gpt_plan`, with separate projections: one f around all that share an input, so they do not copy it again.
-    sp = sequence_parallel
-    plan: dict[str, ParallelStyle | list[ParallelStyle]] = {
-        "": LossParallel(vocab_size),
-        "model.embed_tokens": VocabParallel(sp),
-        "lm_head": VocabParallel(sp),
-        "model.layers.*.self_attn": [HeadParallel(), PrepareModuleInput(sp)],
-        "model.layers.*.self_attn.[qkv]_proj": ColwiseParallel(copy_input=False),
-        "model.layers.*.self_attn.o_proj": RowwiseParallel(sequence_parallel=sp),
-        "model.layers.*.mlp": PrepareModuleInput(sp),
-        "model.layers.*.mlp.gate_proj": ColwiseParallel(copy_input=False),
-        "model.layers.*.mlp.up_proj": ColwiseParallel(copy_input=False),
-        "model.layers.*.mlp.down_proj": RowwiseParallel(sequence_parallel=sp),
-    }
-    if sp:
-        for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
-            plan[f"model.{name}"] = SequenceParallel()
-    return plan
+    for fits, make in reversed(PLANS):
+        if fits(model):
+            plan: Plan = make(model, sequence_parallel)
+            return plan
+    raise UsageError(
+        f"there is no tensor-parallel plan for a {type(model).__name__}; pass a plan to parallelize_module, or import"
+        " the module that adds one to PLANS (for a Llama minidist.parallel.tensor.llama)"
+    )

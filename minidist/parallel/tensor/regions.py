@@ -46,12 +46,12 @@ def copy_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     if comm.size == 1:
         return x
     # A node that saves the result saves x instead: of a parameter the parameter itself, with its version.
-    return _Alias(_Copy.apply(x, comm), x)
+    return _Alias(_Copy.apply(x, comm, SEQUENCE), x)
 
 
 def reduce_from_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
     """g: return the sum of x over `comm`; backward passes the gradient on unchanged."""
-    return x if comm.size == 1 else _Reduce.apply(x, comm)
+    return x if comm.size == 1 else _Reduce.apply(x, comm, SEQUENCE)
 
 
 def scatter_to_tensor_parallel_region(x: Tensor, comm: Comm) -> Tensor:
@@ -102,71 +102,115 @@ class Region(Module):
         return self.border(x, self.comm)
 
 
+# --- the messages ---
+
+
+def contiguous(x: xp.Array) -> xp.Array:
+    """Return x in row-major order, copied only when it is not."""
+    if x.flags.c_contiguous:
+        return x
+    result = xp.empty(x.shape, x.dtype, x)
+    xp.copyto(result, x)
+    return result
+
+
+def _unchanged(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    """Return x itself. Sends nothing."""
+    return x
+
+
+def _summed(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    """Return the sum of all ranks' x, a new array; `why` is the messages' purpose."""
+    # A copy, because the all-reduce works in place and x belongs to another node.
+    result = xp.empty(x.shape, x.dtype, x)
+    xp.copyto(result, x)
+    comm.advance_clock(why)
+    with purpose(why):
+        all_reduce(comm, result)
+    return result
+
+
+def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
+    # `dim` comes first, so that the ranks' parts lie one after the other in the gathered array.
+    front = contiguous(xp.moveaxis(x, dim, 0))
+    comm.advance_clock(why)
+    with purpose(why):
+        whole = all_gather(comm, front)
+
+    # (ranks, part, ...) -> (ranks x part, ...), and `dim` back in its place.
+    return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
+
+
+def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
+    """Return this rank's part along `dim` of the sum of all ranks' x."""
+    _check(comm, x, dim)
+    # `dim` comes first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
+    front = contiguous(xp.moveaxis(x, dim, 0))
+    comm.advance_clock(why)
+    with purpose(why):
+        part = reduce_scatter(comm, front)
+    return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))
+
+
+def own_part(comm: Comm, x: xp.Array, dim: int, why: str = "") -> xp.Array:
+    """Return this rank's equal part of x along `dim`, a new array. Sends nothing."""
+    _check(comm, x, dim)
+    size = x.shape[dim] // comm.size
+    index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
+    return xp.array(contiguous(x[index]))
+
+
+def _check(comm: Comm, x: xp.Array, dim: int) -> None:
+    what = "tokens of a sequence" if dim == SEQUENCE and x.ndim > 2 else "columns"
+    check_divisible(x.shape[dim], what, comm.size, "tensor")
+
+
 # --- the nodes ---
 
 
-class _Copy(Function):
-    @staticmethod
-    def forward(ctx: Any, x: xp.Array, comm: Comm) -> xp.Array:
-        # The same array: forward copies nothing.
-        ctx.comm = comm
-        return x
+class _Border(Function):
+    """What forward does with x, and what backward does with the gradient: functions of (comm, array, dim, why)."""
 
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        return _summed(ctx.comm, grad, "tensor_backward")
+    there: Callable[[Comm, xp.Array, int, str], xp.Array]
+    back: Callable[[Comm, xp.Array, int, str], xp.Array]
 
-
-class _Reduce(Function):
-    @staticmethod
-    def forward(ctx: Any, x: xp.Array, comm: Comm) -> xp.Array:
-        return _summed(comm, x, "tensor_forward")
-
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        # Every rank has the gradient of the sum, which is that of each summand.
-        return grad
-
-
-class _Scatter(Function):
-    @staticmethod
-    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
+    @classmethod
+    def forward(cls, ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
         ctx.comm, ctx.dim = comm, dim
-        return own_part(comm, x, dim)
+        return cls.there(comm, x, dim, "tensor_forward")
 
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        return gathered(ctx.comm, grad, ctx.dim, "tensor_backward")
-
-
-class _Gather(Function):
-    @staticmethod
-    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
-        ctx.comm, ctx.dim = comm, dim
-        return gathered(comm, x, dim, "tensor_forward")
-
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        # Each rank has all of the gradient of the whole.
-        return own_part(ctx.comm, grad, ctx.dim)
+    @classmethod
+    def backward(cls, ctx: Any, grad: xp.Array) -> xp.Array:
+        return cls.back(ctx.comm, grad, ctx.dim, "tensor_backward")
 
 
-class _GatherSummands(_Gather):
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        # Each rank has a part of the gradient of the whole, that of its own columns.
-        return _scattered_sum(ctx.comm, grad, ctx.dim, "tensor_backward")
+class _Copy(_Border):
+    # The same array: forward copies nothing.
+    there, back = staticmethod(_unchanged), staticmethod(_summed)
 
 
-class _ReduceScatter(Function):
-    @staticmethod
-    def forward(ctx: Any, x: xp.Array, comm: Comm, dim: int) -> xp.Array:
-        ctx.comm, ctx.dim = comm, dim
-        return _scattered_sum(comm, x, dim, "tensor_forward")
+class _Reduce(_Border):
+    # Every rank has the gradient of the sum, which is that of each summand.
+    there, back = staticmethod(_summed), staticmethod(_unchanged)
 
-    @staticmethod
-    def backward(ctx: Any, grad: xp.Array) -> xp.Array:
-        return gathered(ctx.comm, grad, ctx.dim, "tensor_backward")
+
+class _Scatter(_Border):
+    there, back = staticmethod(own_part), staticmethod(gathered)
+
+
+class _Gather(_Border):
+    # Each rank has all of the gradient of the whole.
+    there, back = staticmethod(gathered), staticmethod(own_part)
+
+
+class _GatherSummands(_Border):
+    # Each rank has a part of the gradient of the whole, that of its own columns.
+    there, back = staticmethod(gathered), staticmethod(_scattered_sum)
+
+
+class _ReduceScatter(_Border):
+    there, back = staticmethod(_scattered_sum), staticmethod(gathered)
 
 
 class _Alias(Tensor):
@@ -209,62 +253,3 @@ class _Regather:
         if self.whole is None:
             self.whole = track(gathered(self.comm, self.shard.data, SEQUENCE, "regather"), "communication")
         return self.whole
-
-
-# --- the messages ---
-
-
-def contiguous(x: xp.Array) -> xp.Array:
-    """Return x in row-major order, copied only when it is not."""
-    if x.flags.c_contiguous:
-        return x
-    result = xp.empty(x.shape, x.dtype, x)
-    xp.copyto(result, x)
-    return result
-
-
-def _summed(comm: Comm, x: xp.Array, why: str) -> xp.Array:
-    """Return the sum of all ranks' x, a new array; `why` is the messages' purpose."""
-    # A copy, because the all-reduce works in place and x belongs to another node.
-    result = xp.empty(x.shape, x.dtype, x)
-    xp.copyto(result, x)
-    comm.advance_clock(why)
-    with purpose(why):
-        all_reduce(comm, result)
-    return result
-
-
-def gathered(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return all ranks' x, joined along `dim`. All ranks together send n-1 times the result's elements."""
-    # `dim` comes first, so that the ranks' parts lie one after the other in the gathered array.
-    front = contiguous(xp.moveaxis(x, dim, 0))
-    comm.advance_clock(why)
-    with purpose(why):
-        whole = all_gather(comm, front)
-
-    # (ranks, part, ...) -> (ranks x part, ...), and `dim` back in its place.
-    return contiguous(xp.moveaxis(whole.reshape(comm.size * front.shape[0], *front.shape[1:]), 0, dim))
-
-
-def _scattered_sum(comm: Comm, x: xp.Array, dim: int, why: str) -> xp.Array:
-    """Return this rank's part along `dim` of the sum of all ranks' x."""
-    _check(comm, x, dim)
-    # `dim` comes first, so that the ranks' parts are the equal pieces of the flat array that reduce_scatter cuts.
-    front = contiguous(xp.moveaxis(x, dim, 0))
-    comm.advance_clock(why)
-    with purpose(why):
-        part = reduce_scatter(comm, front)
-    return contiguous(xp.moveaxis(part.reshape(front.shape[0] // comm.size, *front.shape[1:]), 0, dim))
-
-
-def own_part(comm: Comm, x: xp.Array, dim: int) -> xp.Array:
-    """Return this rank's equal part of x along `dim`, a new array."""
-    _check(comm, x, dim)
-    size = x.shape[dim] // comm.size
-    index = (slice(None),) * dim + (slice(comm.rank * size, (comm.rank + 1) * size),)
-    return xp.array(contiguous(x[index]))
-
-
-def _check(comm: Comm, x: xp.Array, dim: int) -> None:
-    what = "tokens of a sequence" if dim == SEQUENCE and x.ndim > 2 else "columns"
-    check_divisible(x.shape[dim], what, comm.size, "tensor")

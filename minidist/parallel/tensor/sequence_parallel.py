@@ -12,12 +12,12 @@ Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transfor
 Proved by: tests/parallel/test_tensor.py, tests/train/test_replicas.py
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from minidist.autograd import Tensor, embedding, layer_norm, rms_norm
 from minidist.base import arrays as xp
 from minidist.base.random import BatchCoordinates
-from minidist.comm import Comm
 from minidist.nn.dropout import Dropout
 from minidist.nn.embedding import Embedding
 from minidist.nn.module import Module
@@ -72,15 +72,24 @@ class SequenceParallelEmbedding(Module):
 class SequenceParallelDropout(Dropout):
     """The rows of the global mask that this rank holds: the numbers that one device would draw for them."""
 
-    def __init__(self, whole: Dropout, comm: Comm) -> None:
+    def __init__(self, whole: Dropout, context: ShardContext) -> None:
         super().__init__(whole.p)
-        self.comm, self.name, self.training = comm, whole.name, whole.training
+        self.comm, self.name, self.training = context.comm, whole.name, whole.training
 
     def places(self, rows: int, place: BatchCoordinates) -> tuple[int, Any]:
         """As in `Dropout`, for this rank's part of the rows that the ranks of `comm` hold together."""
         # The places that the ranks hold together, and this rank's part of them.
         length, positions = super().places(rows * self.comm.size, place)
         return length, own_part(self.comm, xp.device_arange(length) if positions is None else xp.as_array(positions), 0)
+
+
+# The kinds of modules that work on a part of the sequence, and their classes for it.
+SEQUENCE_PARALLEL: dict[type[Module], Callable[[Any, ShardContext], Module]] = {
+    LayerNorm: SequenceParallelLayerNorm,
+    RMSNorm: SequenceParallelRMSNorm,
+    Dropout: SequenceParallelDropout,
+    Embedding: SequenceParallelEmbedding,
+}
 
 
 def sequence_parallel_volume(parameters: int, ranks: int) -> Volume:

@@ -10,12 +10,12 @@ tensor that is split twice (experts over ep, each expert's matrices over tp) is 
 Proved by: tests/parallel/test_tensor.py, tests/checkpoint/test_layouts.py
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.errors import UsageError, nearest
+from minidist.base.errors import UsageError
 from minidist.base.layout import Layout
 from minidist.base.trace import purpose
 from minidist.collectives import all_gather
@@ -115,47 +115,6 @@ def local_shape(layout: Layout, ranks: int) -> tuple[int, ...]:
     )
 
 
-Box = tuple[tuple[int, int], ...]  # (start, stop) for each dim
-
-
-def boxes(layout: Layout, mesh: MeshLike) -> list[tuple[Box, tuple[slice, ...]]]:
-    """Return where a shard lies: pairs (box of the global tensor, the slices of the shard that hold it).
-
-    A fused Q|K|V has three boxes. Padding is in none, so the box of a shard that is all padding is empty. A checkpoint
-    stores shards by their boxes.
-    """
-    whole = [(0, n) for n in layout.global_shape]
-    if not layout.axes:
-        return [(tuple(whole), tuple(slice(0, n) for n in layout.global_shape))]
-    if len(layout.axes) == 1:  # it may have blocks, padding and copies
-        ((comm, one),) = splits(layout, mesh)
-        return _boxes_of_one_split(one, comm.rank // layout.copies, comm.size // layout.copies)
-
-    # Several axes: each narrows the box along its dim.
-    for comm, one in splits(layout, mesh):
-        (dim,) = one.dims
-        start, stop = whole[dim]
-        size = (stop - start) // comm.size
-        whole[dim] = (start + comm.rank * size, start + (comm.rank + 1) * size)
-    return [(tuple(whole), tuple(slice(0, stop - start) for start, stop in whole))]
-
-
-def _boxes_of_one_split(layout: Layout, number: int, shards: int) -> list[tuple[Box, tuple[slice, ...]]]:
-    (dim,) = layout.dims
-    length = layout.global_shape[dim]
-    block = (length + layout.padding) // layout.blocks
-    size, result = block // shards, []
-    for i in range(layout.blocks):
-        # This shard's part of block i; what lies behind `length` is padding, and in no box.
-        start = min(i * block + number * size, length)
-        stop = min(start + size, length)
-        box = [(0, n) for n in layout.global_shape]
-        local = [slice(0, n) for n in layout.global_shape]
-        box[dim], local[dim] = (start, stop), slice(i * size, i * size + stop - start)
-        result.append((tuple(box), tuple(local)))
-    return result
-
-
 def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
     """Return {qualified name: whole array}, the `state_dict` of the single-device model. Every rank calls it.
 
@@ -169,31 +128,6 @@ def full_state_dict(module: Module, mesh: MeshLike) -> dict[str, xp.Array]:
             done[parameter] = full_tensor(parameter.data, parameter.layout, mesh)
         result[name] = done[parameter]
     return result | dict(module.named_buffers())
-
-
-def load_full_state_dict(
-    module: Module, state: Mapping[str, Any], mesh: MeshLike, strict: bool = True
-) -> tuple[list[str], list[str]]:
-    """Load whole arrays into a model that is sharded already, as `Module.load_state_dict`: each rank takes its shards.
-
-    A name that is missing or unknown is an error with strict; a shape that differs from the *global* one always. Sends
-    nothing.
-    """
-    shards: dict[str, Any] = {}
-    own, buffers = dict(module._all_parameters()), dict(module.named_buffers())
-    for name, value in state.items():
-        if name in own:
-            layout, value = own[name].layout, xp.as_array(value)
-            shape = own[name].shape if layout is None else layout.global_shape
-            if value.shape != tuple(shape):
-                raise UsageError(
-                    f"load_full_state_dict: {name!r} has shape {value.shape}; the whole parameter has {tuple(shape)}"
-                )
-            value = local_tensor(value, layout, mesh)
-        elif strict and name not in buffers:
-            raise UsageError(f"load_full_state_dict: the model has no {name!r}{nearest(name, own)}")
-        shards[name] = value
-    return module.load_state_dict(shards, strict)
 
 
 def shard_parameter(parameter: Parameter, layout: Layout, rank: int, ranks: int) -> Parameter:

@@ -59,33 +59,11 @@ class VocabParallelEmbedding(Module):
     rank's rows (batch, T/t, width), and an all-gather in backward.
     """
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        comm: Comm,
-        dtype: Any = xp.float32,
-        scale: float = 1.0,
-        seed: int = 0,
-        *,
-        sequence_parallel: bool = False,
-        whole: Embedding | None = None,
-        context: ShardContext | None = None,
-    ) -> None:
-        whole = whole or Embedding(num_embeddings, embedding_dim, dtype, scale, seed)
-        context = context or ShardContext(comm)
-        self.comm, self.name, self.sequence_parallel = comm, whole.name, sequence_parallel
+    def __init__(self, whole: Embedding, context: ShardContext, sequence_parallel: bool = False) -> None:
+        self.comm, self.name, self.sequence_parallel = context.comm, whole.name, sequence_parallel
         self.vocab_size = whole.weight.shape[0]
-        self.first, self.last = vocab_range(self.vocab_size, comm.rank, comm.size)
+        self.first, self.last = vocab_range(self.vocab_size, self.comm.rank, self.comm.size)
         self.weight = shard_words(whole.weight, context)
-
-    @classmethod
-    def from_embedding(
-        cls, whole: Embedding, context: ShardContext, sequence_parallel: bool = False
-    ) -> "VocabParallelEmbedding":
-        """This rank's rows of `whole`."""
-        words, width = whole.weight.shape
-        return cls(words, width, context.comm, sequence_parallel=sequence_parallel, whole=whole, context=context)
 
     def forward(self, indices: Any) -> Tensor:
         """Integers (batch, T) -> (batch, T, width), or (batch, T/t, width) with sequence_parallel."""

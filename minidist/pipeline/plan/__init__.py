@@ -1,9 +1,8 @@
-"""Pipeline schedules as data: actions, plans, and one file per schedule."""
+"""Schedules as data: actions, plans, and one file per schedule, from GPipe to DualPipe."""
 
 from minidist.base.registry import import_modules
-from minidist.pipeline.plan.action import KINDS, Action, B, F, I, Item, W, actions_of, read, show
-from minidist.pipeline.plan.load import load_plan
-from minidist.pipeline.plan.plan import Plan, from_cells, from_csv, from_text, read_csv
+from minidist.pipeline.plan.action import KINDS, Action, B, F, I, Item, W, actions_of, show
+from minidist.pipeline.plan.plan import Plan
 from minidist.pipeline.plan.registry import Schedule, get_schedule, schedule, schedules
 
 import_modules(__name__, __path__)  # the files register their schedules
@@ -19,13 +18,7 @@ __all__ = [
     "Schedule",
     "W",
     "actions_of",
-    "from_cells",
-    "from_csv",
-    "from_text",
     "get_schedule",
-    "load_plan",
-    "read",
-    "read_csv",
     "schedule",
     "schedules",
     "show",

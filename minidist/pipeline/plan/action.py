@@ -13,10 +13,6 @@ overlap: (1F4;2B1)OVERLAP_F_B. The grammar is the one of torch.distributed.pipel
 Proved by: tests/pipeline/test_plans.py
 """
 
-import re
-
-from minidist.base.errors import UsageError, quoted
-
 KINDS = ("F", "I", "W", "B", "RECOMPUTE", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD")
 FORWARD, INPUT, WEIGHT, BACKWARD, RECOMPUTE, SEND_F, RECV_F, SEND_B, RECV_B, REDUCE_GRAD = range(len(KINDS))
 COMPUTE = KINDS[: RECOMPUTE + 1]
@@ -101,32 +97,3 @@ def show(item: Item) -> str:
     if kind == REDUCE_GRAD:
         return f"{item // STAGE}REDUCE_GRAD"
     return f"{item // STAGE}{KINDS[kind]}{item % STAGE // STEP}"
-
-
-_ACTION = re.compile(r"(\d+)(" + "|".join(sorted(KINDS, key=len, reverse=True)) + r")(\d*)")
-_OVERLAP = re.compile(r"\(([^;()]*);([^;()]*)\)OVERLAP_F_B")
-
-
-def read(text: str) -> Item:
-    """Return the item that `text` writes. Raises UsageError with an example of an action."""
-    overlap = _OVERLAP.fullmatch(text)
-    if overlap:
-        first, second = (_read_action(part.strip()) for part in overlap.groups())
-        if {first.kind, second.kind} not in ({"F", "B"}, {"F", "I"}):
-            raise UsageError(f"{quoted(text)} must overlap one F with one B or I, as (1F4;2B1)OVERLAP_F_B does")
-        return first, second
-    return _read_action(text)
-
-
-def _read_action(text: str) -> Action:
-    match = _ACTION.fullmatch(text)
-    if match is None or (match[3] == "") != (match[2] == "REDUCE_GRAD"):
-        raise UsageError(
-            f"{quoted(text)} is not an action: write stage, kind, micro-batch, as in 2F0, 1I3, 0SEND_F1 or"
-            f" 2REDUCE_GRAD; the kinds are {', '.join(KINDS)}"
-        )
-    if len(match[1]) > 8 or len(match[3]) > 8 or int(match[3] or 0) >= 1 << MICROBATCH_BITS:
-        raise UsageError(
-            f"{quoted(text)} has a stage or a micro-batch number of more than eight digits; count both from 0"
-        )
-    return Action.of(match[2], int(match[1]), int(match[3] or 0))

@@ -9,27 +9,24 @@ is replicated, several ranks compute one stage, each for different micro-batches
 Proved by: tests/pipeline/test_plans.py
 """
 
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from typing import NamedTuple
 
-from minidist.base.errors import UsageError, quoted, quoted_path
-from minidist.base.layout import GradientOrder
-from minidist.base.read_file import read_text
-from minidist.pipeline.plan.action import COMPUTE, RECOMPUTE, STEP, Action, Item, actions_of, read, show
+from minidist.base.errors import UsageError
+from minidist.pipeline.plan.action import COMPUTE, RECOMPUTE, STEP, Action, Item, actions_of, show
 
-UPDATES = ("flush", "none", "stash", "no-stash", "vertical-sync", "2bw")
+
+class PlanError(UsageError):
+    """A plan that cannot be executed, or whose result would be wrong."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """The orders of all ranks for one step (or, with asynchronous updates, for a whole stream of micro-batches).
 
-    updates: when weights change: "flush" (one update after the last backward), "none" (evaluation), "stash" (after
-    every backward; a micro-batch keeps the version that its forward saw), "no-stash" (the same without keeping it: a
-    wrong gradient), "vertical-sync" (every stage uses the version of stage 0's forward), "2bw" (after every `batch`
-    micro-batches, one late).
+    updates: when weights change: "flush" (one update after the last backward), "none" (evaluation), or on the way, by
+    one of UPDATE_RULES. batch: the micro-batches of an update.
     """
 
     name: str
@@ -43,13 +40,6 @@ class Plan:
     def ranks(self) -> int:
         """Number of ranks."""
         return len(self.orders)
-
-    @property
-    def action_count(self) -> int:
-        """Number of actions of all ranks together."""
-        return sum(len(order) for order in self.orders) + sum(
-            isinstance(item, tuple) for order in self.orders for item in order
-        )
 
     @property
     def is_lowered(self) -> bool:
@@ -94,18 +84,6 @@ class Plan:
                     result.setdefault(action.stage, {}).setdefault(rank, []).append(action.microbatch)
         return {stage: list(result[stage].values()) for stage in sorted(result)}
 
-    def gradient_order(self) -> GradientOrder:
-        """Return the declared order of additions, stage after stage.
-
-        Raises UsageError when several ranks hold a stage (see `additions`).
-        """
-        additions = self.additions()
-        if any(len(ranks) > 1 for ranks in additions.values()):
-            raise UsageError(
-                f"plan {quoted(self.name)} computes a stage on several ranks; read its order from Plan.additions()"
-            )
-        return GradientOrder(1, tuple(tuple(additions.get(stage, [[]])[0]) for stage in range(self.stages)))
-
     def with_orders(self, orders: Sequence[Sequence[Item]]) -> "Plan":
         """Return the same plan with other orders."""
         return replace(self, orders=orders)
@@ -119,48 +97,16 @@ class Plan:
         return "".join(",".join(map(show, order)) + "\n" for order in self.orders)
 
 
-def from_cells(rows: Iterable[Sequence[str]], name: str, where: str = "plan") -> Plan:
-    """Return a plan from cells of text; stages and micro-batches are counted from the actions.
+class UpdateRule(NamedTuple):
+    """What follows from updates on the way. Schedules that have such updates add their rule to UPDATE_RULES.
 
-    Raises UsageError that names line and cell, counted from 1.
+    versions(plan, allow_wrong_gradients): of each rank, the most versions of a stage's weights that are needed at once;
+    PlanError where a backward would see other weights than its forward. waits(plan): action -> what it waits for in
+    addition, because the update before it does.
     """
-    orders: list[list[Item]] = []
-    for line, row in enumerate(rows, 1):
-        orders.append([])
-        for cell, text in enumerate(row, 1):
-            if not text.strip():
-                continue  # an idle slot
-            try:
-                orders[-1].append(read(text.strip()))
-            except UsageError as error:
-                raise UsageError(f"{where}, line {line}, cell {cell}: {error}") from None
-    actions = [action for order in orders for item in order for action in actions_of(item)]
-    if not actions:
-        raise UsageError(f"{where} has no action; write one line per rank, such as 0F0,0B0")
-    return Plan(
-        name,
-        orders,
-        stages=1 + max(action.stage for action in actions),
-        microbatches=1 + max(action.microbatch for action in actions),
-        updates="flush" if any(action.kind in ("B", "I", "W") for action in actions) else "none",
-    )
+
+    versions: Callable[[Plan, bool], list[int]]
+    waits: Callable[[Plan], dict[Action, list[Action]]]
 
 
-def from_csv(text: str, name: str = "csv", where: str = "plan") -> Plan:
-    """Read what `Plan.to_csv` writes. An overlapped pair has no comma inside, so lines are cut at commas."""
-    lines = text.splitlines()
-    while lines and not lines[-1].strip():
-        lines.pop()
-    return from_cells([line.split(",") for line in lines], name, where)
-
-
-def from_text(text: str, name: str = "text", where: str = "plan") -> Plan:
-    """Read what `Plan.to_text` writes; `rank N:` may be left out, and empty lines do not count."""
-    lines = [re.sub(r"^\s*rank \d+:", "", line) for line in text.splitlines() if line.strip()]
-    return from_cells([line.split() for line in lines], name, where)
-
-
-def read_csv(path: str | Path) -> Plan:
-    """Return the plan of a CSV file."""
-    text = read_text(path, "the plan", "give a CSV file with one line per rank")
-    return from_csv(text, Path(path).stem, quoted_path(path, marks=False))
+UPDATE_RULES: dict[str, UpdateRule] = {}  # by Plan.updates

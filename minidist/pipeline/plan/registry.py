@@ -1,4 +1,4 @@
-"""Which file makes which schedule. A new schedule is one new file in this folder:
+"""Which file makes which schedule. A new schedule is one new file:
 
 @schedule("my-schedule")
 def my_schedule(p, m): ...      returns for each of the p ranks the list of its actions on m micro-batches
@@ -16,7 +16,7 @@ from typing import Any
 
 from minidist.base.errors import UsageError, nearest, quoted
 from minidist.base.registry import Registry
-from minidist.pipeline.plan.action import Item, actions_of
+from minidist.pipeline.plan.action import Item
 from minidist.pipeline.plan.plan import Plan
 
 Orders = Sequence[Sequence[Item]]
@@ -29,7 +29,8 @@ class Schedule:
 
     chunks: stages per rank: how many it always has, or None when the caller chooses (default 2). takes: (p, m, v, and
     the options that it names) -> None, or the end of a sentence that says which m it can take. updates: see Plan.
-    copies: of every stage, on different ranks.
+    copies: of every stage, on different ranks. complete: (plan, options) -> the plan, where options change more of it
+    than its orders.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Schedule:
     takes: Callable[..., str | None] | None = None
     updates: str = "flush"
     copies: int = 1
+    complete: Callable[[Plan, Mapping[str, Any]], Plan] | None = None
 
     def about(self) -> str:
         """Return the first line of its file."""
@@ -53,7 +55,6 @@ class Schedule:
         known = inspect.signature(self.function).parameters
         self._check_options(known, options)
 
-        # The orders.
         judged = inspect.signature(self.takes).parameters if self.takes else {}
         given = {option: value for option, value in options.items() if option in judged}
         problem = self.takes(stages, microbatches, v, **given) if self.takes else None
@@ -64,14 +65,8 @@ class Schedule:
         arguments: dict[str, Any] = {"p": stages, "m": microbatches, **({"v": v} if "v" in known else {})}
         orders = self.function(**arguments, **options)
 
-        # What a plan has in addition to its orders.
-        batches = options.get("batches", 1)
-        updates = "no-stash" if self.updates == "stash" and options.get("stashing") is False else self.updates
-        if options.get("replicas") is not None:  # then there are fewer stages than ranks
-            stages = 1 + actions_of(orders[-1][0])[0].stage
-        return Plan(
-            self.name, orders, stages * v, microbatches * batches, updates, microbatches if self.updates == "2bw" else 1
-        )
+        plan = Plan(self.name, orders, stages * v, microbatches, self.updates)
+        return plan if self.complete is None else self.complete(plan, options)
 
     def _chunks_per_rank(self, stages: int, microbatches: int, chunks: int | None) -> int:
         """Return how many stages each rank has; UsageError for sizes that the schedule cannot have."""
@@ -124,7 +119,7 @@ def schedule(
 
 
 def schedules() -> dict[str, Schedule]:
-    """Return the schedules of all files of this folder by name, sorted."""
+    """Return the schedules of all files that were imported by name, sorted."""
     return dict(sorted(SCHEDULES.items()))
 
 

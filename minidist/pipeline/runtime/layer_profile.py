@@ -13,7 +13,8 @@ the layers are counted, too: seconds per FLOP are the pace of a rank.
 Proved by: tests/pipeline/test_layer_profile.py, tests/techniques/test_repartition.py
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import numpy as np
 from minidist.autograd import current_flop_counter
 from minidist.comm import Comm
 from minidist.nn import Module
+from minidist.pipeline.runtime.pipeline import Step
 
 
 class LayerTimes(NamedTuple):
@@ -48,7 +50,7 @@ class LayerTimes(NamedTuple):
 
 
 class LayerProfile:
-    """Measures the layers of one rank. The pipeline calls `begin` and `end` around every action, a job `end_step`."""
+    """Measures the layers of one rank: an observer of a `Pipeline`. A job calls `end_step`."""
 
     def __init__(self) -> None:
         self.steps: list[np.ndarray] = []  # LayerTimes.numbers() of each step since the last `take`
@@ -75,16 +77,15 @@ class LayerProfile:
 
     # --- called by the pipeline ---
 
-    def begin(self, name: str) -> None:
-        """An action starts."""
-        self.running, self.began = name, self.comm.trace.computed
-
-    def end(self, stage: int, kind: str) -> None:
-        """An action of a stage has ended, and the clock has advanced by it."""
-        seconds, self.running = self.comm.trace.computed - self.began, ""
-        self.actions[stage] += seconds
-        if kind in ("F", "RECOMPUTE"):
-            self.forwards[stage] += seconds
+    @contextmanager
+    def __call__(self, step: Step) -> Iterator[None]:
+        """Measure an action, which ends when the clock has advanced by it."""
+        self.running, began = step.name, self.comm.trace.computed
+        yield
+        seconds, self.running = self.comm.trace.computed - began, ""
+        self.actions[step.stage] += seconds
+        if step.kind in ("F", "RECOMPUTE"):
+            self.forwards[step.stage] += seconds
 
     def _before(self, number: int, module: Module, arguments: Any) -> None:
         # Passes outside of actions (evaluations, the one that learns shapes) are not measured.

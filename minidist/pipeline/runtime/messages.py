@@ -13,20 +13,21 @@ separate communicator.
 Proved by: tests/pipeline/test_messages.py, tests/pipeline/test_runtime.py
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import named_dtype
 from minidist.base.errors import UsageError
-from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.base.watchers import watchers
 from minidist.comm import Comm
 from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.runtime.shapes import TENSORS, Key, StageMetadata
+from minidist.pipeline.runtime.stages import has_gradient
 
 MAX_TAG = 2**14
 PURPOSES = {"F": "pipeline_activation", "B": "pipeline_gradient"}
@@ -35,18 +36,20 @@ Message = tuple[str, int, int, int]
 Orders = Sequence[Sequence[Sequence[Action]]]  # of all ranks, items as their actions
 
 
+class Route(NamedTuple):
+    """How a message goes: the communicator, the other rank, the first tag, and each tensor's shape and dtype."""
+
+    comm: Comm
+    rank: int
+    tag: int
+    tensors: list[tuple[tuple[int, ...], np.dtype[Any]]]
+
+
 class Messages:
-    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND.
+    """One rank's messages of one plan. `ready`: what has arrived, stays on this rank or waits for its SEND."""
 
-    period: of a stream (stream.py), whose plan is shorter than it: micro-batch i travels as i modulo period does.
-    """
-
-    def __init__(
-        self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int], period: int | None = None
-    ) -> None:
+    def __init__(self, comm: Comm, plan: Plan, orders: Orders, rank_of: Mapping[Key, int]) -> None:
         self.comm, self.skips, self.plan, self.orders, self.rank_of = comm, comm.dup(), plan, orders, rank_of
-        # A plan without a period names all micro-batches.
-        self.period, self.is_whole = period or plan.microbatches, period is None
         self.tags = self._number_messages()
         # With several stages on a rank the receiver may be busy with another one for long: no wait before the end then.
         self.evaluates = plan.updates == "none" and plan.stages == plan.ranks
@@ -59,24 +62,28 @@ class Messages:
         pairs = (self.plan.stages - 1) * (self.plan.stages - 2) // 2  # of stages that are not neighbours
         self._check_tags(pairs)
 
-        # What crosses from rank to rank: communicator, the other rank, first tag; and each tensor's shape and dtype.
-        self.routes: dict[Message, tuple[Comm, int, int]] = {}
-        self.tensors: dict[Message, list[tuple[tuple[int, ...], np.dtype[Any]]]] = {}
-        for (source, target, i), tensors in metadata.tensors.items():
+        # Of every stage and micro-batch: whom it gets from and sends to, and how many tensors cross each boundary.
+        self.sources: Mapping[Key, list[int]] = metadata.sources
+        self.targets: Mapping[Key, list[int]] = metadata.targets
+        self.counts: Mapping[tuple[int, int, int], int] = {way: len(of) for way, of in metadata.tensors.items()}
+        # Of what crosses from rank to rank, where it goes.
+        self.routes: Mapping[Message, Route] = dict(self._routes(pairs))
+        self.released = self._arrivals()
+
+    def _routes(self, pairs: int) -> Iterator[tuple[Message, Route]]:
+        for (source, target, i), tensors in self.metadata.tensors.items():
             if source < 0 or self.rank_of[source, i] == self.rank_of[target, i]:
                 continue
             sends = self.rank_of[source, i] == self.comm.rank
             other = self.rank_of[target if sends else source, i]
             shapes = [(shape, named_dtype(dtype)) for shape, dtype in tensors]
-            for message in (("F", source, target, i), ("B", target, source, i)):
+            floats = [(shape, dtype) for shape, dtype in shapes if has_gradient(dtype)]
+            for message, crossing in ((("F", source, target, i), shapes), (("B", target, source, i), floats)):
                 if target == source + 1:
-                    self.routes[message] = self.comm, other, self.tags[message[0], message[2], i]
+                    yield message, Route(self.comm, other, self.tags[message[0], message[2], i], crossing)
                 else:
                     pair = sum(self.plan.stages - 2 - stage for stage in range(source)) + target - source - 2
-                    self.routes[message] = self.skips, other, (i * pairs + pair) * TENSORS
-                floats = [(shape, dtype) for shape, dtype in shapes if dtype.kind in "fV"]
-                self.tensors[message] = shapes if message[0] == "F" else floats
-        self.released = self._arrivals()
+                    yield message, Route(self.skips, other, (i * pairs + pair) * TENSORS, crossing)
 
     def _check_tags(self, pairs: int) -> None:
         """Raise UsageError when messages that skip stages would need more tags than there are."""
@@ -93,22 +100,20 @@ class Messages:
         self.ready: dict[Message, list[Any]] = {}
         self.posted: dict[Message, list[Request]] = {}
         self.sends: dict[Message, list[Request]] = {}
-        self.taken: set[Message] = set()
         self.last_two: list[Message] = []
 
     # --- receiving ---
 
     def post(self, direction: str, stage: int, i: int) -> None:
         """Post the receives of what an F ("F") or an I or B ("B") of a stage needs: its neighbour's and the skips'."""
-        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i % self.period]:
+        for source in (self.sources if direction == "F" else self.targets)[stage, i]:
             message = direction, source, stage, i
-            like = direction, source, stage, i % self.period
-            if like not in self.routes or message in self.posted or message in self.ready:
+            if message not in self.routes or message in self.posted or message in self.ready:
                 continue
-            comm, rank, tag = self.routes[like]
+            comm, rank, tag, tensors = self.routes[message]
             requests = self.posted[message] = []
             with purpose(PURPOSES[direction]):
-                for shape, dtype in self.tensors[like]:
+                for shape, dtype in tensors:
                     buffer = xp.empty(shape, dtype)
                     for watcher in watchers.get():
                         watcher.allocated(buffer, "communication")
@@ -117,7 +122,7 @@ class Messages:
     def wait(self, direction: str, stage: int, i: int) -> None:
         """Wait for what an F ("F") or an I or B ("B") of a stage needs."""
         self.post(direction, stage, i)  # unless it was: a skip to a stage whose neighbour is on this rank
-        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i % self.period]:
+        for source in (self.sources if direction == "F" else self.targets)[stage, i]:
             message = direction, source, stage, i
             if message in self.posted:
                 arrays = self.ready[message] = []
@@ -131,11 +136,8 @@ class Messages:
         """Wait for what an F, I or B of a stage needs and return the arrays, the neighbour's first."""
         self.wait(direction, stage, i)
         arrays: list[Any] = []
-        for source in (self.metadata.sources if direction == "F" else self.metadata.targets)[stage, i % self.period]:
-            message = direction, source, stage, i
-            if self.is_whole:  # else it would grow with the stream
-                self.taken.add(message)
-            arrays += self.ready.pop(message)
+        for source in (self.sources if direction == "F" else self.targets)[stage, i]:
+            arrays += self.ready.pop((direction, source, stage, i))
         return arrays
 
     # --- sending ---
@@ -146,7 +148,7 @@ class Messages:
         ready = self.ready[message] = []
         for array in arrays:
             ready.append(array if array.flags.c_contiguous else array.copy())
-        if abs(target - stage) > 1 and (direction, stage, target, i % self.period) in self.routes:
+        if abs(target - stage) > 1 and message in self.routes:
             self.send(direction, stage, target, i)
 
     def send(self, direction: str, stage: int, target: int, i: int) -> None:
@@ -156,49 +158,16 @@ class Messages:
             self.last_two.append(message)
             if len(self.last_two) > 2:
                 self.comm.waitall(self.sends.pop(self.last_two.pop(0), []))
-        comm, rank, tag = self.routes[direction, stage, target, i % self.period]
+        comm, rank, tag, _ = self.routes[message]
         requests = self.sends[message] = []
         with purpose(PURPOSES[direction]):
             for array in self.ready.pop(message):
                 requests.append(comm.isend(array, rank, tag + len(requests)))
 
-    def release(self, messages: Sequence[Message]) -> None:
-        """Release gradients that must have arrived; `released` has those of each place of the order."""
-        for message in messages:
-            self.comm.waitall(self.sends.pop(message, []))
-
     def finish(self) -> None:
         """Wait for the sends that are left."""
         while self.sends:
             self.comm.waitall(self.sends.pop(next(iter(self.sends))))
-
-    def discard_forwards(self, ends: Sequence[int]) -> None:
-        """Receive and forget the activations that every rank sent in its first `ends[rank]` items.
-
-        The forwards can then run again. Receives that are posted for later messages stay posted.
-        """
-        me = self.comm.rank
-        for rank, order in enumerate(self.orders):
-            for action in (action for item in order[: ends[rank]] for action in item):
-                stage, i = action.stage, action.microbatch
-                if rank != me and action.kind == "SEND_F" and self.rank_of[stage + 1, i] == me:
-                    self._discard(("F", stage, stage + 1, i))
-        for (stage, i), sources in self.metadata.sources.items():
-            for source in sources:
-                sender = self.rank_of.get((source, i), me)
-                ran = Action.of("F", source, i) if stage > source + 1 and sender != me else None
-                if ran is not None and any(ran in item for item in self.orders[sender][: ends[sender]]):
-                    self._discard(("F", source, stage, i))
-        self.finish()
-        self.ready.clear()
-
-    def _discard(self, message: Message) -> None:
-        """Receive a message that nothing needs, unless it was taken already."""
-        direction, _, stage, i = message
-        if message not in self.taken:
-            if message not in self.posted:
-                self.post(direction, stage, i)
-            self.comm.waitall(self.posted.pop(message, []))
 
     # --- before it starts ---
 

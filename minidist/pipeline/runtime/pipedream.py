@@ -39,11 +39,23 @@ from minidist.pipeline.runtime.stages import PipelineStage
 from minidist.pipeline.runtime.versions import SharedUnitVersions, UnitVersions, VersionRule
 
 
+def separate(stage: PipelineStage, names: Sequence[str]) -> FlatParameters | None:
+    """Make a stage's parameters of these names a separate flat unit, behind the rest; None when it has none."""
+    separated = [p for p in stage.parameters if p.requires_grad and p.name in names]
+    if not separated:
+        return None
+    own = [p for p in stage.parameters if p not in separated]
+    for parameter in stage.parameters:
+        parameter.flat = None  # of the unit that the two replace
+    stage.flats = [FlatParameters(own), FlatParameters(separated)]
+    return stage.flats[1]
+
+
 class WeightVersions:
-    """The weight-version policy of an asynchronous `Pipeline`: which weights an action uses, and when they change.
+    """The weight versions of a `VersionedPipeline`: which weights an action uses, and when they change.
 
         versions = WeightVersions(comm, plan, stages, lambda flat: Adam(flat))
-        Pipeline(comm, plan, stages, loss, versions=versions).step(inputs, targets)      # a whole stream, with updates
+        VersionedPipeline(comm, plan, stages, loss, versions=versions).step(inputs, targets)    # a stream, with updates
 
     make_optimizer(flat): the optimizer of a stage's parameters, and one more of its shared ones (which become another
     flat unit); the state is that of the latest version. units: by stage, its own and its shared unit; own: the
@@ -81,7 +93,7 @@ class WeightVersions:
         self.newest = plan.updates == "no-stash"  # backward sees the latest weights: a wrong gradient
 
         # A unit per stage, and one of the parameters that it shares: these have one delay on all their stages.
-        separated = {stage.number: flat for stage in stages if (flat := stage.separate(tied)) is not None}
+        separated = {stage.number: flat for stage in stages if (flat := separate(stage, tied)) is not None}
         self.shared = SharedGradients(comm.dup(), {stage.number: stage.parameters for stage in stages}, tied)
         groups = comm.dup()
         self.units: dict[int, list[UnitVersions]] = {}

@@ -16,7 +16,7 @@ Proved by: tests/pipeline/test_post_validation.py
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ from minidist.comm.point_to_point import Request
 from minidist.nn.flat import FlatParameters
 from minidist.optim import add_blocks, check_max_norm, clip_coefficient
 from minidist.pipeline.plan import Action
+from minidist.pipeline.runtime.clip import block_sums, places
+from minidist.pipeline.runtime.messages import Message
 from minidist.pipeline.runtime.pipeline import Pipeline
 
 
@@ -59,7 +61,7 @@ class PostValidation:
 
         trainer = PostValidation(Pipeline(comm, plan, stages, loss), lambda flat: Adam(flat), max_norm=1.0)
 
-    make_optimizer(flat): the optimizer of a stage. max_norm: clip by the global norm, as `Pipeline.clip_grad_norm_`
+    make_optimizer(flat): the optimizer of a stage. max_norm: clip by the global norm, as `clip_grad_norm_`
     does it, bit for bit. scaler: a `DynamicLossScaler`, by whose `scale` the loss is multiplied (by the pipeline's
     `loss`): the optimizers divide by it, and a step with a gradient that is not finite is skipped by all ranks.
     outcomes: of all steps but the one under way.
@@ -83,7 +85,7 @@ class PostValidation:
             check_max_norm(max_norm)
         self.pipe, self.max_norm, self.scaler, self.norms = pipe, max_norm, scaler, pipe.comm.dup()
         self.optimizers = {n: make_optimizer(stage.flat) for n, stage in pipe.stages.items() if len(stage.flat)}
-        self.places = pipe.places()
+        self.places = places(pipe.plan)
         self.mine = [at for at, (_, rank) in enumerate(self.places) if rank == pipe.comm.rank]
         self.outcomes: list[StepOutcome] = []
         # Of every rank, the item before which it must know whether the last step was right.
@@ -113,7 +115,7 @@ class PostValidation:
         pipe.execute(pipe.items[:start])
         known = self._validate()
         if known is not None and known.kind != "kept":
-            pipe.discard_forwards(self.starts)
+            self._discard_forwards()
             pipe.execute(pipe.items[:start])
 
         # Steady state and cool-down.
@@ -130,13 +132,52 @@ class PostValidation:
         self._sends = []
         return self.outcomes
 
+    def _discard_forwards(self) -> None:
+        """Receive and forget the activations that every rank has sent so far, so that all can run again.
+
+        Every rank has run the items before its `starts`, all of them forwards. Receives that are posted for later
+        messages stay posted.
+        """
+        pipe, messages = self.pipe, self.pipe.messages
+        me = pipe.comm.rank
+        taken = {
+            ("F", source, stage, i)
+            for item in pipe.order[: self.starts[me]]
+            for kind, stage, i, _ in item
+            if kind == "F"
+            for source in messages.sources[stage, i]
+        }
+        for rank, order in enumerate(messages.orders):
+            for action in (action for item in order[: self.starts[rank]] for action in item):
+                stage, i = action.stage, action.microbatch
+                if rank != me and action.kind == "SEND_F" and messages.rank_of[stage + 1, i] == me:
+                    self._discard(("F", stage, stage + 1, i), taken)
+        for (stage, i), sources in messages.sources.items():
+            for source in sources:
+                sender = messages.rank_of.get((source, i), me)
+                ran = Action.of("F", source, i) if stage > source + 1 and sender != me else None
+                if ran is not None and any(ran in item for item in messages.orders[sender][: self.starts[sender]]):
+                    self._discard(("F", source, stage, i), taken)
+        messages.finish()
+        messages.ready.clear()
+        pipe.alive.clear()
+
+    def _discard(self, message: Message, taken: Collection[Message]) -> None:
+        """Receive a message that nothing needs, unless it was taken already."""
+        direction, _, stage, i = message
+        messages = self.pipe.messages
+        if message not in taken:
+            if message not in messages.posted:
+                messages.post(direction, stage, i)
+            self.pipe.comm.waitall(messages.posted.pop(message, []))
+
     # --- the step ---
 
     def _step_optimistically(self) -> None:
         """Pass the sum on, take a snapshot, and step unless the stages before this one already exceed the limit."""
         self._unscale = 1.0 if self.scaler is None else 1.0 / self.scaler.scale
         self._losses = self.pipe.losses * self._unscale
-        self._sums, self._pending, self._stepped = self.pipe.block_sums(), True, False
+        self._sums, self._pending, self._stepped = block_sums(self.pipe), True, False
         self.norms.waitall(self._sends)
         self._sends = []
         so_far = self._pass_on(self.mine[0]) if self.mine else math.nan

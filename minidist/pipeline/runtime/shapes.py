@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import named_dtype
 from minidist.base.errors import UsageError
-from minidist.base.half import named_dtype
 from minidist.base.trace import purpose
 from minidist.comm import Comm
 
@@ -45,25 +45,6 @@ DTYPES = (
 )
 
 
-class MicroBatches(Sequence[Any]):
-    """The inputs, or the targets, of a stream: micro-batch i is what read(i) returns, at the time when it is needed.
-
-    first: the micro-batches of the first step, which are not kept; those of later steps have their shapes and dtypes.
-    """
-
-    def __init__(self, read: Callable[[int], Any], count: int, first: Sequence[Any]) -> None:
-        self.read = read
-        # Without data, for what is to be known of every micro-batch before the first one is read.
-        empty = [xp.broadcast_to(np.zeros((), value.dtype), value.shape) for value in first]
-        self.described = [empty[i % len(empty)] for i in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.described)
-
-    def __getitem__(self, i: Any) -> Any:
-        return self.read(i)
-
-
 @dataclass
 class StageMetadata:
     """What crosses the boundaries of one rank's stages.
@@ -83,15 +64,6 @@ class StageMetadata:
         self.tensors.update({(*way, i): tensors for way, tensors in (*arriving.items(), *leaving.items())})
         self.sources[stage, i] = [source for source, _ in arriving]
         self.targets[stage, i] = [target for _, target in leaving]
-
-    def of_first(self, count: int) -> "StageMetadata":
-        """Return what crosses in the first `count` micro-batches alone."""
-        return StageMetadata(
-            None if self.inputs is None else self.inputs[:count],
-            {way: tensors for way, tensors in self.tensors.items() if way[2] < count},
-            {key: stages for key, stages in self.sources.items() if key[1] < count},
-            {key: stages for key, stages in self.targets.items() if key[1] < count},
-        )
 
 
 def signature(value: Any) -> tuple[tuple[int, ...], str]:

@@ -60,17 +60,6 @@ class PipelineStage:
         """The parameters of all its units."""
         return [parameter for flat in self.flats for parameter in flat.parameters]
 
-    def separate(self, names: Sequence[str]) -> FlatParameters | None:
-        """Make its parameters of these names a separate flat unit, behind the rest; None when it has none."""
-        separated = [p for p in self.parameters if p.requires_grad and p.name in names]
-        if not separated:
-            return None
-        own = [p for p in self.parameters if p not in separated]
-        for parameter in self.parameters:
-            parameter.flat = None  # of the unit that the two replace
-        self.flats = [FlatParameters(own), FlatParameters(separated)]
-        return self.flats[1]
-
 
 # --- a stage's forward and backward, as autograd sees them ---
 

@@ -3,9 +3,10 @@
     order of rank 0 (p = 3)   F0 F1 | F2 B0 | F3 B1 | F4 B2 | F5 B3 | ...         the same actions in every period, for
     step                      0             | 1     | 2     | 3     |              micro-batches one period later
 
-The plan of a `Pipeline` names every action. That of a stream need not: after the warm-up a rank's order repeats, so a
-plan of `plan_length` micro-batches gives the order of any number of them. An action of micro-batch i looks up what the
-plan knows (ranks, tags, shapes) at i modulo the period, the number of different paths through the ranks.
+The plan of a `VersionedPipeline` names every action. That of a stream need not: after the warm-up a rank's order
+repeats, so a plan of `plan_length` micro-batches gives the order of any number of them. An action of micro-batch i
+looks up what the plan knows (ranks, tags, shapes) at i modulo the period, the number of different paths through the
+ranks.
 
 A step ends on a rank when its backward passes of the step's micro-batches are done and their gradients are sent. Then
 the rank makes the updates of the rounds that end here, and gets the losses from the last stage, which has had them for
@@ -33,8 +34,8 @@ from minidist.comm.point_to_point import Request
 from minidist.pipeline.plan import Action, Plan
 from minidist.pipeline.plan.action import COMPUTE, actions_of
 from minidist.pipeline.plan.action import Item as ItemOfPlan
-from minidist.pipeline.runtime.pipeline import Item, Pipeline, Step
-from minidist.pipeline.runtime.shapes import MicroBatches
+from minidist.pipeline.runtime.pipeline import Item, Step
+from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
 from minidist.pipeline.simulate import Dependencies, Simulation
 
 
@@ -51,7 +52,7 @@ def _cut(ranks: int, period: int) -> int:
 class Stream:
     """Runs a pipeline's order step by step, and beyond the end of its plan.
 
-        stream = Stream(Pipeline(comm, plan, stages, loss, versions=versions, period=1))
+        stream = Stream(VersionedPipeline(comm, plan, stages, loss, versions=versions, period=1))
         stream.begin(inputs, targets, 1000)
         for _ in range(1000):
             losses = stream.advance()        # one step: its micro-batches, and the updates that they end
@@ -61,26 +62,26 @@ class Stream:
     count, done: micro-batches of the stream, and those of the steps made. After the last step nothing is on its way,
     every rank has the latest weights, and `begin` may begin another stream.
 
-    Sends what `Pipeline` and `WeightVersions` send, and each micro-batch's loss (8 B, purpose metrics) from the rank of
-    its last stage to every other. Raises UsageError for a pipeline without versions or period, for a plan that is too
-    short, and for calls at the wrong time.
+    Sends what `VersionedPipeline` and `WeightVersions` send, and each micro-batch's loss (8 B, purpose metrics) from
+    the rank of its last stage to every other. Raises UsageError for a pipeline without versions or period, for a plan
+    that is too short, and for calls at the wrong time.
     """
 
-    def __init__(self, pipe: Pipeline, size: int = 1) -> None:
-        if pipe.versions is None or pipe.messages.is_whole:
-            raise UsageError("a Stream needs a Pipeline with versions=WeightVersions(...) and period=...")
-        needed = plan_length(pipe.plan.ranks, pipe.messages.period)
+    def __init__(self, pipe: VersionedPipeline, size: int = 1) -> None:
+        if not isinstance(pipe, VersionedPipeline) or pipe.period is None:
+            raise UsageError("a Stream needs a VersionedPipeline with versions=WeightVersions(...) and period=...")
+        needed = plan_length(pipe.plan.ranks, pipe.period)
         if pipe.plan.microbatches < needed:
             raise UsageError(
                 f"plan {pipe.plan.name!r} has {pipe.plan.microbatches} micro-batches, too few to show how its order"
                 f" repeats; make it with at least {needed} (plan_length)"
             )
-        if pipe.messages.period % size:
+        if pipe.period % size:
             raise UsageError(
-                f"a period of {pipe.messages.period} micro-batches does not divide into steps of {size}; give the"
+                f"a period of {pipe.period} micro-batches does not divide into steps of {size}; give the"
                 f" Pipeline a period that is a multiple of {size}"
             )
-        self.pipe, self.versions, self.size, self.period = pipe, pipe.versions, size, pipe.messages.period
+        self.pipe, self.versions, self.size, self.period = pipe, pipe.versions, size, pipe.period
         self.comm = pipe.comm.dup()  # of losses
         self.warm_up: list[Item] = []
         self.repeated: list[Item] = []

@@ -18,33 +18,38 @@ class Calibration:
     """Constants of time (seconds, shares of a peak) and of memory (bytes, factors)."""
 
     # The share of a GPU family's peak that matrix products reach, and attention's core.
-    product_efficiency: Mapping[str, float] = field(default_factory=lambda: {"a100": 0.80, "h100": 0.70, "b200": 0.74})
+    product_efficiency: Mapping[str, float] = field(default_factory=lambda: {"a100": 0.795, "h100": 0.65, "b200": 0.74})
+    fp8_efficiency: Mapping[str, float] = field(default_factory=lambda: {"h100": 0.745, "b200": 0.85})
+    expert_efficiency: float = 0.66  # of the products of experts, as a multiple
     attention_efficiency: Mapping[str, float] = field(
-        default_factory=lambda: {"a100": 0.325, "h100": 0.177, "b200": 0.237}
+        default_factory=lambda: {"a100": 0.317, "h100": 0.18, "b200": 0.285}
     )
 
     # A block's other operations move its activations so often, at a share of the memory's bandwidth.
-    block_passes: float = 22.0
+    block_passes: float = 24.0
     memory_efficiency: float = 0.8
 
     # The host launches the kernels of a block's forward pass in this time; a step has a constant part.
-    launch_seconds: float = 1.1e-3
+    launch_seconds: float = 1.04e-3
     # A block with experts has a router, permutations and exchanges (fitted to the runs of Qwen3 alone).
-    sparse_launch_seconds: float = 2.5e-3
+    sparse_launch_seconds: float = 2.35e-3
 
     # Four permutations of the copies of tokens that experts get, each of which reads and writes: counted, not fitted.
     permutation_passes: float = 8.0
-    step_seconds: float = 14e-3
+    step_seconds: float = 22e-3
 
     # Collectives: shares of the nominal bandwidths, and seconds per step of a ring.
     link_efficiency: float = 0.9
-    network_efficiency: float = 0.68
-    message_seconds: float = 6.6e-6
+    network_efficiency: float = 0.77
+    message_seconds: float = 1.2e-5
+
+    # A pipeline rank waits for its neighbour: of each message between stages, in addition to the bytes.
+    handoff_seconds: float = 2e-4
 
     # Shares of the gradients' and of ZeRO 3's messages that are never hidden; how much of computing hides the others.
-    gradients_exposed: float = 0.1
-    shards_exposed: float = 0.16
-    shards_hidden: float = 0.64
+    gradients_exposed: float = 0.13
+    shards_exposed: float = 0.27
+    shards_hidden: float = 0.50
 
     # The optimizer reads and writes its states so often.
     update_passes: float = 1.2

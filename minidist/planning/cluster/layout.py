@@ -16,9 +16,10 @@ from minidist.base.limits import check_count
 from minidist.planning.architecture import Architecture
 
 RECOMPUTE = ("none", "selective", "full", "sqrt")
-ATTENTION = ("fused", "unfused")
+ATTENTION = ("fused", "unfused", "flash-1", "flash-2")
 # What kernels keep of a gated block -> the shares of what eager ones keep in addition: least, likely, most.
 KERNELS = {"any": (0.0, 0.5, 1.0), "fused": (0.0, 0.0, 0.0), "eager": (1.0, 1.0, 1.0)}
+FRAMEWORKS = {"any": "any", "megatron": "fused", "pytorch": "eager", "deepspeed": "eager"}  # -> its kernels
 DEFAULT_LENGTH = 8192  # tokens per sequence of a model that can have more, as most models are trained
 MAX_LENGTH = 10**8
 
@@ -109,7 +110,9 @@ class Job:
     fused_attention: the scores are never stored (FlashAttention); without it a step keeps them. gradient_bytes: of an
     element of the gradients' sum, 4 (float32, as in Megatron-LM) or 2. expert_imbalance: the tokens of the busiest
     rank's experts, as a multiple of the mean. accounting: which source's bytes per parameter are counted. prefetch: the
-    blocks that ZeRO 3 gathers ahead. kernels: of norms and activation functions: fused, eager, or any when unknown.
+    blocks that ZeRO 3 gathers ahead. kernels: of norms, activation functions and the loss: fused, eager, or any when
+    unknown. attention_kernel: flash-1, flash-2, or any. framework: one of `FRAMEWORKS`. It decides the kernels when
+    they are "any". With deepspeed, as Narayanan et al. measured it, ZeRO 3 uses one network adapter of each node.
     """
 
     model: Architecture
@@ -124,6 +127,8 @@ class Job:
     accounting: str = "megatron"
     prefetch: int = 1
     kernels: str = "any"
+    attention_kernel: str = "any"
+    framework: str = "any"
 
     @property
     def has_dropout(self) -> bool:
@@ -133,8 +138,14 @@ class Job:
     @property
     def eager_shares(self) -> tuple[float, float, float]:
         """Return the least, the likely and the largest share of what eager kernels keep in addition to fused ones."""
-        # 8-bit floats come with Transformer Engine, whose kernels are fused.
-        return KERNELS["fused" if self.kernels == "any" and self.precision == "fp8" else self.kernels]
+        return KERNELS[self.likely_kernels]
+
+    @property
+    def likely_kernels(self) -> str:
+        """Return the kernels: what is given, or else those of the framework; 8-bit floats come with fused ones."""
+        if self.kernels != "any":
+            return self.kernels
+        return "fused" if self.precision == "fp8" else FRAMEWORKS[self.framework]
 
     def state_bytes(self, zero: int) -> tuple[int, int, int]:
         """Return the bytes per parameter of the value, the gradient and the optimizer's states at a ZeRO stage."""

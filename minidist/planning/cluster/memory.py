@@ -27,6 +27,8 @@ from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_
 from minidist.planning.cluster.shared import shared
 from minidist.planning.parts import Parameters
 
+EAGER_LOGIT_BYTES = 12.0  # of each logit, at the moment when PyTorch's cross-entropy computes its gradient
+
 
 @dataclass(frozen=True)
 class RankMemory:
@@ -45,6 +47,10 @@ class RankMemory:
     def peak(self) -> int:
         """Return the bytes at the fullest moment of a step."""
         return sum(self.by_kind.values())
+
+    def likely(self, job: Job) -> float:
+        """Return the bytes at the fullest moment with the likely share of what eager kernels keep."""
+        return self.peak + job.eager_shares[1] * self.eager
 
 
 @shared(
@@ -162,7 +168,7 @@ def _score_bytes(job: Job) -> int:
 
     The softmax in 2 bytes, with dropout also its copy and a mask; LLaMA's code computes it in float32 and keeps both.
     """
-    return 5 if job.has_dropout else 6 if job.model.gated else 2
+    return 5 if job.has_dropout else 6 if job.model.gated and job.likely_kernels != "fused" else 2
 
 
 def _mlp_activations(layout: ClusterLayout, job: Job, layer: int, again: bool) -> tuple[int, int]:
@@ -192,7 +198,8 @@ def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
     """Return what eager kernels keep of a gated block's micro-batch in addition to `block_activations`.
 
     An RMS norm in PyTorch's own operations keeps its input in float32 and its normalized values (8 bytes per element
-    with its output, in place of 4), and SwiGLU keeps silu(gate). A layer norm and GELU have one kernel each.
+    with its output, in place of 4), and SwiGLU keeps silu(gate). A layer norm and GELU have one kernel each. What
+    autograd saves in a block of `transformers`' Llama is this, and two float32 numbers per token (4 for each norm).
     """
     model = job.model
     if not model.gated:
@@ -202,6 +209,24 @@ def eager_bytes(layout: ClusterLayout, job: Job, layer: int) -> int:
     if model.is_sparse(layer):
         inner = (busiest(layout, job) * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
     return 8 * tokens * model.width // outer + round(2 * tokens * inner) // layout.tp
+
+
+def _eager_of_rank(layout: ClusterLayout, job: Job, rank: int, layers: list[int]) -> int:
+    """Return what eager kernels of a rank hold at the fullest moment in addition to fused ones.
+
+    What blocks keep (`eager_bytes`), and the loss: of each logit a fused cross-entropy has `logit_bytes`, and PyTorch's
+    three float32 values at one time, the log-softmax, its gradient, and the gradient of the logit.
+    """
+    model, tokens = job.model, layout.micro_batch * job.length // layout.cp
+    blocks = _of_a_kind(job, layers)
+    largest, _ = blocks[-1]
+    if layout.recompute != "none" or layout.host == "activations":
+        kept = eager_bytes(layout, job, largest)  # what is recomputed exists for one block at a time
+    else:
+        kept = int(sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank))
+    if rank < layout.pp - 1:
+        return kept
+    return kept + int((EAGER_LOGIT_BYTES - CALIBRATION.logit_bytes) * tokens * model.vocabulary / layout.tp)
 
 
 def in_flight(layout: ClusterLayout, rank: int) -> float:
@@ -258,10 +283,7 @@ def rank_memory(
         kinds["prefetch"] = 2 * min(job.prefetch, len(layers) - 1) * block.total
         kinds["reducing"] = 4 * block.total
     kinds["constant"] = int(calibration.constant_bytes)
-    # What is recomputed exists for one block at a time.
-    again = layout.recompute != "none" or layout.host == "activations"
-    eager = sum(count * eager_bytes(layout, job, layer) for layer, count in blocks) * in_flight(layout, rank)
-    eager = eager_bytes(layout, job, largest) if again else int(eager)
+    eager = _eager_of_rank(layout, job, rank, layers)
     if layout.host == "none":
         return RankMemory(kinds, eager=eager)
     return RankMemory(*divided(layout, kinds, 2 * block_activations(layout, job, largest)), eager)

@@ -160,7 +160,16 @@ ZERO_BUBBLE = (
 
 
 def _megatron(layers: int, hidden: int, heads: int, layout: ClusterLayout, batch: int) -> Plan:
-    job = Job(_gpt(layers, hidden, heads), 2048, batch, "fp16", layout.ranks, fused_attention=False, dropout=True)
+    job = Job(
+        _gpt(layers, hidden, heads),
+        2048,
+        batch,
+        "fp16",
+        layout.ranks,
+        fused_attention=False,
+        dropout=True,
+        framework="deepspeed" if layout.zero == 3 else "megatron",
+    )
     return plan_layout(layout, job, machine_of("a100-80gb"))
 
 
@@ -317,7 +326,9 @@ def torchtitan() -> Table:
             microbatches=batch // dp // micro,
             recompute=recompute,
         )
-        plan = plan_layout(layout, Job(model, length, batch, precision, gpus), machine_of("h100-96gb"))
+        kernels = "fused" if "compiled" in what or precision == "fp8" else "eager"
+        job = Job(model, length, batch, precision, gpus, kernels=kernels)
+        plan = plan_layout(layout, job, machine_of("h100-96gb"))
         ran.append(plan)
         name = f"{size.upper()} on {gpus} GPUs, {length:,} tokens, {what}"
         rows.append(Row(name, speed, plan.tokens_per_second / gpus, 0.2, "tokens per second and GPU", 0))
@@ -336,7 +347,7 @@ def llama3() -> Table:
     model = replace(named("llama-3.1-405b"), positions=8192)
     for gpus, dp, batch, teraflops, mfu in LLAMA3:
         layout = ClusterLayout(dp, 8, 16, vp=7, zero=2, sequence_parallel=True, microbatches=batch // dp)
-        plan = plan_layout(layout, Job(model, 8192, batch, "bf16", gpus), machine_of("h100"))
+        plan = plan_layout(layout, Job(model, 8192, batch, "bf16", gpus, kernels="fused"), machine_of("h100"))
         ran.append(plan)
         achieved = 6 * model.parameters * batch * 8192 / (plan.time.seconds * gpus) / 1e12
         rows.append(Row(f"{gpus:,} GPUs, dp {dp}", teraflops, achieved, 0.2, "TFLOP/s per GPU", 0))

@@ -68,7 +68,7 @@ class Plan:
         stages = stage_layers(self.layout, self.job.model.layers)
         ranks = _deciding_ranks(self.layout, self.job)
         fullest = [(rank, rank_memory(self.layout, self.job, rank, stages[rank], self.calibration)) for rank in ranks]
-        return max(fullest, key=lambda pair: pair[1].peak)
+        return max(fullest, key=lambda pair: pair[1].likely(self.job))
 
     @cached_property
     def fit(self) -> Fit:

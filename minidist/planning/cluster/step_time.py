@@ -11,12 +11,15 @@ leaves through one adapter per GPU; a token goes to a node once, however many of
 (DeepSeek-V3, arXiv:2412.19437, section 3.2.2), and is copied inside. The ranks are equally busy, unless the job has an
 imbalance of experts: then the busiest rank, for which all others wait, has that multiple of the mean of the tokens.
 
-A pipeline of p ranks with v chunks takes (m + (p - 1) / v) times the slowest stage (Narayanan et al., SC 2021,
-section 2.2). Collectives cost what a ring costs: (n - 1) / n of the bytes, and a latency per step of the ring.
+A pipeline with v chunks per rank takes m times the slowest rank, and 1 / v of all other ranks to fill and drain: of p
+equal ones that is m + (p - 1) / v times one (Narayanan et al., SC 2021, section 2.2). A message between stages also
+costs `handoff_seconds`, for which both ranks wait. Collectives cost what a ring costs: (n - 1) / n of the bytes, and a
+latency per step of the ring.
 
 Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +29,10 @@ from minidist.planning.cluster.host import waiting_seconds
 from minidist.planning.cluster.layout import ClusterLayout, Job, busiest, stage_layers
 from minidist.planning.cluster.memory import block_activations, rank_parameters
 from minidist.planning.cluster.shared import shared
+
+# The speed of a flash-attention kernel as a multiple of the one that the measurements of a family used: version 2 is
+# about twice as fast as version 1 (Dao, arXiv:2307.08691, figures 4 to 6).
+FLASH = {"a100": {"flash-1": 1.0, "flash-2": 2.0}, "h100": {"flash-1": 0.5}, "b200": {"flash-1": 0.5}}
 
 
 class Pass(NamedTuple):
@@ -101,9 +108,13 @@ class StepModel:
 
     def products_seconds(self, flops: float) -> float:
         """Return the seconds of matrix products of `flops` operations."""
-        c = self.calibration
-        peak = self.machine.peak(self.job.precision)
-        return flops / (peak * c.product_efficiency[self.machine.family])
+        c, precision = self.calibration, self.job.precision
+        efficiency = c.fp8_efficiency if precision == "fp8" else c.product_efficiency
+        return flops / (self.machine.peak(precision) * efficiency[self.machine.family])
+
+    def moved_seconds(self, nbytes: float) -> float:
+        """Return the seconds in which operations that compute little read and write so many bytes."""
+        return nbytes / (self.machine.memory_bandwidth * self.calibration.memory_efficiency)
 
     @shared(
         lambda self, layer: (self.job, self.machine, self.calibration),
@@ -116,42 +127,62 @@ class StepModel:
         """Return one layer's seconds for one micro-batch on one rank of a stage."""
         c, e, job, model = self.calibration, self.layout, self.job, self.job.model
         tokens = e.micro_batch * job.length / e.cp
-        # Scores cost half where a fused kernel leaves out what the causal mask hides.
-        scores = 2 * model.layer_scores(layer, job.length) * tokens / e.tp
-        tokens_of_busiest = busiest(e, job) if model.is_sparse(layer) else 1.0
-        products = (model.layer_flops(layer, 0) + (tokens_of_busiest - 1) * model.expert_flops) * tokens / e.tp
-        half = self.machine.peak("bf16" if job.precision != "fp16" else "fp16")
-        core = scores * (0.5 if job.fused_attention else 1) / (half * c.attention_efficiency[self.machine.family])
-        if not job.fused_attention:
-            core += (
-                10 * tokens * job.length * model.heads / e.tp / (self.machine.memory_bandwidth * c.memory_efficiency)
-            )
+        sparse = model.is_sparse(layer)
+        experts = model.expert_flops * tokens / e.tp if sparse else 0.0
+        products = model.layer_flops(layer, 0) * tokens / e.tp - experts
+        linear = self.products_seconds(products + experts * busiest(e, job) / c.expert_efficiency)
+        core = self._core_seconds(layer, tokens)
+        others = self.moved_seconds(self._moved_bytes(layer, tokens))
 
-        # Operations that are bound by the memory: norms, residuals, activations.
-        inner = (
-            (tokens_of_busiest * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
-            if model.is_sparse(layer)
-            else model.inner
-        )
-        outer = e.tp if e.sequence_parallel else 1
-        moved = 2 * c.block_passes * tokens * (model.width / outer + inner / e.tp / 4)
-        launch = c.launch_seconds
-        if model.is_sparse(layer):
-            moved += 2 * c.permutation_passes * tokens * tokens_of_busiest * model.top_k * model.width / outer
-            launch = c.sparse_launch_seconds
-        others = moved / (self.machine.memory_bandwidth * c.memory_efficiency)
-
-        linear = self.products_seconds(products)
         forward, backward = linear + core + others, 2 * linear + 2.5 * core + 2 * others
         again = 0.0
         if e.runs_forward_twice:
             again = forward
         elif e.recompute == "selective":
             again = others if job.fused_attention else core
-        messages = self._layer_messages(layer, tokens)
         # Kernels are launched one after the other, and so many more when the forward pass is repeated.
+        launch = c.sparse_launch_seconds if sparse else c.launch_seconds
         repeats = 3 if e.runs_forward_twice else 2
-        return Pass(max(forward, launch), max(backward + again, repeats * launch), messages)
+        return Pass(max(forward, launch), max(backward + again, repeats * launch), self._layer_messages(layer, tokens))
+
+    @property
+    def eager(self) -> float:
+        """Return the likely share of what the eager kernels of a gated block move in addition to fused ones."""
+        return self.job.eager_shares[1] if self.job.model.gated else 0.0
+
+    def _core_seconds(self, layer: int, tokens: float) -> float:
+        """Return the seconds of attention's scores, softmax and outputs, forward."""
+        job, machine, tp = self.job, self.machine, self.layout.tp
+        peak = machine.peak("bf16" if job.precision != "fp16" else "fp16")
+        peak *= self.calibration.attention_efficiency[machine.family]
+        scores = 2 * job.model.layer_scores(layer, job.length) * tokens / tp
+        if job.fused_attention:
+            # Scores cost half where a fused kernel leaves out what the causal mask hides.
+            return 0.5 * scores / (peak * FLASH[machine.family].get(job.attention_kernel, 1.0))
+        # A fused softmax reads and writes 10 bytes for each pair of positions. One of PyTorch's operations also writes
+        # the scores scaled, masked, in float32, and back.
+        moved = (10 + 22 * self.eager) * tokens * job.length * job.model.heads / tp
+        return scores / peak + self.moved_seconds(moved)
+
+    def _moved_bytes(self, layer: int, tokens: float) -> float:
+        """Return the bytes that a layer's other operations read and write, forward: norms, residuals, activations."""
+        c, e, job, model = self.calibration, self.layout, self.job, self.job.model
+        outer = e.tp if e.sequence_parallel else 1
+        inner: float = model.inner
+        if model.is_sparse(layer):
+            inner = (busiest(e, job) * model.top_k + model.shared_experts) * (model.expert_inner or model.inner)
+        # Norms, masks and residuals are about half of what moves the width; the heads' operations are divided.
+        moved = c.block_passes * (model.width / outer + (model.width + inner / 2) / e.tp)
+        # Each of two RMS norms of PyTorch's operations reads or writes 36 bytes per element where a fused one has 4;
+        # rotations of queries and keys have 20 bytes, and SwiGLU 10 instead of 6.
+        heads = model.query_size + model.kv_size
+        moved += self.eager * (2 * 32 * model.width / outer + (20 * heads + 4 * inner) / e.tp)
+        if job.precision == "fp8":
+            # Each input of a product is read in 2 bytes, and written in 1 byte, twice: as it is, and transposed.
+            moved += 4 * (2 * model.width / outer + (model.value_size + inner) / e.tp)
+        if model.is_sparse(layer):
+            moved += 2 * c.permutation_passes * busiest(e, job) * model.top_k * model.width / outer
+        return tokens * moved
 
     def _layer_messages(self, layer: int, tokens: float) -> dict[str, float]:
         """Return the seconds of a layer's messages, forward and backward, by axis."""
@@ -195,21 +226,15 @@ class StepModel:
         tokens = e.micro_batch * self.job.length / e.cp
         if rank == e.pp - 1:
             head = self.products_seconds(2 * tokens * model.width * model.vocabulary / e.tp)
-            loss = (
-                16
-                * tokens
-                * model.vocabulary
-                / e.tp
-                / (self.machine.memory_bandwidth * self.calibration.memory_efficiency)
-            )
+            loss = self.moved_seconds(16 * tokens * model.vocabulary / e.tp)
             forward, backward = forward + head + loss, backward + 2 * head + loss
         if e.pp > 1:
             # An activation and a gradient per chunk; tensor-parallel ranks each send their share.
             nbytes = 2 * tokens * model.width / e.tp
-            near = e.tp * e.cp * e.dp < self.machine.gpus_per_node
+            near = e.ranks <= self.machine.gpus_per_node
             bandwidth = self.machine.link if near else self.machine.network
             share = self.calibration.link_efficiency if near else self.calibration.network_efficiency
-            messages["pp"] = 2 * e.vp * (nbytes / (bandwidth * share) + self.calibration.message_seconds)
+            messages["pp"] = 2 * e.vp * (nbytes / (bandwidth * share) + self.calibration.handoff_seconds)
         return Pass(forward, backward, messages)
 
     def _counts(self, layers: list[int]) -> tuple[int, ...]:
@@ -218,12 +243,14 @@ class StepModel:
         return tuple(kinds.count(kind) for kind in range(len(self.job.model.kinds)))
 
     @shared(lambda self: (self.job,), lambda self: (self.layout.pp, self.layout.vp))
-    def _deciding_ranks(self) -> list[int]:
-        """Return the pipeline ranks of which one is the slowest."""
-        # Of the ranks between the first and the last, one with each number of layers of each kind.
+    def _kinds_of_ranks(self) -> dict[int, int]:
+        """Return one pipeline rank of each kind, and how many ranks are of this kind.
+
+        Ranks are of one kind when they have equally many layers of each kind; the last rank has the projection, too.
+        """
         stages = stage_layers(self.layout, self.job.model.layers)
-        kinds = {self._counts(layers): rank for rank, layers in enumerate(stages)}
-        return sorted({0, *kinds.values(), self.layout.pp - 1})
+        kinds = [(rank == self.layout.pp - 1, self._counts(layers)) for rank, layers in enumerate(stages)]
+        return {kinds.index(kind): count for kind, count in Counter(kinds).items()}
 
     def gradients_seconds(self, layers: list[int], rank: int, compute: float) -> float:
         """Return the seconds of the gradients' and ZeRO's collectives that computing does not hide."""
@@ -238,7 +265,9 @@ class StepModel:
                 continue
             if e.zero == 3:
                 # Gathered for the forward and for the backward pass, and reduced, for every micro-batch.
-                shards += e.microbatches * (3 * self.ring_seconds(2 * count, copies, stride, adapters=False))
+                shards += e.microbatches * (
+                    3 * self.ring_seconds(2 * count, copies, stride, adapters=self.job.framework != "deepspeed")
+                )
             else:
                 reduced = e.microbatches if e.zero == 2 else 1
                 seconds += reduced * self.ring_seconds(2 * count, copies, stride) + self.ring_seconds(
@@ -250,15 +279,16 @@ class StepModel:
         """Return the seconds of a step of the slowest pipeline rank."""
         e, c = self.layout, self.calibration
         stages = stage_layers(e, self.job.model.layers)
-        passes = {rank: self.stage_pass(rank, stages[rank]) for rank in self._deciding_ranks()}
+        ranks = self._kinds_of_ranks()
+        passes = {rank: self.stage_pass(rank, stages[rank]) for rank in ranks}
         slowest = max(passes, key=lambda rank: passes[rank].seconds)
         one = passes[slowest]
         compute = e.microbatches * (one.forward + one.backward)
         exposed = {axis: e.microbatches * seconds for axis, seconds in one.messages.items()}
 
-        # The pipeline fills and drains: of every chunk but one, the passes of one micro-batch.
-        idle = (e.pp - 1) / e.vp
-        bubble = idle / (e.microbatches + idle)
+        # The pipeline fills and drains: one chunk's passes of a micro-batch go through each of the other ranks.
+        others = sum(count * passes[rank].seconds for rank, count in ranks.items()) - one.seconds
+        bubble = others / e.vp / (e.microbatches * one.seconds + others / e.vp)
 
         # Once per step: gradients, the optimizer, and a constant.
         own = rank_parameters(e, self.job, slowest, stages[slowest])

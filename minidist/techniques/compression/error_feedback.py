@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError
-from minidist.base.half import is_half
 from minidist.base.memory import track
 from minidist.collectives import volume
 from minidist.comm import Comm

@@ -21,7 +21,8 @@ import numpy as np
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.half import is_half, named_dtype
+from minidist.base.arrays import is_half
+from minidist.base.half import named_dtype
 from minidist.base.layout import chunk_sizes, offsets
 from minidist.base.random import Key, normal, uniform
 from minidist.techniques.bucket import ReplicaBucket

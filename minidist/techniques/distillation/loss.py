@@ -23,8 +23,8 @@ from minidist.autograd.operands import operand
 from minidist.autograd.ops.cross_entropy import checked_targets, divisor_and_rows
 from minidist.autograd.tensor import Tensor, named_mean, record
 from minidist.base import arrays as xp
+from minidist.base.arrays import is_half, upcast
 from minidist.base.errors import UsageError, quoted
-from minidist.base.half import is_half, upcast
 from minidist.base.limits import check_number
 
 

@@ -41,8 +41,8 @@ from minidist.comm import Comm
 from minidist.data import Dataset, TokenDataset, cached
 from minidist.parallel import fully_shard
 from minidist.parallel.context import document_ids, documents
+from minidist.parallel.context.all_gather_attention import mask_documents
 from minidist.parallel.fsdp_state import param_groups_of
-from minidist.parallel.model_parallel import mask_documents
 
 
 def find_teacher(config: Any, dataset: Dataset, saved_model: Callable[[str, str], Any]) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from minidist.base.arrays import Array
 from minidist.base.layout import offsets
 from minidist.pipeline.partition import by_slowest
-from minidist.pipeline.runtime import LayerTimes
+from minidist.pipeline.runtime.layer_profile import LayerTimes
 
 WORTHWHILE = 0.95  # a new cut is taken when its slowest stage needs at most this share of the old one's seconds
 

@@ -25,7 +25,7 @@ from minidist.base.trace import purpose
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.parallel.redistribute import NUMBER, table_bytes
-from minidist.pipeline.runtime import LayerProfile, LayerTimes
+from minidist.pipeline.runtime.layer_profile import LayerProfile, LayerTimes
 from minidist.techniques.extension import Extension, Run
 from minidist.techniques.repartition.cut import choose_sizes, exchange_volume
 from minidist.techniques.repartition.moving import move_state

@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.half import is_half
+from minidist.base.arrays import Array, is_half
 from minidist.comm import Comm
 from minidist.parallel.redistribute import Piece, lacking_bytes, redistribute
 

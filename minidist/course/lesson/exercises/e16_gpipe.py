@@ -10,7 +10,7 @@ from typing import Any
 from minidist.base.errors import UsageError, quoted
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing
 from minidist.course.lesson.plain import form
-from minidist.pipeline.plan import Plan, from_cells, get_schedule
+from minidist.pipeline.schedules import Plan, from_cells, get_schedule
 from minidist.pipeline.timing import time_plan
 from minidist.pipeline.validate import validate
 
@@ -82,7 +82,7 @@ def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> 
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan",),
+        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(*hints, *COMMON),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from minidist.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of, says
-from minidist.pipeline.plan import get_schedule
+from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.timing import time_plan
 
 
@@ -43,7 +43,7 @@ EXERCISES = [
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan",),
+        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(
             Hint(
                 says("holds"),

@@ -35,10 +35,14 @@ from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Replica
 from minidist.job.train.strategies.mesh import MeshStrategy
 from minidist.job.train.strategies.pipeline import gather_tensors, input_arrays, release_other_stages
 from minidist.nn.flat import FlatParameters
+from minidist.parallel import reduced_elements
 from minidist.parallel.dims import Axes
 from minidist.parallel.gradients import GradientReducer
-from minidist.pipeline.runtime import Pipeline, PipelineStage, Stream, WeightVersions
-from minidist.pipeline.runtime.shapes import MicroBatches
+from minidist.pipeline.runtime import PipelineStage
+from minidist.pipeline.runtime.evaluation import Evaluation
+from minidist.pipeline.runtime.pipedream import WeightVersions
+from minidist.pipeline.runtime.stream import Stream
+from minidist.pipeline.runtime.versioned import MicroBatches, VersionedPipeline
 from minidist.pipeline.runtime.versions import UnitVersions
 
 
@@ -104,18 +108,17 @@ class AsynchronousPipeline(MeshStrategy):
             keep_gradients=job.keep_gradients,
         )
         # On a communicator of its own: receives are posted ahead while others use that of the axis between two steps.
-        self.pipe = Pipeline(
+        self.pipe = VersionedPipeline(
             axes.pp.dup(),
             plan,
             stages,
             job.loss_of,
-            tied=tied,
             versions=self.versions,
             coordinates=self._coordinates,
             period=period_of(config, job.batches.accumulation),
         )
         self.stream = Stream(self.pipe, job.batches.accumulation)
-        self.forward_pipe: Pipeline | None = None  # for evaluations
+        self.forward_pipe: Evaluation | None = None  # for evaluations
         self.parts: tuple[MicroBatches, MicroBatches] | None = None  # inputs and targets
 
         # By the micro-batches that an update takes, of all stages: the updates before this stream.
@@ -179,7 +182,7 @@ class AsynchronousPipeline(MeshStrategy):
         period = period_of(job.config, k)
         count = -(-k // period) * period
         if self.forward_pipe is None:
-            self.forward_pipe = self.pipe.forwards(self.job.loss_of, count)
+            self.forward_pipe = Evaluation(self.pipe, self.job.loss_of, count)
         return self.forward_pipe.step(*input_arrays(job, [(0, i % k) for i in range(count)]))[:k]
 
     # --- the micro-batches --------------------------------------------------------------------------------------------
@@ -261,7 +264,7 @@ def _sizes(stage: int, units: list[UnitVersions], rounds: GradientReducer | None
     """Return the element counts of a stage; no part of it lies on a data axis. rounds: the reducer of its replicas."""
     reduced = None
     if rounds is not None and rounds.algorithm not in ("ring", "ordered"):
-        reduced = rounds.elements_sent()
+        reduced = reduced_elements.of_reducer(rounds)
     trainable = {p.name: p.size for versions in units for p in versions.flat.parameters if p.requires_grad}
     return AxisSizes(stage, False, [versions.flat.padded_numel for versions in units], [], trainable, reduced=reduced)
 

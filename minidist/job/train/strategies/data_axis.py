@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from minidist.autograd import Parameter
 from minidist.base import arrays as xp
-from minidist.base.arrays import Array
-from minidist.base.half import is_half
+from minidist.base.arrays import Array, is_half
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import SINGLE, ReplicaId
 from minidist.job.checkpoint.parameter_shards import LocalShard
@@ -28,7 +27,7 @@ from minidist.nn.flat import FlatParameters
 from minidist.nn.segments import recomputed_modules
 from minidist.optim import Muon, block_square_sums, clip_by_norm_
 from minidist.optim.named import optimizer_named
-from minidist.parallel import GradientReducer, LayerSums, WholeMatrices
+from minidist.parallel import GradientReducer, LayerSums, WholeMatrices, reduced_elements
 from minidist.parallel.flat_shards import Shard
 from minidist.parallel.running_statistics import batch_norms
 
@@ -217,7 +216,7 @@ class DataAxis:
         """Return the element counts from which the closed forms of its volumes follow."""
         reduced = None
         if any(reducer.algorithm not in ("ring", "ordered") for reducer in self.reducers):
-            reduced = sum(reducer.elements_sent() for reducer in self.reducers)
+            reduced = sum(map(reduced_elements.of_reducer, self.reducers))
         whole = getattr(self.optimizer, "whole_matrices", None)
         return AxisSizes(
             self.stage,

@@ -29,7 +29,8 @@ from minidist.nn import Module
 from minidist.parallel import GradientReducer, Shard
 from minidist.parallel.context import documents
 from minidist.parallel.dims import Axes
-from minidist.pipeline.runtime import Pipeline, PipelineStage
+from minidist.pipeline.runtime import Pipeline, PipelineStage, Reduction
+from minidist.pipeline.runtime.evaluation import Evaluation
 from minidist.pipeline.runtime.norm import gather_blocks
 
 
@@ -98,14 +99,16 @@ class PipelineParallel(MeshStrategy):
             stages,
             self._loss,
             tied=tied,
-            data=axes.data,
-            reducers=reducers if axes.data.size > 1 or config.zero else None,
-            reduce_each=config.zero == 2,
-            shards=shards if config.zero >= 2 else None,
+            reduce=Reduction(
+                axes.data,
+                reducers=reducers if axes.data.size > 1 or config.zero else {},
+                each=config.zero == 2,
+                shards=shards if config.zero >= 2 else None,
+            ),
             coordinates=self._coordinates,
-            profile=profile,
+            observers=[] if profile is None else [profile],
         )
-        self.forward_pipe: Pipeline | None = None  # for evaluations
+        self.forward_pipe: Evaluation | None = None  # for evaluations
 
     # --- the phases of a step -----------------------------------------------------------------------------------------
 
@@ -118,7 +121,7 @@ class PipelineParallel(MeshStrategy):
     def held_out_losses(self, job: Job) -> list[float]:
         if self.forward_pipe is None:
             # Made once: the forward passes of the plan, without their backwards.
-            self.forward_pipe = self.pipe.forwards(self.job.loss_of)
+            self.forward_pipe = Evaluation(self.pipe, self.job.loss_of)
         return self.forward_pipe.step(*self._batches(job, 0))
 
     def square_sums(self) -> Array:

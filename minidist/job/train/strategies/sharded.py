@@ -28,7 +28,7 @@ from minidist.job.train.job import Job, make_optimizer, optimizer_class
 from minidist.job.train.strategies.data_axis import AxisSizes, DataAxis, Group, Replicas, Tensors
 from minidist.nn import Module
 from minidist.optim import Optimizer
-from minidist.parallel import Shard, ZeroOptimizer, fully_shard, gather_tensors
+from minidist.parallel import Shard, ZeroOptimizer, fully_shard, gather_tensors, reduced_elements
 from minidist.parallel.flat_shards import shard_square_sums
 from minidist.parallel.fsdp_state import param_groups_of
 
@@ -184,7 +184,7 @@ class FullySharded(Sharded):
         sizes = super().sizes()
         reduced = None
         if self.algorithm not in ("ring", "ordered"):
-            reduced = sum(unit.elements_sent() for unit in self.units)
+            reduced = sum(map(reduced_elements.of_unit, self.units))
         return replace(sizes, buckets=sizes.units, resident=self.resident, reduced=reduced)
 
 

@@ -9,8 +9,13 @@ late for the next but one. Source: Narayanan et al., PipeDream-2BW, ICML 2021.
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from minidist.base.errors import UsageError
 from minidist.pipeline.plan.one_f_one_b import stage_order
+from minidist.pipeline.plan.plan import Plan
 from minidist.pipeline.plan.registry import Orders, schedule
 
 
@@ -18,7 +23,13 @@ def _at_least_p(p: int, m: int, v: int) -> str | None:
     return None if m >= p else f"it needs at least {p} in a batch"
 
 
-@schedule("pipedream-2bw", aliases=("2bw",), takes=_at_least_p, updates="2bw")
+def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:
+    """Return the plan of all batches, of which each is one update."""
+    m = plan.microbatches
+    return replace(plan, microbatches=m * options.get("batches", 1), batch=m)
+
+
+@schedule("pipedream-2bw", aliases=("2bw",), takes=_at_least_p, updates="2bw", complete=_complete)
 def pipedream_2bw(p: int, m: int, batches: int = 1) -> Orders:
     """Return 1F1B without a flush over `batches` batches of m micro-batches, numbered through."""
     if batches < 1:

@@ -18,15 +18,27 @@ Sources: Harlap et al., arXiv:1806.03377; Narayanan et al., PipeDream, SOSP 2019
 Proved by: tests/pipeline/test_plans.py, tests/pipeline/test_pipedream.py
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from minidist.base.errors import UsageError, quoted
-from minidist.pipeline.plan.action import STEP, Action
+from minidist.pipeline.plan.action import STEP, Action, actions_of
 from minidist.pipeline.plan.one_f_one_b import stage_order
+from minidist.pipeline.plan.plan import Plan
 from minidist.pipeline.plan.registry import Orders, schedule
 
 
-@schedule("pipedream", aliases=("weight-stashing", "asynchronous-1f1b"), updates="stash")
+def _complete(plan: Plan, options: Mapping[str, Any]) -> Plan:
+    """Return the plan with fewer stages than ranks where stages have replicas, and without stashing as asked for."""
+    if options.get("stashing") is False:
+        plan = replace(plan, updates="no-stash")
+    if options.get("replicas") is None:
+        return plan
+    return replace(plan, stages=1 + actions_of(plan.orders[-1][0])[0].stage)
+
+
+@schedule("pipedream", aliases=("weight-stashing", "asynchronous-1f1b"), updates="stash", complete=_complete)
 def pipedream(p: int, m: int, stashing: bool = True, replicas: Any = None) -> Orders:
     """Return 1F1B's order over a stream of m mini-batches, with an update after each.
 

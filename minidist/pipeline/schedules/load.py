@@ -12,8 +12,9 @@ from typing import Any
 from minidist.base.errors import UsageError, quoted, quoted_path, reason
 from minidist.base.user_file import is_user_function, load_function
 from minidist.pipeline.plan.action import Item, show
-from minidist.pipeline.plan.plan import UPDATES, Plan, from_cells, read_csv
+from minidist.pipeline.plan.plan import UPDATE_RULES, Plan
 from minidist.pipeline.plan.registry import get_schedule
+from minidist.pipeline.schedules.text import from_cells, read_csv
 
 MAX_CELLS = 10_000_000  # actions and ranks that a user's function may return
 
@@ -79,11 +80,12 @@ def _call(source: str, p: int, m: int, v: int | None, options: dict[str, Any]) -
     if plan is None:
         return found
     numbers = (plan.stages, plan.microbatches, plan.batch)
-    if plan.updates not in UPDATES or not all(isinstance(number, int) and number >= 1 for number in numbers):
+    updates = ("flush", "none", *UPDATE_RULES)
+    if plan.updates not in updates or not all(isinstance(number, int) and number >= 1 for number in numbers):
         raise UsageError(
             f"{shown} returned {quoted(plan)}; its stages, microbatches and batch must be whole numbers of at least"
             " 1, and"
-            f" updates one of {', '.join(UPDATES)}"
+            f" updates one of {', '.join(updates)}"
         )
     return plan.with_orders(found.orders)
 

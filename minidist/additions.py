@@ -1,0 +1,138 @@
+"""What this package adds to its core, wherever the core runs: imported with the package, it loads nothing else.
+
+Each function imports what it needs when the core calls it.
+
+Proved by: tests/base/test_hooks.py, tests/base/test_hooks.py
+"""
+
+from typing import Any
+
+from minidist.base import hooks
+from minidist.base.hooks import elsewhere
+
+# Files of minidist/collectives that register no algorithm.
+_NO_ALGORITHMS = (
+    "auto",
+    "calls",
+    "closed_forms",
+    "nodes",
+    "one_event",
+    "operations",
+    "registry",
+    "ring_event",
+    "tuning",
+    "user_algorithms",
+)
+
+
+def _choose(comm: Any, operation: str, nbytes: int) -> str:
+    from minidist.collectives.auto import choose
+
+    return choose(comm, operation, nbytes)
+
+
+def _more_algorithms() -> None:
+    from minidist import collectives
+    from minidist.base.registry import import_modules
+
+    import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
+
+
+def _algorithm_of_a_file(operation: str, name: str) -> Any:
+    if ".py:" not in name:
+        return None
+    from minidist.collectives.user_algorithms import load_algorithm
+
+    return load_algorithm(name, operation)[1]
+
+
+def _run_as_one_event(*arguments: Any) -> Any:
+    from minidist.collectives.one_event import run_as_one_event
+
+    return run_as_one_event(*arguments)
+
+
+def _barrier_as_one_event(comm: Any) -> None:
+    from minidist.collectives.one_event import barrier_as_one_event
+
+    barrier_as_one_event(comm)
+
+
+def _fibers() -> Any:
+    from minidist.base import promise_fibers
+
+    return promise_fibers
+
+
+def _kernels_of(value: Any) -> Any:
+    """Return meta_kernels.py for arrays without data, cuda_kernels.py for CuPy's, None for all others."""
+    if getattr(value, "is_meta", False):
+        from minidist.base import meta_kernels
+
+        return meta_kernels
+    if type(value).__module__.partition(".")[0] != "cupy":
+        return None
+    from minidist.base import cuda_kernels
+
+    return cuda_kernels
+
+
+def _half() -> Any:
+    from minidist.base import half
+
+    elsewhere.half = lambda: half  # the next call finds it
+    return half
+
+
+def _precision() -> Any:
+    from minidist.autograd import precision
+
+    elsewhere.precision = lambda: precision
+    return precision
+
+
+def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
+    from minidist.autograd.in_place import SampledTensor
+
+    elsewhere.saved_tensor = SampledTensor
+    return SampledTensor(tensor, version, array)
+
+
+def _refusals() -> Any:
+    from minidist.nn import refusals
+
+    elsewhere.refusals = lambda: refusals
+    return refusals
+
+
+def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], list[str]]:
+    from minidist.nn.state import load_state_dict
+
+    return load_state_dict(module, state, strict)
+
+
+def _describe(module: Any) -> str:
+    from minidist.nn.describe import describe
+
+    return describe(module)
+
+
+def _move(module: Any, device: Any) -> None:
+    from minidist.nn.moving import move
+
+    move(module, device)
+
+
+hooks.choosers["auto"] = _choose
+hooks.more_algorithms.append(_more_algorithms)
+hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.one_event.update(call=_run_as_one_event, barrier=_barrier_as_one_event)
+elsewhere.fibers = _fibers
+elsewhere.kernels_of = _kernels_of
+elsewhere.half = _half
+elsewhere.precision = _precision
+elsewhere.saved_tensor = _saved_tensor
+elsewhere.refusals = _refusals
+elsewhere.load_state_dict = _load_state_dict
+elsewhere.describe = _describe
+elsewhere.move = _move

@@ -1,0 +1,50 @@
+"""Where a library takes part in what the core does: tables that are empty until somebody adds a function to them.
+
+    calls.py    algorithm="auto"  ──▶  choosers["auto"](comm, "all_reduce", 4096)  ──▶  "recursive_doubling"
+
+The core calls what it finds here, and runs without any of it. `minidist/additions.py` adds the functions of this
+package when the package is imported; they import what they need when they are called.
+
+Proved by: tests/base/test_hooks.py, tests/base/test_hooks.py
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+# Names that stand for a choice among algorithms: (comm, operation, bytes of the whole array) -> the algorithm's name.
+choosers: dict[str, Callable[[Any, str, int], str]] = {}
+
+# Each registers more algorithms; called once, when a name is none of those that are there.
+more_algorithms: list[Callable[[], None]] = []
+
+# (operation, name) -> the algorithm that the name describes, or None.
+algorithm_sources: list[Callable[[str, str], Any]] = []
+
+# Where one rank stands for many: "call" runs (operation, algorithm, call, *arguments), "barrier" waits on (comm).
+one_event: dict[str, Callable[..., Any]] = {}
+
+
+class Elsewhere:
+    """The functions, as attributes. They are the same for all ranks and hold no state."""
+
+    # The backend of base/fibers.py where there is no greenlet: a module with its five names.
+    fibers: Callable[[], Any]
+    # An array that is not one of NumPy's -> the module of whole operations on it, or None.
+    kernels_of: Callable[[Any], Any]
+    # The module base/half.py: conversions and sums of 16-bit floats.
+    half: Callable[[], Any]
+    # The module autograd/precision.py: operands in half precision, and in which precision an operation computes.
+    precision: Callable[[], Any]
+    # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
+    saved_tensor: Callable[[Any, int, Any], Any]
+    # The module nn/refusals.py: what a module's call refuses.
+    refusals: Callable[[], Any]
+    # (module, state, strict) -> (missing, unexpected) names: copies values into a model.
+    load_state_dict: Callable[[Any, Any, bool], tuple[list[str], list[str]]]
+    # A module of a model -> the text that `print` shows.
+    describe: Callable[[Any], str]
+    # (module, device) -> None: moves a model's parameters, gradients and buffers.
+    move: Callable[[Any, Any], None]
+
+
+elsewhere = Elsewhere()

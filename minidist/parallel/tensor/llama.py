@@ -1,0 +1,148 @@
+"""Tensor parallelism of a Llama: projections that share their input, and key-value heads that ranks share.
+
+    x ──▶ f ──┬──▶ q_proj (columns)          4 ranks, 8 query heads, 2 key-value heads
+              ├──▶ k_proj (columns)          query heads of a rank   0 1 | 2 3 | 4 5 | 6 7
+              └──▶ v_proj (columns)          its key-value head       0  |  0  |  1  |  1
+
+One f (or one gather of the sequence) stands before all projections of an attention, and one before the two of an MLP.
+With fewer key-value heads than ranks, neighbours hold the same head. Each has a part of its gradient, so backward sums
+the gradient over those ranks: an all-reduce of the shard's size.
+
+Importing this module adds the plan of a Llama to `PLANS`.
+
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Ainslie et al., "GQA", 2023.
+
+Proved by: tests/parallel/test_tensor.py, tests/parallel/test_tensor_against_torch.py
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from minidist.autograd import Parameter, Tensor, linear
+from minidist.base.errors import check_divisible
+from minidist.comm import Comm
+from minidist.nn.linear import Conv1D, Linear
+from minidist.nn.llama import Llama
+from minidist.nn.module import Module
+from minidist.parallel.tensor.layers import ColumnParallelLinear
+from minidist.parallel.tensor.parallelize import PLANS, Styles
+from minidist.parallel.tensor.regions import copy_to_tensor_parallel_region, gather_from_sequence_parallel_region
+from minidist.parallel.tensor.shard_context import ShardContext
+from minidist.parallel.tensor.styles import (
+    HeadParallel,
+    LossParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallel,
+)
+from minidist.parallel.volume import Volume
+
+
+class SharedInputColumnParallelLinear(ColumnParallelLinear):
+    """A column-parallel layer whose input has passed f already, because other layers share it.
+
+    replicas > 1: this number of neighbouring ranks has the same columns, whose gradient backward sums over them.
+    """
+
+    def __init__(self, linear: Linear | Conv1D, context: ShardContext, name: str, replicas: int) -> None:
+        super().__init__(linear, context, name, replicas=replicas)
+        # The ranks that hold the same columns are neighbours: {0, 1}, {2, 3}, ... with two replicas.
+        first = self.comm.rank // replicas * replicas
+        ranks = list(range(first, first + replicas))
+        self.kv_replica_group = self.comm.group(ranks, f"copies{first}") if replicas > 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in) -> (..., out / t)."""
+        bias = None if self.bias is None else self._replicated(self.bias)
+        return linear(x, self._replicated(self.weight), bias, self.activation, self.weight_is_in_out)
+
+    def _replicated(self, parameter: Parameter) -> Tensor:
+        """`parameter`, whose gradient backward sums over the ranks that hold the same shard."""
+        group = self.kv_replica_group
+        return parameter if group is None else copy_to_tensor_parallel_region(parameter, group)
+
+
+class SharedInputColwise(ParallelStyle):
+    """Linear or Conv1D: output features split; the module around it prepares the input (`PrepareModuleInput`)."""
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return a SharedInputColumnParallelLinear."""
+        self.expect(module, name, Linear, Conv1D)
+        return SharedInputColumnParallelLinear(module, context, name, context.kv_replicas.get(name, 1))
+
+
+class GroupedHeadParallel(HeadParallel):
+    """An attention module with separate projections: each rank has 1/t of the heads, and of the key-value heads.
+
+    With fewer key-value heads than ranks, t / kv_heads neighbouring ranks have the same one: those whose query heads
+    read it.
+    """
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the attention with the dropout of its own heads, and tell the context which ranks share heads."""
+        attention = super().apply(module, name, context)
+        ranks, kv_heads = context.comm.size, module.k_proj.out_features // module.head_size
+        if ranks > kv_heads and ranks % kv_heads == 0:
+            context.kv_replicas |= {f"{name}.{part}": ranks // kv_heads for part in ("k_proj", "v_proj")}
+        else:
+            check_divisible(kv_heads, f"key-value heads of {name}", ranks, "tensor")
+        return attention
+
+
+@dataclass
+class PrepareModuleInput(ParallelStyle):
+    """The first argument of a module passes f (or the gather of the sequence) once, for all layers that share it.
+
+    Those layers get SharedInputColwise.
+    """
+
+    sequence_parallel: bool = False
+
+    def apply(self, module: Any, name: str, context: ShardContext) -> Module:
+        """Return the module with a forward pre-hook."""
+        comm = context.comm  # the hook lives as long as the model, and the context holds all unsplit parameters
+
+        def prepare(_: Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            return self._prepared(arguments[0], comm), *arguments[1:]
+
+        module.register_forward_pre_hook(prepare)
+        return module  # type: ignore[no-any-return]
+
+    def _prepared(self, x: Tensor, comm: Comm) -> Tensor:
+        if self.sequence_parallel:
+            return gather_from_sequence_parallel_region(x, comm, regather=True)
+        return copy_to_tensor_parallel_region(x, comm)
+
+
+def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
+    """Return Megatron's split of a `Llama`: heads and key-value heads, the inner width, and the vocabulary.
+
+    The three projections of an attention share one f, and the two of an MLP, so the counts are those of `gpt_plan`.
+    """
+    # As in `gpt_plan`, with separate projections: one f around all that share an input, so they do not copy it again.
+    sp = sequence_parallel
+    plan: Styles = {
+        "": LossParallel(vocab_size),
+        "model.embed_tokens": VocabParallel(sp),
+        "lm_head": VocabParallel(sp),
+        "model.layers.*.self_attn": [GroupedHeadParallel(), PrepareModuleInput(sp)],
+        "model.layers.*.self_attn.[qkv]_proj": SharedInputColwise(),
+        "model.layers.*.self_attn.o_proj": RowwiseParallel(sequence_parallel=sp),
+        "model.layers.*.mlp": PrepareModuleInput(sp),
+        "model.layers.*.mlp.gate_proj": SharedInputColwise(),
+        "model.layers.*.mlp.up_proj": SharedInputColwise(),
+        "model.layers.*.mlp.down_proj": RowwiseParallel(sequence_parallel=sp),
+    }
+    if sp:
+        for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
+            plan[f"model.{name}"] = SequenceParallel()
+    return plan
+
+
+PLANS.append((lambda model: isinstance(model, Llama), lambda model, split: llama_plan(model.config.vocab_size, split)))
+
+
+def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
+    """Return the elements sent to sum the gradient of `parameters` elements over groups of `replicas` ranks."""
+    return Volume(backward=2 * (replicas - 1) * parameters)

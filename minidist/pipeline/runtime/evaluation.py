@@ -1,0 +1,39 @@
+"""The forward passes of a pipeline alone: an evaluation on the stages of one that trains.
+
+Proved by: tests/pipeline/test_runtime.py, tests/train/test_pipelines.py
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from minidist.pipeline.passes import forwards
+from minidist.pipeline.runtime.pipeline import Loss, Pipeline
+from minidist.pipeline.runtime.reduction import Reduction
+from minidist.pipeline.runtime.shapes import StageMetadata
+
+
+class Evaluation(Pipeline):
+    """The stages of `pipe` on the same ranks, forward only: `step` returns losses and leaves gradients alone.
+
+    count: of the plan's first micro-batches only. Every rank makes it, after a step of `pipe`: it knows the shapes that
+    `pipe` has learned, and sends nothing for them.
+    """
+
+    def __init__(self, pipe: Pipeline, loss: Loss, count: int | None = None) -> None:
+        self.known = pipe.metadata if count is None else _of_first(pipe.metadata, count)
+        plan, stages = forwards(pipe.plan, count), list(pipe.stages.values())
+        super().__init__(pipe.comm, plan, stages, loss, reduce=pipe.reduce, coordinates=pipe.coordinates)
+
+    def agree(self, reduce: Reduction, tied: Sequence[str]) -> None:
+        self.know(self.known)
+
+
+def _of_first(metadata: StageMetadata, count: int) -> StageMetadata:
+    """Return what crosses in the first `count` micro-batches alone."""
+    return replace(
+        metadata,
+        inputs=None if metadata.inputs is None else metadata.inputs[:count],
+        tensors={way: tensors for way, tensors in metadata.tensors.items() if way[2] < count},
+        sources={key: stages for key, stages in metadata.sources.items() if key[1] < count},
+        targets={key: stages for key, stages in metadata.targets.items() if key[1] < count},
+    )
