@@ -40,6 +40,7 @@ from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.process_state import ProcessState
 from minidist.comm.sim.state import Chooser, Stream, earliest
 from minidist.comm.sim.world import Sim
+from minidist.comm.waiting import Waiting
 
 
 class SimWorld(Sim):
@@ -247,8 +248,10 @@ class SimWorld(Sim):
             raise look_ahead(self, self.calls.unlike)
         return super()._idle() or bool(self.state.dead and self.failures.notify(self.matching.match_waiting))
 
-    def explain(self, name: str) -> str:
-        return self.calls.explain(name, self.state.returned)
+    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+        from minidist.comm.sim.deadlock_hints import hints
+
+        return hints(self.state, blocked, waiting, lambda name: self.calls.explain(name, self.state.returned))
 
     def _pausing(self, stream: Stream, on: Request | Work) -> None:
         """Raise for a rank that must not wait. A killed one never communicates again: see `failures`."""

@@ -33,6 +33,7 @@ from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.deadlock_report import deadlock
 from minidist.comm.sim.matching import Matching
 from minidist.comm.sim.state import Chooser, SimState, Stream, earliest
+from minidist.comm.waiting import Waiting
 
 
 class Sim:
@@ -147,15 +148,15 @@ class Sim:
 
         # [2] A rank that has not returned, or a stream that it left behind, waits for ever.
         if any(stream.fiber is not None and not stream.fiber.dead for stream in state.streams()):
-            raise deadlock(state, self.explain)
+            raise deadlock(state, self._hints)
 
     def _idle(self) -> bool:
         """No stream can run: let one go on. Returns False when there is none."""
         return self.matching.match_one_wildcard()
 
-    def explain(self, name: str) -> str:
-        """Return a sentence about the calls of a communicator in which ranks differ, "" if none is known."""
-        return ""
+    def _hints(self, blocked: list[Stream], waiting: list[Waiting]) -> list[str]:
+        """Return sentences about what was probably meant by a program that waits for ever."""
+        return []
 
     def _annotate(self, error: BaseException, stream: Stream) -> None:
         if isinstance(error, CommunicationError):
