@@ -13,6 +13,7 @@ Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -49,7 +50,7 @@ class ReplicaGuard(Guard):
     def __init__(self, op: str, *comms: Comm) -> None:
         super().__init__(op, *comms)
         self.comm, self.number = comms[0], next_model(comms[0])
-        self.ranks = int(np.prod([comm.size for comm in comms]))  # that see other rows
+        self.ranks = prod(comm.size for comm in comms)  # that see other rows
         self.mode = self.means = ""
         self.module: Any = None
         self.members: set[Parameter] = set()  # those that come into the module later would never be reduced

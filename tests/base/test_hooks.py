@@ -16,7 +16,7 @@ from minidist.parallel import DistributedDataParallel, ZeroOptimizer, fully_shar
 @pytest.fixture
 def core_alone(monkeypatch):
     monkeypatch.setattr(hooks, "choosers", {})
-    for name in ("more_algorithms", "algorithm_sources", "guards", "shard_arguments", "one_event"):
+    for name in ("call_checks", "more_algorithms", "algorithm_sources", "guards", "shard_arguments", "one_event"):
         monkeypatch.setattr(hooks, name, [])
 
 
