@@ -2,7 +2,7 @@
 
 Each function imports what it needs when the core calls it.
 
-Proved by: tests/base/test_hooks.py
+Proved by: tests/base/test_hooks.py, tests/base/test_elsewhere.py
 """
 
 from typing import Any
@@ -45,6 +45,10 @@ def _more_algorithms() -> None:
     from minidist.base.registry import import_modules
 
     import_modules(collectives.__name__, collectives.__path__, without=_NO_ALGORITHMS)
+
+
+def _more_schedules() -> None:
+    import minidist.pipeline.schedules  # noqa: F401  its files register them
 
 
 def _algorithm_of_a_file(operation: str, name: str) -> Any:
@@ -136,6 +140,19 @@ def _load_state_dict(module: Any, state: Any, strict: bool) -> tuple[list[str], 
     return load_state_dict(module, state, strict)
 
 
+def _optimizer_checks() -> Any:
+    from minidist.optim import checks
+
+    elsewhere.optimizer_checks = lambda: checks
+    return checks
+
+
+def _load_optimizer(optimizer: Any, saved: Any) -> None:
+    from minidist.optim.state import load_state_dict
+
+    load_state_dict(optimizer, saved)
+
+
 def _describe(module: Any) -> str:
     from minidist.nn.describe import describe
 
@@ -148,10 +165,71 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+def _plan(model: Any, sequence_parallel: bool) -> Any:
+    """Return the plan of a Llama, and of a model with experts."""
+    config = getattr(model, "config", None)
+    if not getattr(config, "n_experts", 0) and not hasattr(config, "num_local_experts"):
+        return None
+    from minidist.parallel.expert.tensor_parallel import plan_of
+
+    return plan_of(model, sequence_parallel)
+
+
+def _ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    """Return ring attention, where one rank stands for many as one event."""
+    if comm.world.folds:
+        from minidist.parallel.context.ring_event import RingAttentionEvent
+
+        return RingAttentionEvent(comm, length)
+    from minidist.parallel.context.ring_attention import RingAttention
+
+    return RingAttention(comm, length)
+
+
+def _all_gather(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.all_gather_attention import AllGatherAttention
+
+    return AllGatherAttention(comm, length)
+
+
+def _ulysses_ring(comm: Any, length: int, inner: Any, neighbours: int) -> Any:
+    from minidist.parallel.context.ulysses_ring import UlyssesRingAttention
+
+    return UlyssesRingAttention(comm, length, neighbours)
+
+
+def _check_schedule(*arguments: Any) -> None:
+    from minidist.pipeline.schedules.refusals import check_schedule
+
+    check_schedule(*arguments)
+
+
+def _check_transfers(plan: Any, items: Any) -> bool:
+    from minidist.pipeline.transfers import check_transfers
+
+    return check_transfers(plan, items)
+
+
+def _pipeline_refusals() -> Any:
+    from minidist.pipeline.runtime import refusals
+
+    return refusals
+
+
+def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
+    from minidist.parallel.running_statistics import RunningStatistics, exchange_among
+
+    statistics = RunningStatistics(module, exchange_among(comm, ranks), data)
+    return statistics.combine if statistics.layers else None
+
+
 hooks.choosers["auto"] = _choose
 hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
+hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.plan_sources.append(_plan)
+hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)
 hooks.shard_arguments.append(_shard_arguments)
 hooks.one_event.append(_one_event)
@@ -162,5 +240,11 @@ elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
+elsewhere.optimizer_checks = _optimizer_checks
+elsewhere.load_optimizer = _load_optimizer
 elsewhere.describe = _describe
 elsewhere.move = _move
+elsewhere.check_schedule = _check_schedule
+elsewhere.check_transfers = _check_transfers
+elsewhere.pipeline_refusals = _pipeline_refusals
+elsewhere.combine_statistics = _combine_statistics

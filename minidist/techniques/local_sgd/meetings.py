@@ -64,7 +64,7 @@ class LocalSteps(Meeting):
             self.optimizer.outer_step()
 
         # An offloaded optimizer steps copies on the host, which must be the new weights, too.
-        if averaged and hasattr(self.optimizer, "refresh"):
+        if averaged:
             self.optimizer.refresh()
 
 
