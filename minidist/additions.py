@@ -13,6 +13,8 @@ from minidist.base.hooks import elsewhere
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "auto",
+    "call",
+    "call_checks",
     "calls",
     "closed_forms",
     "nodes",
@@ -29,6 +31,13 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
     from minidist.collectives.auto import choose
 
     return choose(comm, operation, nbytes)
+
+
+def _check_call(*arguments: Any, **keywords: Any) -> None:
+    from minidist.collectives.call_checks import check_call
+
+    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    check_call(*arguments, **keywords)
 
 
 def _more_algorithms() -> None:
@@ -215,6 +224,7 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
 
 
 hooks.choosers["auto"] = _choose
+hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)

@@ -23,6 +23,9 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
+# Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
+call_checks: list[Callable[..., None]] = []
+
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
 
