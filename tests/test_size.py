@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_578,
+    "autograd": 3_575,
     "base": 4_334,
     "bench": 2_240,
     "collectives": 3_296,
