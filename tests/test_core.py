@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_651,
+        1_654,
         0,
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
         " trace watchers",
@@ -40,14 +40,14 @@ PARTS = {
         "collectives: __init__ binomial_tree calls folding naive operations ordered recursive_doubling registry ring",
     ),
     "data parallelism": (
-        2_105,
+        2_106,
         0,
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
-        2_316,
+        2_016,
         0,
-        "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
+        "parallel: model_parallel; parallel/tensor: __init__ layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
