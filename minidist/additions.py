@@ -165,6 +165,12 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+def _check_weights(operation: str, module: Any, comm: Any) -> None:
+    from minidist.parallel.weights_check import check_weights
+
+    check_weights(operation, module, comm)
+
+
 def _plan(model: Any, sequence_parallel: bool) -> Any:
     """Return the plan of a Llama, and of a model with experts."""
     config = getattr(model, "config", None)
@@ -228,6 +234,7 @@ hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
 hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)

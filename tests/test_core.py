@@ -45,9 +45,9 @@ PARTS = {
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
-        2_316,
+        2_016,
         0,
-        "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
+        "parallel: model_parallel; parallel/tensor: __init__ layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
