@@ -14,30 +14,30 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_534,
-    "base": 4_334,
+    "autograd": 3_510,
+    "base": 4_290,
     "bench": 2_240,
-    "collectives": 3_296,
-    "comm": 6_450,
-    "commands": 5_246,
-    "course": 15_381,
+    "collectives": 3_280,
+    "comm": 6_462,
+    "commands": 5_248,
+    "course": 15_325,
     "data": 1_350,
     "debug": 10_086,
-    "job": 11_604,
-    "nn": 2_990,
-    "optim": 2_028,
-    "parallel": 7_751,
-    "pipeline": 5_841,
-    "planning": 6_424,
+    "job": 11_595,
+    "nn": 2_970,
+    "optim": 2_049,
+    "parallel": 8_066,
+    "pipeline": 5_885,
+    "planning": 6_426,
     "report": 4_865,
-    "techniques": 6_910,
+    "techniques": 6_963,
 }
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
 PARAMETERS = 14  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
-COMPLEX = 51  # functions of a complexity above 15
+COMPLEX = 54  # functions of a complexity above 15
 
 
 def sources(folder):

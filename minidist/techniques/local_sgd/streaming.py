@@ -157,8 +157,7 @@ class StreamingOuterOptimizer(OptimizerWrapper):
         own[...] = kind(self.mixing) * own + kind(1 - self.mixing) * common
         self.flat.updated()
         # An offloaded optimizer steps copies on the host, which must be the new weights, too.
-        if hasattr(self.optimizer, "refresh"):
-            self.optimizer.refresh()
+        self.optimizer.refresh()
 
     # --- in a checkpoint ---
 

@@ -88,6 +88,9 @@ class _CountedOptimizer:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.inner.load_state_dict({**saved, "step": self.updates(saved["step"])})
 
+    def refresh(self) -> None:
+        self.inner.refresh()
+
 
 class AsynchronousPipeline(MeshStrategy):
     """This rank's stage of an asynchronous pipeline; sends what `Stream` sends."""
