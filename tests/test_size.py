@@ -14,8 +14,8 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_462,
-    "base": 4_254,
+    "autograd": 3_488,
+    "base": 4_258,
     "bench": 2_240,
     "collectives": 3_296,
     "comm": 6_450,
