@@ -14,13 +14,13 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_630,
+        1_655,
         0,
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
         " trace watchers",
     ),
     "autograd": (
-        2_552,
+        2_596,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
@@ -40,20 +40,20 @@ PARTS = {
         "collectives: __init__ binomial_tree calls folding naive operations ordered recursive_doubling registry ring",
     ),
     "data parallelism": (
-        2_419,
-        15,
-        "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients zero",
+        2_105,
+        0,
+        "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
-        2_368,
+        2_316,
         0,
         "parallel: model_parallel volume; parallel/tensor: __init__ grad_norm layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
-        2_679,
-        1,
+        2_437,
+        0,
         "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
         " reduction shapes shared shared_shards stages; base: fingerprint",

@@ -17,11 +17,27 @@ choosers: dict[str, Callable[[Any, str, int], str]] = {}
 # Each registers more algorithms; called once, when a name is none of those that are there.
 more_algorithms: list[Callable[[], None]] = []
 
+# Each registers more schedules of pipelines; called once, when a name is none of those that are there.
+more_schedules: list[Callable[[], None]] = []
+
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
-# Where one rank stands for many: "call" runs (operation, algorithm, call, *arguments), "barrier" waits on (comm).
-one_event: dict[str, Callable[..., Any]] = {}
+# The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
+guards: list[Callable[..., Any]] = []
+
+# What ZeRO adds to the arguments of an optimizer: (optimizer's class, parameters, communicator) -> further arguments.
+shard_arguments: list[Callable[[Any, Any, Any], dict[str, Any]]] = []
+
+# Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
+one_event: list[Callable[[], Any]] = []
+
+# Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
+plan_sources: list[Callable[[Any, bool], Any]] = []
+
+# Attention of split sequences, by name: (comm, tokens of a sequence, the model's attention so far, neighbours that
+# exchange heads) -> the module that takes the place of every `attention_fn`.
+attentions: dict[str, Callable[[Any, int, Any, int], Any]] = {}
 
 
 class Elsewhere:
@@ -53,6 +69,15 @@ class Elsewhere:
     describe: Callable[[Any], str]
     # (module, device) -> None: moves a model's parameters, gradients and buffers.
     move: Callable[[Any, Any], None]
+    # (schedule, stages, microbatches, chunks, options): UsageError for what a schedule cannot have.
+    check_schedule: Callable[..., None]
+    # (plan, items) -> whether a plan has sends and receives; PlanError where they do not match.
+    check_transfers: Callable[[Any, Any], bool]
+    # The module pipeline/runtime/refusals.py: what a pipeline refuses.
+    pipeline_refusals: Callable[[], Any]
+    # (module, communicator, its ranks that compute the module, data axis) -> what combines the running statistics of
+    # its layers after a step, or None.
+    combine_statistics: Callable[..., Callable[[], None] | None]
 
 
 elsewhere = Elsewhere()

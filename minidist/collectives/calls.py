@@ -213,7 +213,7 @@ def all_to_all(
 def barrier(comm: PointToPoint) -> None:
     """Block until every rank has entered."""
     if comm.world.folds:
-        hooks.one_event["barrier"](comm)
+        hooks.one_event[-1]().barrier_as_one_event(comm)
     else:
         comm.barrier()
 
@@ -242,7 +242,7 @@ def _call(
     chosen = ALGORITHMS[operation][algorithm]
     function = chosen.run
     if comm.world.folds:
-        function = partial(hooks.one_event["call"], operation, chosen)
+        function = partial(hooks.one_event[-1]().run_as_one_event, operation, chosen)
     algorithm = chosen.name  # also of another spelling, and of FILE.py:FUNCTION
 
     # What both sides of each message must have alike: the algorithm, the reduction, the root and, because arrays travel

@@ -27,6 +27,7 @@ from minidist.base.user_file import is_user_function
 from minidist.data.shares import Shares, cut_batch, measured_every, parse_weights
 from minidist.optim.named import OPTIMIZERS
 from minidist.parallel.dims import ParallelDims
+from minidist.parallel.fitting_dims import dims_of
 from minidist.pipeline.schedules import get_schedule, read_csv
 from minidist.techniques import installed, ranks_beside
 
@@ -449,7 +450,7 @@ def resolve_dims(config: TrainConfig, ranks: int | None = None) -> ParallelDims:
     # Without a number of ranks, the degrees determine it; a --dp that is left open counts as 1.
     dp = config.dp if ranks is not None else config.dp or 1
     ranks = (dp or 1) * config.pp * config.cp * config.tp if ranks is None else ranks
-    return ParallelDims.of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
+    return dims_of(ranks, pp=config.pp, dp=dp, cp=config.cp, tp=config.tp, ep=config.ep)
 
 
 def resolve_batches(config: TrainConfig, ranks: int) -> Batches:

@@ -206,7 +206,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     sampler = GlobalBatchSampler(dataset, batches.global_batch, config.context, config.seed)
     dtype, model = named_dtype(DTYPES[config.precision]), make_model(config, dataset)
     load_initial_weights(config, model)
-    add_to_the_core(config)
     if config.document_separator is not None:
         from minidist.parallel.context.all_gather_attention import mask_documents
 
@@ -231,18 +230,6 @@ def build(config: TrainConfig, batches: Batches, comm: Comm | None = None, plan:
     if config.is_language_model:
         job.model.loss_fn = job.loss_function(job.model.loss_fn)
     return job
-
-
-def add_to_the_core(config: TrainConfig) -> None:
-    """Import the plans and kinds of attention that this config needs and the core lacks; each adds itself by name."""
-    if config.model == "llama":
-        import minidist.parallel.tensor.llama
-    if config.experts:
-        import minidist.parallel.expert.tensor_parallel
-    if config.attention == "all-gather":
-        import minidist.parallel.context.all_gather_attention
-    if config.attention == "ulysses-ring":
-        import minidist.parallel.context.ulysses_ring  # noqa: F401
 
 
 Exchange = LayerSums | WholeMatrices

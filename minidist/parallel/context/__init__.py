@@ -7,6 +7,7 @@ the communicator to give to `DistributedDataParallel(..., reduction="sum")`.
 positions.py              the global positions of a rank's tokens
 split_attention.py        how GPT and Llama call ring attention and all-gather attention
 ring_attention.py         ring attention
+ring_event.py             ring attention of folded ranks, in a dry run
 all_gather_attention.py   all-gather attention, with documents
 ulysses.py                Ulysses
 ulysses_ring.py           Ulysses among neighbours, and rings between their groups

@@ -28,7 +28,7 @@ from minidist.comm import Comm
 from minidist.nn.module import Module
 from minidist.parallel.context.document_mask import current_documents
 from minidist.parallel.context.positions import chunks_of, sequence_positions
-from minidist.parallel.context.split_attention import ATTENTIONS, SplitAttention
+from minidist.parallel.context.split_attention import SplitAttention
 from minidist.parallel.tensor.regions import contiguous
 from minidist.parallel.volume import Volume
 
@@ -147,9 +147,6 @@ def mask_documents(model: Module, length: int) -> None:
     for module in model.modules():
         if hasattr(module, "attention_fn"):
             module.attention_fn = whole
-
-
-ATTENTIONS.add("all-gather", lambda comm, length, inner, _: AllGatherAttention(comm, length))
 
 
 def all_gather_attention_volume(keys: int, ranks: int) -> Volume:

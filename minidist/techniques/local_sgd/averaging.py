@@ -34,7 +34,7 @@ from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters
 from minidist.optim import SGD, OptimizerWrapper, flat_slices
 from minidist.parallel.axes_check import check_axes
-from minidist.parallel.gradients import mode_of, next_model
+from minidist.parallel.replica_guard import mode_of, next_model
 from minidist.parallel.running_statistics import batch_norms
 
 

@@ -149,7 +149,7 @@ class FullySharded(Sharded):
 
         # Units of small parameters stay gathered between steps, so they are counted apart.
         self.units, self.algorithm = units, group.reduction
-        self.resident = sum(unit.flat.padded_numel for unit in units if unit.persistent)
+        self.resident = sum(unit.flat.padded_numel for unit in units if unit.reshard.persistent)
         super().__init__(
             [shard.flat for shard in shards],
             optimizer,
