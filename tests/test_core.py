@@ -14,19 +14,18 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_655,
+        1_487,
         0,
-        "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits memory random registry"
-        " trace watchers",
+        "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits random registry trace watchers",
     ),
     "autograd": (
-        2_596,
+        2_595,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"
         " reductions shaping",
     ),
-    "nn": (1_429, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
+    "nn": (1_428, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
     "optim": (893, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
         2_315,
@@ -58,7 +57,7 @@ PARTS = {
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
         " reduction shapes shared shared_shards stages; base: fingerprint",
     ),
-    "train": (356, 18, "job/train: loss recipe trainer"),
+    "train": (356, 19, "job/train: loss recipe trainer"),
 }
 
 

@@ -22,10 +22,10 @@ from minidist.autograd import current_flop_counter
 from minidist.autograd.ops.attention import Drop
 from minidist.base import arrays as xp
 from minidist.base.flop_counter import FlopCounter
-from minidist.base.memory import account_memory, track
+from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
 from minidist.base.trace import current_purpose, purpose
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 from minidist.comm import Comm
 from minidist.comm.sim.folded import FoldedWorld
 from minidist.parallel.context.ring_attention import RingAttention
