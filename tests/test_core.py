@@ -19,7 +19,7 @@ PARTS = {
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits random registry trace watchers",
     ),
     "autograd": (
-        2_595,
+        2_593,
         0,
         "autograd: __init__ backward errors function modes operands operators parameter tensor;"
         " autograd/ops: __init__ attention cross_entropy dropout elementwise embedding gelu layer_norm linear matrix"

@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_531,
+    "autograd": 3_540,
     "base": 4_292,
     "bench": 2_240,
     "collectives": 3_274,
@@ -35,9 +35,9 @@ LINES = {
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
-PARAMETERS = 14  # functions with more than eight parameters
+PARAMETERS = 8  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
-COMPLEX = 54  # functions of a complexity above 15
+COMPLEX = 49  # functions of a complexity above 15
 
 
 def sources(folder):

@@ -166,10 +166,10 @@ class BackwardPass:
 
         # Gradients of the inputs, which older nodes wait for.
         told = self.watchers
-        costs = iter(node.costs or ()) if told else None
+        costs = iter((node.costs if told else None) or ())
         for source, vjp in inputs:  # type: ignore[union-attr]
             result = gradient if vjp is None else vjp(gradient)
-            if costs is not None:
+            if told:
                 cost = next(costs, None)
                 for watcher in told:
                     watcher.input_gradient(result, cost)
@@ -182,7 +182,7 @@ class BackwardPass:
 
         # Gradients of the weights, now or later.
         for parameter, vjp in weights:
-            cost = None if costs is None else next(costs, None)
+            cost = next(costs, None)
             if self.store is not None:
                 self.store.put(parameter, vjp, gradient, cost)
             else:

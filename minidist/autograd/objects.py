@@ -12,11 +12,16 @@ from minidist.autograd.backward import map_tensors
 from minidist.autograd.tensor import Tensor
 
 
-def map_object(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a shallow copy of an object of another class with its tensors replaced, or itself without any."""
-    # Only what can hold tensors is looked into: items of a list or dict of a user's class, and attributes.
+def _members(value: Any) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """Return what can hold tensors: (key, item) of a list or dict of a user's class, and the names of attributes."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     names = [field.name for field in fields(value)] if is_dataclass(value) else list(getattr(value, "__dict__", ()))
+    return list(items), names
+
+
+def map_object(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return a shallow copy of an object of another class with its tensors replaced, or itself without any."""
+    items, names = _members(value)
     if isinstance(value, type) or (not items and not names) or hasattr(value, "forward"):
         return value  # a module is not an output
 
