@@ -127,6 +127,18 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
+def _map_object(value: Any, function: Any) -> Any:
+    from minidist.autograd.objects import map_object
+
+    return map_object(value, function)
+
+
+def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
+    from minidist.autograd.ops.dry_attention import saved_shapes
+
+    return saved_shapes(q, step, queries, source)
+
+
 def _refusals() -> Any:
     from minidist.nn import refusals
 
@@ -245,6 +257,8 @@ elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
 elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
+elsewhere.map_object = _map_object
+elsewhere.saved_shapes = _saved_shapes
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
 elsewhere.optimizer_checks = _optimizer_checks

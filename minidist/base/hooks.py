@@ -59,6 +59,10 @@ class Elsewhere:
     precision: Callable[[], Any]
     # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
     saved_tensor: Callable[[Any, int, Any], Any]
+    # (object, function) -> the object, or a shallow copy with its tensors replaced.
+    map_object: Callable[[Any, Callable[[Any], Any]], Any]
+    # (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
+    saved_shapes: Callable[[Any, int, int, Any], Any]
     # The module nn/refusals.py: what a module's call refuses.
     refusals: Callable[[], Any]
     # (module, state, strict) -> (missing, unexpected) names: copies values into a model.

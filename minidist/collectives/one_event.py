@@ -19,11 +19,11 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import account_memory, track
+from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
 from minidist.base.trace import current_purpose
 from minidist.base.trace import purpose as sending
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 from minidist.collectives.call import Call
 from minidist.collectives.registry import ALGORITHMS, Algorithm
 from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
