@@ -29,10 +29,10 @@ PARTS = {
     "nn": (1_429, 0, "nn: __init__ dropout embedding experts flat gpt language_model linear mlp module norm"),
     "optim": (893, 0, "optim: __init__ adam clip optimizer sgd slices"),
     "comm": (
-        2_315,
-        23,
+        1_891,
+        0,
         "comm: __init__ call_site communicator mesh point_to_point waiting; comm/sim: __init__ clock deadlock_report"
-        " ended matching state world",
+        " matching state world",
     ),
     "collectives": (
         1_612,

@@ -29,7 +29,7 @@ from minidist.comm.communicator import CollectiveCall, Comm
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 
 Arguments = tuple[Any, ...]
 Workspace = tuple[dict[str, int], ...]  # of each rank by purpose: the most bytes that the algorithm allocates
