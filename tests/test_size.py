@@ -19,7 +19,7 @@ LINES = {
     "bench": 2_240,
     "collectives": 3_280,
     "comm": 6_462,
-    "commands": 5_248,
+    "commands": 5_249,
     "course": 15_325,
     "data": 1_350,
     "debug": 10_086,
@@ -28,16 +28,16 @@ LINES = {
     "optim": 2_049,
     "parallel": 8_066,
     "pipeline": 5_885,
-    "planning": 6_426,
+    "planning": 6_427,
     "report": 4_865,
     "techniques": 7_157,
 }
 FOLDERS = 17
 SETTINGS = 69  # of every job; those of a technique are in its folder
 LOOP = 20  # lines of the core's loop
-PARAMETERS = 9  # functions with more than eight parameters
+PARAMETERS = 8  # functions with more than eight parameters
 LONGEST = 112  # lines of a function
-COMPLEX = 50  # functions of a complexity above 15
+COMPLEX = 46  # functions of a complexity above 15
 
 
 def sources(folder):

@@ -65,10 +65,13 @@ HOOKS = {
     "job/train/run.py Run.before_step",
     "job/train/run.py Run.is_updated",
 }
-# Files that watch messages and modules, and refuse.
+# Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
     "autograd/in_place.py",
-    "comm/buffers.py",
+    "comm/sim/checks/buffer_watch.py",
+    "comm/sim/checks/call_watch.py",
+    "comm/sim/checks/recorder.py",
+    "comm/sim/sim_world.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
