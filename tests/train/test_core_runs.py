@@ -69,6 +69,8 @@ HOOKS = {
 # Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
     "autograd/in_place.py",
+    "base/memory.py",
+    "collectives/call_checks.py",
     "comm/sim/checks/buffer_watch.py",
     "comm/sim/checks/call_watch.py",
     "comm/sim/checks/recorder.py",

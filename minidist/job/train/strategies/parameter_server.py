@@ -33,8 +33,8 @@ from minidist.autograd import FlopCounter
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.half import DTYPES, named_dtype
-from minidist.base.memory import track
 from minidist.base.trace import SpanEvent
+from minidist.base.watchers import track
 from minidist.comm import Comm
 from minidist.job.checkpoint.directory import Checkpoint, CheckpointShard
 from minidist.job.config.train_config import Batches, TrainConfig
