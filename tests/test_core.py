@@ -57,7 +57,7 @@ PARTS = {
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"
         " reduction shapes shared shared_shards stages; base: fingerprint",
     ),
-    "train": (921, 0, "job/train: data_axis layout loop loss parallelize pipeline strategy task"),
+    "train": (927, 0, "job/train: data_axis layout loop loss parallelize pipeline strategy task"),
 }
 
 
