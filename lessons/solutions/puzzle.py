@@ -69,7 +69,7 @@ FILLS = {
 
 def function(name: str) -> Callable[..., Any]:
     """Return the function of a puzzle with its blanks filled."""
-    puzzle, namespace = find(name), {"np": np, "__name__": name}
+    puzzle, namespace = find(name), {"np": np, "__name__": __name__}
     exec(filled(puzzle.stub, FILLS[name]), namespace)
     return namespace[puzzle.function]
 

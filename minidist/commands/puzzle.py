@@ -31,6 +31,8 @@ def puzzle(
 
     if name is None:
         return _list()
+    if print_only and file is not None:
+        raise UsageError("--print prints the stub; leave it out to judge a file")
     one = puzzles.find(name)
     return _stub(one, print_only) if file is None else _judge(one, file)
 

@@ -1,5 +1,6 @@
-"""What a course needs: lessons with exercises that are judged, and the museum of famous bugs.
+"""What a course needs: lessons with exercises that are judged, puzzles, and the museum of famous bugs.
 
-lesson/    what a notebook calls, the judge of answers, and the builder of notebooks
-museum/    bugs of real training code, each beside its repair
+lesson/      what a notebook calls, the judge of answers, and the builder of notebooks
+puzzle.py    puzzles of a few lines, the pictures of answers to them, and which are solved
+museum/      bugs of real training code, each beside its repair
 """

@@ -80,7 +80,8 @@ def task(puzzle: Puzzle) -> str:
     """Return the text of a puzzle with its target."""
     blanks = puzzle.stub.count(BLANK)
     fill = f"Fill {blanks} blank{'s' * (blanks != 1)}; {target_line(puzzle)}."
-    return f"{puzzle.name} {puzzle.title}\n\n{textwrap.fill(puzzle.text, 100)}\n{textwrap.fill(fill, 100)}"
+    lines = [textwrap.fill(text, 100, break_on_hyphens=False) for text in (puzzle.text, fill)]
+    return "\n".join([f"{puzzle.name} {puzzle.title}", "", *lines])
 
 
 def sheet(puzzle: Puzzle) -> str:
@@ -94,7 +95,7 @@ def sheet(puzzle: Puzzle) -> str:
 
 def load(puzzle: Puzzle, path: Path) -> Callable[..., Any]:
     """Run a file and return the function of the puzzle. Raises UsageError when it has none, or cannot be run."""
-    if path.suffix != ".py" or not path.is_file():
+    if path.suffix != ".py" or not os.path.isfile(path):
         raise UsageError(
             f"{quoted_path(path)} is no Python file; `minidist puzzle {puzzle.name}` writes one to fill in"
         )
@@ -219,8 +220,10 @@ def puzzle(name: str, function: Callable[..., Any] | None = None) -> None:
     if figure is not None:
         show(figure)
     if made.result.passed:
-        with contextlib.suppress(UsageError):
+        try:
             mark(name)
+        except UsageError as error:
+            print(error)
 
 
 # Progress -------------------------------------------------------------------------------------------------------------
@@ -242,7 +245,7 @@ def solved() -> list[str]:
     """Return the names of the puzzles that are solved. Raises UsageError when the file cannot be read."""
     path = progress_file()
     remedy = "move it away to begin anew"
-    if not path.exists():
+    if not os.path.exists(path):  # False, too, where nobody may look
         return []
     table = read_json(path, "the file of progress", remedy)
     names = table.get("puzzles") if isinstance(table, dict) else None

@@ -209,7 +209,7 @@ def ring_all_reduce(comm, array):
 """,
     "IndexError",
 )
-for module in ("exercises.e04_ring_all_reduce", "exercises", "assignments.cs336"):
+for module in ("exercises.e04_ring_all_reduce", "exercises", "assignments.cs336", "puzzles.messages"):
     cheat(
         f"import of {module}",
         f"""

@@ -15,9 +15,11 @@ from minidist.course.lesson.par import TABLE, all_cases, key_of, par_of
 from tests.lesson.par_table import measure, measured_exercises
 
 ROOT = Path(__file__).resolve().parents[2]
-EVERY = {**exercises(), **exercises("assignments")}
+EVERY = {**exercises(), **exercises("assignments"), **exercises("puzzles")}
 MEASURED = measured_exercises()
-by_name = pytest.mark.parametrize("exercise", MEASURED, ids=lambda exercise: exercise.name)
+# test_puzzles.py measures the puzzles.
+OF_LESSONS = [exercise for exercise in MEASURED if not exercise.name.startswith("puzzle.")]
+by_name = pytest.mark.parametrize("exercise", OF_LESSONS, ids=lambda exercise: exercise.name)
 
 
 def same(exercise, case):

@@ -242,7 +242,10 @@ def test_without_a_file_the_picture_goes_to_standard_output(capsys):
         (["--model", "gpt2-xxl"], "--model 'gpt2-xxl' is unknown"),
         (["--model", "gpt2", "--seq", "2000"], "the model has learned positions for 1024 tokens"),
         (["--model", "gpt2", "--recompute", "some"], "none, selective, full or sqrt"),
-        (["--model", "gpt2", "--attention", "flash"], "--attention 'flash'; it must be fused or unfused"),
+        (
+            ["--model", "gpt2", "--attention", "flash"],
+            "--attention 'flash'; it must be fused, unfused, flash-1 or flash-2",
+        ),
         (["--params", "1e9", "--format", "gif"], "text or svg"),
         (["--params", "1e9", "--seq", "128"], "--seq 128 is about a model's activations"),
         (["--params", "1e9", "--recompute", "full"], "give --model NAME"),

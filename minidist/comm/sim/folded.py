@@ -24,6 +24,7 @@ Proved by: tests/comm/sim/test_folded.py, tests/train/test_folded_dry_run.py
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -46,13 +47,31 @@ class Ports(NamedTuple):
     in_free: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Outcome:
     """What a collective call does on each rank of its group, by place: its end, and the messages and bytes sent."""
 
     ends: Sequence[Ports]
     messages: Sequence[int]
     nbytes: Sequence[int]
+
+
+class _Share(NamedTuple):
+    """What a class's ranks have of an outcome together; end: the latest times, is_even: whether they are equal."""
+
+    end: Ports
+    is_even: bool
+    messages: int
+    nbytes: int
+
+
+@lru_cache(4096)
+def _share(outcome: Outcome, places: tuple[int, ...]) -> _Share:
+    """Return what the ranks at these places do together. Equal calls have one outcome, so it is added up once."""
+    ends = {outcome.ends[place] for place in places}
+    end = Ports(*(max(times) for times in zip(*ends, strict=True)))
+    messages, nbytes = (sum(column[place] for place in places) for column in (outcome.messages, outcome.nbytes))
+    return _Share(end, len(ends) == 1, messages, nbytes)
 
 
 @dataclass
@@ -85,7 +104,7 @@ class FoldedWorld(SimWorld):
             for rank in members:
                 self.representative[rank] = first
         self.uneven = self._uneven = set[str]()  # calls that do not end at the same time on all ranks of a class
-        self._places: dict[str, dict[int, list[int]]] = {}
+        self._places: dict[str, dict[int, tuple[int, ...]]] = {}
         self._meetings: dict[tuple[str, int], _Meeting] = {}
 
     def run(self, main: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
@@ -107,13 +126,13 @@ class FoldedWorld(SimWorld):
         """Return whether ranks of the group stand for others of it."""
         return len(self.places_of(group)) < group.size
 
-    def places_of(self, group: PointToPoint) -> dict[int, list[int]]:
+    def places_of(self, group: PointToPoint) -> dict[int, tuple[int, ...]]:
         """Return the places in the group of each class's ranks, by representative."""
         if group.name not in self._places:
             places: dict[int, list[int]] = {}
             for place, rank in enumerate(group.members):
                 places.setdefault(self.representative[rank], []).append(place)
-            self._places[group.name] = places
+            self._places[group.name] = {first: tuple(found) for first, found in places.items()}
         return self._places[group.name]
 
     # a collective call ------------------------------------------------------------------------------------------------
@@ -160,17 +179,17 @@ class FoldedWorld(SimWorld):
     def _end(self, stream: Stream, group: PointToPoint, outcome: Outcome, base: float) -> None:
         """Advance a stream to the end of a call on its class's ranks, and count what they have sent."""
         places = self.places_of(group)[stream.rank]
-        ends = {outcome.ends[place] for place in places}
-        if len(ends) > 1:
+        share = _share(outcome, places)
+        if not share.is_even:
             self._uneven.add(group.operation)
-        stream.time, stream.out_free, stream.in_free = (base + max(times) for times in zip(*ends, strict=True))
+        time, out_free, in_free = share.end
+        stream.time, stream.out_free, stream.in_free = base + time, base + out_free, base + in_free
 
         # The class has as many such groups as its ranks fill.
         trace = self.state.traces[stream.rank]
         groups = trace.ranks // len(places)
-        messages, nbytes = (sum(column[place] for place in places) for column in (outcome.messages, outcome.nbytes))
-        if messages:
-            trace.add_to_totals(current_purpose(), groups * messages, groups * nbytes)
+        if share.messages:
+            trace.add_to_totals(current_purpose(), groups * share.messages, groups * share.nbytes)
 
 
 def others_of(comm: Comm) -> Sequence[int]:

@@ -15,8 +15,9 @@ from minidist.course.museum.exhibit import Catch, Exhibit, Patch
 from minidist.course.museum.jobs import train_job
 from minidist.nn import GPT, Llama, experts
 from minidist.optim.muon import newton_schulz
-from minidist.parallel import WholeMatrices, data_parallel
+from minidist.parallel import WholeMatrices, replica_guard
 from minidist.parallel.context import ring_attention
+from minidist.parallel.expert import data_parallel as expert_data_parallel
 from minidist.parallel.expert import dispatch
 from minidist.parallel.tensor import grad_norm, layers, llama, regions, sequence_parallel, sharding, vocabulary
 
@@ -94,7 +95,7 @@ def shared_heads_not_summed(patch: Patch) -> None:
 def data_axis_only(patch: Patch) -> None:
     """gradients are summed over the data axis; with one replica there is no other rank"""
     patch.setattr(jobs, "gradient_axes", lambda mesh: mesh["dp"])
-    patch.setattr(data_parallel, "check_axes", lambda *_: None)  # which refuses that
+    patch.setattr(replica_guard, "check_axes", lambda *_: None)  # which refuses that
 
 
 def positions_from_zero(patch: Patch) -> None:
@@ -131,7 +132,7 @@ def gradients_stay(patch: Patch) -> None:
 
 def experts_summed(patch: Patch) -> None:
     """the gradients of different experts are summed over the axis that distributes them"""
-    patch.setattr(dispatch, "bool", lambda value: False)
+    patch.setattr(expert_data_parallel, "bool", lambda value: False)
 
 
 def capacity_of_the_batch(patch: Patch) -> None:

@@ -62,7 +62,6 @@ FIXED = (
     "context",
     "dropout",
     "attention_dropout",
-    "document_separator",
     "experts",
     "top_k",
     "capacity_factor",
@@ -354,8 +353,7 @@ def resume_job(directory: str | Path, job: SavedJob, strategy: SavedStrategy) ->
         counts = {name: saved.optimizer_counts[name] for name in state if name in saved.optimizer_counts}
         axis.optimizer.load_state_dict({"step": saved.optimizer_steps, "state": known, "counts": counts})
         axis.updated()
-        if hasattr(axis.optimizer, "refresh"):  # it steps copies of the weights, perhaps inside another optimizer
-            axis.optimizer.refresh()
+        axis.optimizer.refresh()
     load_axis_state(checkpoint, strategy)
     load_buffers(checkpoint, job.model)
     return checkpoint.step, saved.losses

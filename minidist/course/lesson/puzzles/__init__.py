@@ -56,26 +56,33 @@ def filled(stub: str, lines: Sequence[str]) -> str:
 
 
 def puzzle(
-    name: str, title: str, text: str, stub: str, cases: Sequence[Case], picture: Picture | None = None, **settings: Any
+    text: str, cases: Sequence[Case], *hints: Hint, note: str = "", picture: Picture | None = None, **settings: Any
 ) -> Puzzle:
-    """Return a puzzle of an exercise that has these cases, the last of which has the target; settings: of Exercise."""
-    stub = dedent(stub).strip("\n")
+    """Return a puzzle of an exercise that has these cases, the last of which has the target.
+
+    text: a line of name and title, the task, an empty line, and the stub. note: the end of the task, which puzzles of a
+    kind have in common. settings: of Exercise.
+    """
+    head, _, stub = dedent(text).strip("\n").partition("\n\n")
+    title, *lines = head.split("\n")
+    name, _, title = title.partition(" ")
     exercise = Exercise(
         name=f"puzzle.{name}",
         cases=lambda: list(cases),
         draw=None,
         par=cases[-1],
         functions=(function_of(stub),),
+        hints=hints,
         **settings,
     )
-    return Puzzle(name, title, text, stub, exercise, picture)
+    return Puzzle(name, title, " ".join([*lines, note]).strip(), stub, exercise, picture)
 
 
-def of_lesson(
-    name: str, title: str, text: str, signature: str, exercise: Exercise, picture: Picture | None = None
-) -> Puzzle:
-    """Return the puzzle of an exercise of a lesson: its function is written from the first line on."""
-    return Puzzle(name, title, text, f"def {signature}:\n    {BLANK}", exercise, picture)
+def of_lesson(text: str, exercise: Exercise, picture: Picture | None = None) -> Puzzle:
+    """Return the puzzle of an exercise of a lesson. text: a line of name and title, the signature, the task."""
+    title, signature, *lines = dedent(text).strip("\n").split("\n")
+    name, _, title = title.partition(" ")
+    return Puzzle(name, title, " ".join(lines), f"def {signature}:\n    {BLANK}", exercise, picture)
 
 
 def returns(answers: Callable[[Case], Sequence[Any]], text: str) -> Hint:

@@ -16,8 +16,12 @@ from minidist.course.lesson.exercises import (
     e04_ring_all_reduce,
     e05_latency_or_bandwidth,
 )
-from minidist.course.lesson.puzzles import MESSAGES, above, of_lesson, puzzle, raises, returns, too_few
+from minidist.course.lesson.puzzles import MESSAGES, Puzzle, above, of_lesson, puzzle, raises, returns, too_few
 
+NOTE = (
+    "This is rank comm.rank of comm.size; comm.send(array, to) and comm.recv(array, source) wait for each other, and an"
+    " element has 8 B."
+)
 WAITS = (DeadlockError, UnmatchedMessageError)
 
 
@@ -71,21 +75,28 @@ swapped = from_rank(lambda rank, n: 1 - rank)
 unchanged = from_rank(lambda rank, n: rank)
 PAIR = (Case(2, 1), Case(2, 3))
 FEW = (Case(2, 1), Case(3, 2), Case(4, 3))
-SWAP: dict[str, Any] = {
-    "cases": PAIR,
-    "arguments": own,
-    "expected": swapped,
-    "limits": MESSAGES,
-    "least": each_number(lambda case: 2),
-}
 NOT_X = raises(BufferReuseError, "x is still on its way out: receive into `incoming`")
 
+
+def message(
+    text: str,
+    cases: Sequence[Case],
+    expected: Callable[[Case], Sequence[Any]],
+    least: Callable[[Case], Least],
+    *hints: Hint,
+    **more: Any,
+) -> Puzzle:
+    """Return a puzzle whose ranks get an array each, with its messages and their bytes as the target."""
+    more = {"arguments": own, "limits": MESSAGES, **more}
+    return puzzle(text, cases, *hints, note=NOTE, expected=expected, least=least, **more)
+
+
 PUZZLES = [
-    puzzle(
-        "m01",
-        "One number",
-        "Rank 0 has the right array. Send it to rank 1, so that both return it.",
+    message(
         """
+        m01 One number
+        Rank 0 has the right array. Send it to rank 1, so that both return it.
+
         def one_number(comm, x):
             if comm.rank == 0:
                 ____
@@ -94,22 +105,16 @@ PUZZLES = [
             return x
         """,
         PAIR,
-        arguments=own,
-        expected=everyone,
-        limits=MESSAGES,
-        least=others,
-        hints=(
-            returns(
-                from_rank(lambda rank, n: 1), "it travels the wrong way: rank 0 sends to 1, rank 1 receives from 0"
-            ),
-            raises(WAITS, "a message needs both: comm.send(x, to) on one rank and comm.recv(x, source) on the other"),
-        ),
+        everyone,
+        others,
+        returns(from_rank(lambda rank, n: 1), "it travels the wrong way: rank 0 sends to 1, rank 1 receives from 0"),
+        raises(WAITS, "a message needs both: comm.send(x, to) on one rank and comm.recv(x, source) on the other"),
     ),
-    puzzle(
-        "m02",
-        "There and back",
-        "Rank 0 sends its array to rank 1, which doubles it. Bring the result back: both return it.",
+    message(
         """
+        m02 There and back
+        Rank 0 sends its array to rank 1, which doubles it. Bring the result back: both return it.
+
         def there_and_back(comm, x):
             if comm.rank == 0:
                 comm.send(x, 1)
@@ -121,20 +126,16 @@ PUZZLES = [
             return x
         """,
         PAIR,
-        arguments=own,
-        expected=lambda case: [2 * data(case, 0)] * 2,
-        limits=MESSAGES,
-        least=each_number(lambda case: 2),
-        hints=(
-            too_few("rank 0 computes it again: what rank 1 has computed must come back in a message"),
-            raises(WAITS, "rank 0 receives once, and rank 1 sends once: each of the two lines needs the other"),
-        ),
+        lambda case: [2 * data(case, 0)] * 2,
+        each_number(lambda case: 2),
+        too_few("rank 0 computes it again: what rank 1 has computed must come back in a message"),
+        raises(WAITS, "rank 0 receives once, and rank 1 sends once: each of the two lines needs the other"),
     ),
-    puzzle(
-        "m03",
-        "Swap without a deadlock",
-        "Two ranks exchange their arrays. A send waits until its receive has started: if both send first, both wait.",
+    message(
         """
+        m03 Swap without a deadlock
+        Two ranks exchange their arrays. If both send first, both wait for ever.
+
         def swap(comm, x):
             other, incoming = 1 - comm.rank, np.empty_like(x)
             if comm.rank == 0:
@@ -145,31 +146,34 @@ PUZZLES = [
                 ____
             return incoming
         """,
-        **SWAP,
-        hints=(
-            returns(lambda case: [data(case, 0)] * 2, "rank 0 gets its own numbers back: rank 1 sends x"),
-            raises(DeadlockError, "one of the two must receive first; here it is rank 1"),
-        ),
+        PAIR,
+        swapped,
+        each_number(lambda case: 2),
+        returns(lambda case: [data(case, 0)] * 2, "rank 0 gets its own numbers back: rank 1 sends x"),
+        raises(DeadlockError, "one of the two must receive first; here it is rank 1"),
     ),
-    puzzle(
-        "m04",
-        "Swap in one call",
-        "comm.sendrecv(outgoing, to, incoming, source) does both at once, so that no rank has to be the first.",
+    message(
         """
+        m04 Swap in one call
+        comm.sendrecv(outgoing, to, incoming, source) does both at once, so that no rank has to be the first.
+
         def swap_at_once(comm, x):
             other, incoming = 1 - comm.rank, np.empty_like(x)
             ____
             return incoming
         """,
-        **SWAP,
+        PAIR,
+        swapped,
+        each_number(lambda case: 2),
+        NOT_X,
+        raises(DeadlockError, "the partner of each rank, for both directions, is `other`"),
         forbidden=("send", "recv", "isend", "irecv"),
-        hints=(NOT_X, raises(DeadlockError, "the partner of each rank, for both directions, is `other`")),
     ),
-    puzzle(
-        "m05",
-        "Start both, then wait",
-        "comm.isend and comm.irecv return a request at once. Start one of each; the last line waits for both.",
+    message(
         """
+        m05 Start both, then wait
+        comm.isend and comm.irecv return a request at once. Start one of each; the last line waits for both.
+
         def swap_with_requests(comm, x):
             other, incoming = 1 - comm.rank, np.empty_like(x)
             receive = ____
@@ -177,15 +181,18 @@ PUZZLES = [
             comm.waitall([receive, send])
             return incoming
         """,
-        **SWAP,
-        hints=(NOT_X, raises(DeadlockError, "send and recv wait where they stand; isend and irecv only start")),
+        PAIR,
+        swapped,
+        each_number(lambda case: 2),
+        NOT_X,
+        raises(DeadlockError, "send and recv wait where they stand; isend and irecv only start"),
     ),
-    puzzle(
-        "m06",
-        "Half of it",
-        "Rank 0 sends the first half of its array, and rank 1 keeps its own second half. A slice of an array is a"
-        " buffer.",
+    message(
         """
+        m06 Half of it
+        Rank 0 sends the first half of its array, and rank 1 keeps its own second half. A slice of an array is a
+        buffer.
+
         def first_half(comm, x):
             half = x.size // 2
             if comm.rank == 0:
@@ -195,20 +202,16 @@ PUZZLES = [
             return x
         """,
         (Case(2, 2), Case(2, 6)),
-        arguments=own,
-        expected=half_of_rank_0,
-        limits=MESSAGES,
-        least=each_number(lambda case: 1, part=2),
-        hints=(
-            returns(everyone, "rank 1 has lost its second half: send and receive x[:half]"),
-            raises(MismatchError, "both sides of a message have one size: x[:half] on rank 0 and x[:half] on rank 1"),
-        ),
+        half_of_rank_0,
+        each_number(lambda case: 1, part=2),
+        returns(everyone, "rank 1 has lost its second half: send and receive x[:half]"),
+        raises(MismatchError, "both sides of a message have one size: x[:half] on rank 0 and x[:half] on rank 1"),
     ),
-    puzzle(
-        "m07",
-        "Down the chain",
-        "Rank 0 has the right array, and each rank speaks with its neighbours only. All return rank 0's array.",
+    message(
         """
+        m07 Down the chain
+        Rank 0 has the right array, and each rank speaks with its neighbours only. All return rank 0's array.
+
         def down_the_chain(comm, x):
             if comm.rank > 0:
                 ____
@@ -217,20 +220,16 @@ PUZZLES = [
             return x
         """,
         FEW,
-        arguments=own,
-        expected=everyone,
-        limits=MESSAGES,
-        least=others,
-        hints=(
-            returns(unchanged, "x is what it was: receive into x, and send it on"),
-            raises(WAITS, "a rank receives from rank - 1, and sends to rank + 1"),
-        ),
+        everyone,
+        others,
+        returns(unchanged, "x is what it was: receive into x, and send it on"),
+        raises(WAITS, "a rank receives from rank - 1, and sends to rank + 1"),
     ),
-    puzzle(
-        "m08",
-        "One row for each",
-        "Rank 0 has a table with one row per rank. Send every rank its row, and no more.",
+    message(
         """
+        m08 One row for each
+        Rank 0 has a table with one row per rank. Send every rank its row, and no more.
+
         def one_row_for_each(comm, table):
             if comm.rank == 0:
                 for other in range(1, comm.size):
@@ -241,20 +240,17 @@ PUZZLES = [
             return row
         """,
         FEW,
+        unchanged,
+        others,
+        returns(everyone, "every rank gets row 0: the row for rank `other` is table[other]"),
+        raises(MismatchError, "a rank expects one row: send table[other] instead of the whole table"),
         arguments=table_of,
-        expected=unchanged,
-        limits=MESSAGES,
-        least=others,
-        hints=(
-            returns(everyone, "every rank gets row 0: the row for rank `other` is table[other]"),
-            raises(MismatchError, "a rank expects one row: send table[other] instead of the whole table"),
-        ),
     ),
-    puzzle(
-        "m09",
-        "All rows on rank 0",
-        "Rank 0 collects the arrays of all ranks as the rows of a table. The other ranks return their own array.",
+    message(
         """
+        m09 All rows on rank 0
+        Rank 0 collects the arrays of all ranks as the rows of a table. The other ranks return their own array.
+
         def all_rows_on_rank_0(comm, x):
             if comm.rank > 0:
                 ____
@@ -266,23 +262,17 @@ PUZZLES = [
             return table
         """,
         FEW,
-        arguments=own,
-        expected=lambda case: [rows(case), *unchanged(case)[1:]],
-        limits=MESSAGES,
-        least=others,
-        hints=(
-            returns(
-                lambda case: [rows(case, 0), *unchanged(case)[1:]], "the rows stay zero: receive into table[other]"
-            ),
-            raises(WAITS, "each rank but 0 sends once, to rank 0, which receives from each of them"),
-        ),
+        lambda case: [rows(case), *unchanged(case)[1:]],
+        others,
+        returns(lambda case: [rows(case, 0), *unchanged(case)[1:]], "the rows stay zero: receive into table[other]"),
+        raises(WAITS, "each rank but 0 sends once, to rank 0, which receives from each of them"),
     ),
-    puzzle(
-        "m10",
-        "A running sum",
-        "Rank r returns the sum of the arrays of ranks 0 to r. Each rank adds its array to what arrives, and passes it"
-        " on.",
+    message(
         """
+        m10 A running sum
+        Rank r returns the sum of the arrays of ranks 0 to r. Each rank adds its array to what arrives, and passes
+        it on.
+
         def running_sum(comm, x):
             if comm.rank > 0:
                 before = np.empty_like(x)
@@ -293,45 +283,38 @@ PUZZLES = [
             return x
         """,
         FEW,
-        arguments=own,
-        expected=sums,
-        limits=MESSAGES,
-        least=others,
-        hints=(
-            returns(everyone, "x is replaced by what has arrived: add it, x += before"),
-            returns(unchanged, "what has arrived is not used: x += before"),
-            raises(WAITS, "the sum comes from the neighbour, rank - 1"),
-        ),
+        sums,
+        others,
+        returns(everyone, "x is replaced by what has arrived: add it, x += before"),
+        returns(unchanged, "what has arrived is not used: x += before"),
+        raises(WAITS, "the sum comes from the neighbour, rank - 1"),
     ),
-    puzzle(
-        "m11",
-        "Two to the right",
-        "On a ring, every rank sends its array to the rank that is two places to its right, and returns what it"
-        " receives.",
+    message(
         """
+        m11 Two to the right
+        On a ring, every rank sends its array to the rank that is two places to its right, and returns what it
+        receives.
+
         def two_to_the_right(comm, x):
             incoming = np.empty_like(x)
             ____
             return incoming
         """,
         (Case(3, 1), Case(4, 2), Case(5, 3)),
-        arguments=own,
-        expected=from_rank(lambda rank, n: (rank - 2) % n),
+        from_rank(lambda rank, n: (rank - 2) % n),
+        each_number(lambda case: case.ranks),
+        returns(from_rank(lambda rank, n: (rank + 2) % n), "it travels to the left: send to rank + 2"),
+        returns(unchanged, "these are the rank's own numbers: return what has arrived"),
+        raises(UsageError, "the ring closes with % comm.size, on both sides"),
+        raises(DeadlockError, "every rank sends at once: use comm.sendrecv"),
         limits=(*MESSAGES, "time"),
-        least=each_number(lambda case: case.ranks),
-        hints=(
-            returns(from_rank(lambda rank, n: (rank + 2) % n), "it travels to the left: send to rank + 2"),
-            returns(unchanged, "these are the rank's own numbers: return what has arrived"),
-            raises(UsageError, "the ring closes with % comm.size, on both sides"),
-            raises(DeadlockError, "every rank sends at once: use comm.sendrecv"),
-        ),
     ),
-    puzzle(
-        "m12",
-        "Whoever comes first",
-        "Rank 0 adds the arrays of all ranks. Rank 1 is the last to be ready: do not wait for it while others are"
-        " there. comm.recv(x, ANY) takes the first message that comes, from any rank.",
+    message(
         """
+        m12 Whoever comes first
+        Rank 0 adds the arrays of all ranks. Rank 1 is the last to be ready: do not wait for it while others are
+        there. comm.recv(x, ANY) takes the first message that comes, from any rank.
+
         from minidist.comm import ANY
 
 
@@ -347,21 +330,18 @@ PUZZLES = [
             return total
         """,
         (Case(2, 1), Case(3, 2), Case(5, 3)),
-        arguments=own,
-        expected=lambda case: [sums(case)[-1], *unchanged(case)[1:]],
+        lambda case: [sums(case)[-1], *unchanged(case)[1:]],
+        lambda case: summed(case.ranks, 1, case.size),
+        above("time", "rank 0 waits for rank 1 while the others wait for rank 0: receive from ANY"),
+        raises(WAITS, "every rank but 0 sends once, to rank 0"),
         limits=(*MESSAGES, "time"),
-        least=lambda case: summed(case.ranks, 1, case.size),
-        hints=(
-            above("time", "rank 0 waits for rank 1 while the others wait for rank 0: receive from ANY"),
-            raises(WAITS, "every rank but 0 sends once, to rank 0"),
-        ),
     ),
-    puzzle(
-        "m13",
-        "Everyone has everything",
-        "In each step a rank sends one row to the right, and receives another one from the left: after n - 1 steps"
-        " every rank has the whole table. It begins with its own row, and then passes on what it has just received.",
+    message(
         """
+        m13 Everyone has everything
+        In each step a rank sends one row to the right, and receives another one from the left: after n - 1 steps
+        every rank has the whole table. It begins with its own row, and then passes on what it has just received.
+
         def everyone_has_everything(comm, x):
             n, rank = comm.size, comm.rank
             table = np.zeros((n, x.size))
@@ -372,27 +352,23 @@ PUZZLES = [
             return table
         """,
         FEW,
-        arguments=own,
-        expected=lambda case: [rows(case)] * case.ranks,
-        limits=MESSAGES,
-        least=each_number(lambda case: case.ranks * (case.ranks - 1)),
-        hints=(
-            returns(
-                lambda case: [rows(case, rank, (rank - 1) % case.ranks) for rank in range(case.ranks)],
-                "the same two rows travel in each step: subtract the step, and close the ring with % n",
-            ),
-            Hint(
-                lambda failure: "expected" in failure.message or failure.raised(BufferReuseError),
-                "the row that arrives is the one that left rank - 1: with rank - step here, rank - 1 - step",
-            ),
+        lambda case: [rows(case)] * case.ranks,
+        each_number(lambda case: case.ranks * (case.ranks - 1)),
+        returns(
+            lambda case: [rows(case, rank, (rank - 1) % case.ranks) for rank in range(case.ranks)],
+            "the same two rows travel in each step: subtract the step, and close the ring with % n",
+        ),
+        Hint(
+            lambda failure: "expected" in failure.message or failure.raised(BufferReuseError),
+            "the row that arrives is the one that left rank - 1: with rank - step here, rank - 1 - step",
         ),
     ),
-    puzzle(
-        "m14",
-        "A tree",
-        "All return rank 0's array. In step 1, 2, 4, ... each rank that has it sends it to the rank at this distance,"
-        " so that no rank sends more than log2 n messages, rounded up.",
+    message(
         """
+        m14 A tree
+        All return rank 0's array. In step 1, 2, 4, ... each rank that has it sends it to the rank at this distance,
+        so that no rank sends more than log2 n messages, rounded up.
+
         def tree(comm, x):
             distance = 1
             while distance < comm.size:
@@ -404,20 +380,17 @@ PUZZLES = [
             return x
         """,
         (Case(2, 1), Case(5, 2), Case(8, 3)),
-        arguments=own,
-        expected=everyone,
+        everyone,
+        others,
+        raises((UsageError, *WAITS), "a rank below `distance` sends to rank + distance, which receives from it"),
         limits=(*MESSAGES, "time"),
-        least=others,
-        hints=(
-            raises((UsageError, *WAITS), "a rank below `distance` sends to rank + distance, which receives from it"),
-        ),
     ),
-    puzzle(
-        "m15",
-        "The largest, everywhere",
-        "n is a power of two. In step 1, 2, 4, ... each rank exchanges arrays with the rank whose number differs in"
-        " this bit, and keeps the larger number of each pair. All return the largest numbers of all ranks.",
+    message(
         """
+        m15 The largest, everywhere
+        n is a power of two. In step 1, 2, 4, ... each rank exchanges arrays with the rank whose number differs in
+        this bit, and keeps the larger number of each pair. All return the largest numbers of all ranks.
+
         def largest_everywhere(comm, x):
             incoming = np.empty_like(x)
             distance = 1
@@ -429,51 +402,52 @@ PUZZLES = [
             return x
         """,
         (Case(2, 1), Case(4, 2), Case(8, 3)),
-        arguments=own,
-        expected=from_rank(lambda rank, n: n - 1),
-        limits=MESSAGES,
-        least=lambda case: summed(case.ranks, case.ranks, case.size),
-        hints=(
-            returns(lambda case: [sums(case)[-1]] * case.ranks, "this is the sum: np.maximum(x, incoming, out=x)"),
-            raises((UsageError, *WAITS), "partners name each other: rank ^ distance changes one bit, in both ranks"),
-        ),
+        from_rank(lambda rank, n: n - 1),
+        lambda case: summed(case.ranks, case.ranks, case.size),
+        returns(lambda case: [sums(case)[-1]] * case.ranks, "this is the sum: np.maximum(x, incoming, out=x)"),
+        raises((UsageError, *WAITS), "partners name each other: rank ^ distance changes one bit, in both ranks"),
     ),
     of_lesson(
-        "m16",
-        "In rank order",
-        'Every rank calls say("...") once: rank 0 first, then rank 1, and none before the one before it has finished.',
-        "in_rank_order(comm, say)",
+        """
+        m16 In rank order
+        in_rank_order(comm, say)
+        Every rank calls say("...") once: rank 0 first, then rank 1, and none before the one before it has finished.
+        """,
         e00_start_here.EXERCISES[0],
     ),
     of_lesson(
-        "m17",
-        "Round the ring by order",
-        "Send `outgoing` to the right, and return what comes from the left, for any n, with comm.send and comm.recv"
-        " only.",
-        "by_order(comm, outgoing)",
+        """
+        m17 Round the ring by order
+        by_order(comm, outgoing)
+        Send `outgoing` to the right, and return what comes from the left, for any n, with comm.send and comm.recv
+        only.
+        """,
         e03_ring_exchange.EXERCISES[0],
     ),
     of_lesson(
-        "m18",
-        "Round the ring by requests",
-        "The same with comm.isend, comm.irecv and comm.waitall only.",
-        "by_requests(comm, outgoing)",
+        """
+        m18 Round the ring by requests
+        by_requests(comm, outgoing)
+        The same with comm.isend, comm.irecv and comm.waitall only.
+        """,
         e03_ring_exchange.EXERCISES[2],
     ),
     of_lesson(
-        "m19",
-        "Ring all-reduce",
-        "Sum `array` over all ranks in place, for any n and any size, with comm.sendrecv only: no rank may send more"
-        " than 2 (n-1)/n of it.",
-        "ring_all_reduce(comm, array)",
+        """
+        m19 Ring all-reduce
+        ring_all_reduce(comm, array)
+        Sum `array` over all ranks in place, for any n and any size, with comm.sendrecv only: no rank may send more
+        than 2 (n-1)/n of it.
+        """,
         e04_ring_all_reduce.EXERCISES[0],
     ),
     of_lesson(
-        "m20",
-        "Halving and doubling",
-        "The same sum with 2 log2 n messages per rank, for any n: ranks beyond a power of two send their array to"
-        " another rank, and receive the sum.",
-        "halving_doubling(comm, array)",
+        """
+        m20 Halving and doubling
+        halving_doubling(comm, array)
+        The same sum with 2 log2 n messages per rank, for any n: ranks beyond a power of two send their array to
+        another rank, and receive the sum.
+        """,
         e05_latency_or_bandwidth.EXERCISES[0],
     ),
 ]
