@@ -14,6 +14,7 @@ import pytest
 import minidist
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.comm.sim.world import Sim
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.layout import ParallelLayout
 from minidist.job.train.loop import Loop
@@ -68,7 +69,6 @@ HOOKS = {
 # Files that watch messages and modules, and refuse.
 CHECKS = {
     "autograd/in_place.py",
-    "comm/buffers.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
@@ -94,7 +94,7 @@ def crossings(config):
     # All simulated ranks run in this thread.
     sys.setprofile(watch)
     try:
-        SimWorld(ranks_of(config)).run(train, TrainConfig.make(**config))
+        Sim(ranks_of(config)).run(train, TrainConfig.make(**config))
     finally:
         sys.setprofile(None)
     return found
