@@ -70,11 +70,6 @@ HOOKS = {
 CHECKS = {
     "autograd/in_place.py",
     "base/memory.py",
-    "collectives/call_checks.py",
-    "comm/sim/checks/buffer_watch.py",
-    "comm/sim/checks/call_watch.py",
-    "comm/sim/checks/recorder.py",
-    "comm/sim/sim_world.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
@@ -100,7 +95,7 @@ def crossings(config):
     # All simulated ranks run in this thread.
     sys.setprofile(watch)
     try:
-        SimWorld(ranks_of(config)).run(train, TrainConfig.make(**config))
+        Sim(ranks_of(config)).run(train, TrainConfig.make(**config))
     finally:
         sys.setprofile(None)
     return found
