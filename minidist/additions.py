@@ -127,6 +127,18 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
+def _map_object(value: Any, function: Any) -> Any:
+    from minidist.autograd.objects import map_object
+
+    return map_object(value, function)
+
+
+def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
+    from minidist.autograd.ops.dry_attention import saved_shapes
+
+    return saved_shapes(q, step, queries, source)
+
+
 def _refusals() -> Any:
     from minidist.nn import refusals
 
@@ -163,6 +175,12 @@ def _move(module: Any, device: Any) -> None:
     from minidist.nn.moving import move
 
     move(module, device)
+
+
+def _check_weights(operation: str, module: Any, comm: Any) -> None:
+    from minidist.parallel.weights_check import check_weights
+
+    check_weights(operation, module, comm)
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
@@ -228,6 +246,7 @@ hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
 hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)
@@ -238,6 +257,8 @@ elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
 elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
+elsewhere.map_object = _map_object
+elsewhere.saved_shapes = _saved_shapes
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
 elsewhere.optimizer_checks = _optimizer_checks

@@ -38,7 +38,7 @@ from minidist.comm.communicator import Comm
 from minidist.comm.mpi.world import MPIWorld
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 
 MAX_REAL_BYTES = 2**28  # bytes of all ranks' arrays together, when a user's algorithm needs real arrays
 MAX_TRIED_RANKS = 64  # with links that differ, algorithms are run on at most so many ranks

@@ -19,11 +19,11 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError
-from minidist.base.memory import account_memory, track
+from minidist.base.memory import account_memory
 from minidist.base.meta import MetaArray
 from minidist.base.trace import current_purpose
 from minidist.base.trace import purpose as sending
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 from minidist.collectives.call import Call
 from minidist.collectives.registry import ALGORITHMS, Algorithm
 from minidist.collectives.ring_event import FIRST_CHUNKS, links_of, ring_memory, ring_outcome
@@ -31,7 +31,7 @@ from minidist.comm.communicator import CollectiveCall, Comm
 from minidist.comm.point_to_point import PointToPoint
 from minidist.comm.sim.clock import LinkModel
 from minidist.comm.sim.folded import FoldedWorld, Outcome, Ports
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
 
 Arguments = tuple[Any, ...]
 

@@ -21,8 +21,7 @@ import numpy as np
 
 from minidist.base import arrays as xp
 from minidist.base.layout import chunk_sizes, cut
-from minidist.base.memory import track
-from minidist.base.watchers import watchers
+from minidist.base.watchers import track, watchers
 from minidist.collectives.operations import accumulate, divide
 from minidist.collectives.registry import algorithm
 from minidist.comm.point_to_point import PointToPoint

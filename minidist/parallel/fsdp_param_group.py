@@ -20,8 +20,8 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.parallel.flat_shards import Placement, Shard
