@@ -26,7 +26,7 @@ LINES = {
     "job": 11_595,
     "nn": 2_965,
     "optim": 2_049,
-    "parallel": 8_053,
+    "parallel": 8_055,
     "pipeline": 5_885,
     "planning": 6_426,
     "report": 4_865,
