@@ -13,6 +13,8 @@ from minidist.base.hooks import elsewhere
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "auto",
+    "call",
+    "call_checks",
     "calls",
     "closed_forms",
     "nodes",
@@ -29,6 +31,13 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
     from minidist.collectives.auto import choose
 
     return choose(comm, operation, nbytes)
+
+
+def _check_call(*arguments: Any, **keywords: Any) -> None:
+    from minidist.collectives.call_checks import check_call
+
+    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    check_call(*arguments, **keywords)
 
 
 def _more_algorithms() -> None:
@@ -116,6 +125,18 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
 
     elsewhere.saved_tensor = SampledTensor
     return SampledTensor(tensor, version, array)
+
+
+def _map_object(value: Any, function: Any) -> Any:
+    from minidist.autograd.objects import map_object
+
+    return map_object(value, function)
+
+
+def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
+    from minidist.autograd.ops.dry_attention import saved_shapes
+
+    return saved_shapes(q, step, queries, source)
 
 
 def _refusals() -> Any:
@@ -221,6 +242,7 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
 
 
 hooks.choosers["auto"] = _choose
+hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
@@ -235,6 +257,8 @@ elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
 elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
+elsewhere.map_object = _map_object
+elsewhere.saved_shapes = _saved_shapes
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
 elsewhere.optimizer_checks = _optimizer_checks

@@ -23,6 +23,9 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
+# Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
+call_checks: list[Callable[..., None]] = []
+
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
 
@@ -56,6 +59,10 @@ class Elsewhere:
     precision: Callable[[], Any]
     # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
     saved_tensor: Callable[[Any, int, Any], Any]
+    # (object, function) -> the object, or a shallow copy with its tensors replaced.
+    map_object: Callable[[Any, Callable[[Any], Any]], Any]
+    # (queries, samples at once, queries at once, tensor) -> what attention keeps of arrays without values.
+    saved_shapes: Callable[[Any, int, int, Any], Any]
     # The module nn/refusals.py: what a module's call refuses.
     refusals: Callable[[], Any]
     # (module, state, strict) -> (missing, unexpected) names: copies values into a model.

@@ -36,8 +36,8 @@ from minidist.autograd.ops.attention import Drop, WeightDropout
 from minidist.autograd.tensor import record
 from minidist.base import arrays as xp
 from minidist.base.arrays import downcast, upcast
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.comm import Comm
 from minidist.parallel.context.positions import chunks_of, sequence_positions
 from minidist.parallel.context.split_attention import SplitAttention
