@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_314,
     "comm": 6_938,
     "commands": 5_249,
-    "course": 15_326,
+    "course": 15_335,
     "data": 1_350,
     "debug": 10_097,
     "job": 11_992,
