@@ -44,7 +44,7 @@ PARTS = {
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
-        2_016,
+        1_927,
         0,
         "parallel: model_parallel; parallel/tensor: __init__ layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
