@@ -13,6 +13,8 @@ from minidist.base.hooks import elsewhere
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "auto",
+    "call",
+    "call_checks",
     "calls",
     "closed_forms",
     "nodes",
@@ -29,6 +31,13 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
     from minidist.collectives.auto import choose
 
     return choose(comm, operation, nbytes)
+
+
+def _check_call(*arguments: Any, **keywords: Any) -> None:
+    from minidist.collectives.call_checks import check_call
+
+    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    check_call(*arguments, **keywords)
 
 
 def _more_algorithms() -> None:
@@ -118,6 +127,18 @@ def _saved_tensor(tensor: Any, version: int, array: Any) -> Any:
     return SampledTensor(tensor, version, array)
 
 
+def _map_object(value: Any, function: Any) -> Any:
+    from minidist.autograd.objects import map_object
+
+    return map_object(value, function)
+
+
+def _saved_shapes(q: Any, step: int, queries: int, source: Any) -> Any:
+    from minidist.autograd.ops.dry_attention import saved_shapes
+
+    return saved_shapes(q, step, queries, source)
+
+
 def _refusals() -> Any:
     from minidist.nn import refusals
 
@@ -154,6 +175,12 @@ def _move(module: Any, device: Any) -> None:
     from minidist.nn.moving import move
 
     move(module, device)
+
+
+def _check_weights(operation: str, module: Any, comm: Any) -> None:
+    from minidist.parallel.weights_check import check_weights
+
+    check_weights(operation, module, comm)
 
 
 def _plan(model: Any, sequence_parallel: bool) -> Any:
@@ -215,9 +242,11 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
 
 
 hooks.choosers["auto"] = _choose
+hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
 hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)
@@ -228,6 +257,8 @@ elsewhere.kernels_of = _kernels_of
 elsewhere.half = _half
 elsewhere.precision = _precision
 elsewhere.saved_tensor = _saved_tensor
+elsewhere.map_object = _map_object
+elsewhere.saved_shapes = _saved_shapes
 elsewhere.refusals = _refusals
 elsewhere.load_state_dict = _load_state_dict
 elsewhere.optimizer_checks = _optimizer_checks

@@ -5,6 +5,7 @@ parameter.py       a leaf that outlives the graph
 backward.py        the backward pass
 modes.py           whether operations are recorded
 in_place.py        writes into the arrays that a node keeps
+objects.py         tensors in objects of a user's class
 precision.py       autocast, and operands in half precision
 operands.py        what every operation does with its operands first
 operators.py       the operators and methods of a tensor
@@ -46,31 +47,31 @@ if TYPE_CHECKING:
     from minidist.autograd.ops.attention import causal_attention_heads as causal_attention_heads
     from minidist.autograd.ops.attention import grouped_query_attention as grouped_query_attention
     from minidist.autograd.ops.checkpoint import checkpoint as checkpoint
-    from minidist.autograd.ops.composite_attention import causal_attention_composite as causal_attention_composite
+    from minidist.autograd.ops.comparisons import absolute as absolute
+    from minidist.autograd.ops.comparisons import maximum as maximum
+    from minidist.autograd.ops.comparisons import minimum as minimum
+    from minidist.autograd.ops.comparisons import sigmoid as sigmoid
+    from minidist.autograd.ops.comparisons import where as where
+    from minidist.autograd.ops.composite import causal_attention_composite as causal_attention_composite
+    from minidist.autograd.ops.composite import gelu_composite as gelu_composite
+    from minidist.autograd.ops.composite import layer_norm_composite as layer_norm_composite
     from minidist.autograd.ops.cross_entropy import cross_entropy as cross_entropy
     from minidist.autograd.ops.cross_entropy import mse_loss as mse_loss
     from minidist.autograd.ops.dropout import dropout as dropout
-    from minidist.autograd.ops.elementwise import absolute as absolute
     from minidist.autograd.ops.elementwise import add as add
     from minidist.autograd.ops.elementwise import div as div
     from minidist.autograd.ops.elementwise import exp as exp
-    from minidist.autograd.ops.elementwise import gelu_composite as gelu_composite
     from minidist.autograd.ops.elementwise import log as log
-    from minidist.autograd.ops.elementwise import maximum as maximum
-    from minidist.autograd.ops.elementwise import minimum as minimum
     from minidist.autograd.ops.elementwise import mul as mul
     from minidist.autograd.ops.elementwise import neg as neg
     from minidist.autograd.ops.elementwise import pow as pow
     from minidist.autograd.ops.elementwise import relu as relu
-    from minidist.autograd.ops.elementwise import sigmoid as sigmoid
     from minidist.autograd.ops.elementwise import sqrt as sqrt
     from minidist.autograd.ops.elementwise import sub as sub
     from minidist.autograd.ops.elementwise import tanh as tanh
-    from minidist.autograd.ops.elementwise import where as where
     from minidist.autograd.ops.embedding import embedding as embedding
     from minidist.autograd.ops.gelu import gelu as gelu
     from minidist.autograd.ops.layer_norm import layer_norm as layer_norm
-    from minidist.autograd.ops.layer_norm import layer_norm_composite as layer_norm_composite
     from minidist.autograd.ops.linear import linear as linear
     from minidist.autograd.ops.matrix import matmul as matmul
     from minidist.autograd.ops.reductions import log_softmax as log_softmax

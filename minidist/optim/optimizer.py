@@ -24,7 +24,7 @@ from minidist.base.arrays import downcast, is_half, upcast
 from minidist.base.errors import UsageError, quoted
 from minidist.base.hooks import elsewhere
 from minidist.base.limits import check_number
-from minidist.base.memory import track
+from minidist.base.watchers import track
 from minidist.optim.slices import FlatSlice, as_slices, have_gradient, source_of
 
 BLOCK = 65536  # elements

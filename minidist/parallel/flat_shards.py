@@ -17,8 +17,8 @@ from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_whole
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters

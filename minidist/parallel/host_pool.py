@@ -19,8 +19,8 @@ from typing import Any
 from minidist.autograd import is_in_backward
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
-from minidist.base.memory import MemoryAccount, track
-from minidist.base.watchers import watching
+from minidist.base.memory import MemoryAccount
+from minidist.base.watchers import track, watching
 from minidist.collectives import all_gather
 from minidist.comm import Comm, Work
 from minidist.comm.mpi.staging import is_device_array, pinned_like

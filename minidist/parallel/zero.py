@@ -29,8 +29,8 @@ from minidist.base import hooks
 from minidist.base.arrays import is_half
 from minidist.base.errors import UsageError, quoted
 from minidist.base.limits import check_number
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather, broadcast, reduce_scatter
 from minidist.comm import Comm, Work, check_communicator
 from minidist.nn.module import Module

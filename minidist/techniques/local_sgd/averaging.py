@@ -27,8 +27,8 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.limits import check_number, check_whole
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_reduce, broadcast
 from minidist.comm import Comm
 from minidist.nn.flat import FlatParameters

@@ -16,8 +16,8 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.layout import cut
-from minidist.base.memory import track
 from minidist.base.trace import purpose
+from minidist.base.watchers import track
 from minidist.collectives import all_gather, reduce_scatter
 from minidist.comm import Comm, Work
 from minidist.parallel.compressor import compress

@@ -24,7 +24,7 @@ import numpy as np
 from minidist.base import arrays as xp
 from minidist.base.arrays import Array
 from minidist.base.errors import UsageError
-from minidist.base.memory import track
+from minidist.base.watchers import track
 from minidist.collectives import all_reduce, volume
 from minidist.comm import Comm, PointToPoint
 from minidist.nn.linear import Conv1D, Linear
