@@ -25,7 +25,7 @@ LINES = {
     "debug": 10_086,
     "job": 11_595,
     "nn": 2_964,
-    "optim": 2_049,
+    "optim": 2_048,
     "parallel": 8_066,
     "pipeline": 5_885,
     "planning": 6_426,
