@@ -13,6 +13,8 @@ from minidist.base.hooks import elsewhere
 # Files of minidist/collectives that register no algorithm.
 _NO_ALGORITHMS = (
     "auto",
+    "call",
+    "call_checks",
     "calls",
     "closed_forms",
     "nodes",
@@ -29,6 +31,13 @@ def _choose(comm: Any, operation: str, nbytes: int) -> str:
     from minidist.collectives.auto import choose
 
     return choose(comm, operation, nbytes)
+
+
+def _check_call(*arguments: Any, **keywords: Any) -> None:
+    from minidist.collectives.call_checks import check_call
+
+    hooks.call_checks[:] = [check_call if check is _check_call else check for check in hooks.call_checks]
+    check_call(*arguments, **keywords)
 
 
 def _more_algorithms() -> None:
@@ -168,6 +177,12 @@ def _move(module: Any, device: Any) -> None:
     move(module, device)
 
 
+def _check_weights(operation: str, module: Any, comm: Any) -> None:
+    from minidist.parallel.weights_check import check_weights
+
+    check_weights(operation, module, comm)
+
+
 def _plan(model: Any, sequence_parallel: bool) -> Any:
     """Return the plan of a Llama, and of a model with experts."""
     config = getattr(model, "config", None)
@@ -227,9 +242,11 @@ def _combine_statistics(module: Any, comm: Any, ranks: Any, data: Any) -> Any:
 
 
 hooks.choosers["auto"] = _choose
+hooks.call_checks.append(_check_call)
 hooks.more_algorithms.append(_more_algorithms)
 hooks.more_schedules.append(_more_schedules)
 hooks.algorithm_sources.append(_algorithm_of_a_file)
+hooks.model_checks.append(_check_weights)
 hooks.plan_sources.append(_plan)
 hooks.attentions.update({"ring": _ring, "all-gather": _all_gather, "ulysses-ring": _ulysses_ring})
 hooks.guards.append(_guard)

@@ -14,30 +14,30 @@ PACKAGE = Path(minidist.__file__).parent
 
 # Lines of each folder, docstrings included.
 LINES = {
-    "autograd": 3_540,
-    "base": 4_292,
+    "autograd": 3_537,
+    "base": 4_298,
     "bench": 2_240,
-    "collectives": 3_274,
-    "comm": 6_462,
-    "commands": 5_248,
-    "course": 15_325,
+    "collectives": 3_313,
+    "comm": 6_938,
+    "commands": 5_249,
+    "course": 15_326,
     "data": 1_350,
-    "debug": 10_086,
-    "job": 11_595,
+    "debug": 10_097,
+    "job": 11_992,
     "nn": 2_964,
     "optim": 2_048,
-    "parallel": 8_066,
+    "parallel": 8_054,
     "pipeline": 5_885,
-    "planning": 6_426,
-    "report": 4_865,
-    "techniques": 6_963,
+    "planning": 6_436,
+    "report": 4_866,
+    "techniques": 7_157,
 }
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
-PARAMETERS = 8  # functions with more than eight parameters
+PARAMETERS = 7  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
-COMPLEX = 49  # functions of a complexity above 15
+COMPLEX = 46  # functions of a complexity above 15
 
 
 def sources(folder):

@@ -23,6 +23,9 @@ more_schedules: list[Callable[[], None]] = []
 # (operation, name) -> the algorithm that the name describes, or None.
 algorithm_sources: list[Callable[[str, str], Any]] = []
 
+# Each looks at a call of a collective before it is made: (comm, operation, array, op, out).
+call_checks: list[Callable[..., None]] = []
+
 # The last one makes the `Guard` of a wrapper of a model: (op, communicators over which gradients are summed).
 guards: list[Callable[..., Any]] = []
 
@@ -31,6 +34,9 @@ shard_arguments: list[Callable[[Any, Any, Any], dict[str, Any]]] = []
 
 # Where one rank stands for many, () -> a module whose `run_as_one_event` runs a call, and `barrier_as_one_event` waits.
 one_event: list[Callable[[], Any]] = []
+
+# Each is told of (operation, module, communicator) before a model is split over the communicator's ranks.
+model_checks: list[Callable[[str, Any, Any], None]] = []
 
 # Each returns the tensor-parallel plan of (model, sequence_parallel), or None for a model that it does not know.
 plan_sources: list[Callable[[Any, bool], Any]] = []

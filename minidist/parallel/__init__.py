@@ -32,7 +32,8 @@ redistribute.py         tensors move to the ranks that hold them in another layo
 replica_check.py        whether all copies of a parameter have the same bits
 running_statistics.py   running statistics of batch normalisation over all ranks
 sync_batch_norm.py      batch normalisation over the rows of all ranks
-volume.py               how much a parallel layer sends
+volume.py               how much the layers of model parallelism send
+weights_check.py        whether all ranks split the same model
 """
 
 from typing import TYPE_CHECKING

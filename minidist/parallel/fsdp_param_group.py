@@ -209,7 +209,7 @@ class FSDPParamGroup:
         self.arriving = track(xp.empty(self.flat.padded_numel, self.flat.dtype, self.device), "unsharded")
         with purpose("parameter_gather"):
             # Kept in parts since forward: gather among the neighbours only, from parts of the size 1/g.
-            equal = self._equal(context)
+            equal = context.guard.of_unit(self.flat, self.made.guard)
             if self.reshard.subgroup is not None and self.part is not None:
                 part = self._cast(self.part)
                 self.gather = all_gather(self.reshard.subgroup, part, out=self.arriving, async_op=True, equal=equal)
@@ -219,9 +219,6 @@ class FSDPParamGroup:
             with self.placement.memory():
                 mine = self._cast(self.shard.data)
             self.gather = self.placement.gather(self.gathers, mine, self.arriving, equal)
-
-    def _equal(self, context: FSDPCommContext) -> str:
-        return context.guard.of_unit(self.flat, self.made.guard)
 
     def _cast(self, values: xp.Array) -> xp.Array:
         return track(downcast(values, self.flat.dtype), "communication")
@@ -342,7 +339,7 @@ class FSDPParamGroup:
         # (padded elements,) -> (padded elements / ranks,): each rank receives the sum of its shard.
         whole = track(downcast(self.flat.grad, self.reduce_dtype), "communication")
         with purpose("gradient_reduce"):
-            self.reduction = self.reduce.start(shard, whole, out, self._equal(context))
+            self.reduction = self.reduce.start(shard, whole, out, context.guard.of_unit(self.flat, self.made.guard))
         self.flat.release_grad()
         context.reducing, self.reduced = self, True
 

@@ -16,14 +16,14 @@ from typing import Any
 
 from minidist.base import arrays as xp
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.hooks import attentions
+from minidist.base.hooks import attentions, model_checks
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MixtureOfExperts, Module
 from minidist.parallel.context.positions import part_order, sequence_positions
 from minidist.parallel.context.ring_attention import RingAttention
 from minidist.parallel.context.ulysses import UlyssesAttention
 from minidist.parallel.expert.dispatch import ExpertParallel
-from minidist.parallel.tensor.parallelize import parallelize_module, tensor_parallel_plan, weights_checksum
+from minidist.parallel.tensor.parallelize import parallelize_module, tensor_parallel_plan
 
 attentions.setdefault("ring", lambda comm, length, inner, neighbours: RingAttention(comm, length))
 attentions.setdefault("ulysses", lambda comm, length, inner, neighbours: UlyssesAttention(comm, length, inner))
@@ -54,7 +54,8 @@ def apply_context_parallel(
     an attention that has rings, too. Every attention module gets the attention as its `attention_fn`.
     """
     check_communicator(comm, "apply_context_parallel")
-    comm.check_alike("apply_context_parallel", "weights", weights_checksum(model, comm))
+    for check in model_checks:
+        check("apply_context_parallel", model, comm)
 
     # One object for all layers: it holds no state of a layer, and its messages are matched in the order of calls.
     if attention not in attentions:

@@ -13,6 +13,7 @@ Proved by: tests/misuse/test_misuse.py, tests/parallel/test_data_parallel.py
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
 from zlib import crc32
@@ -49,13 +50,13 @@ class ReplicaGuard(Guard):
     def __init__(self, op: str, *comms: Comm) -> None:
         super().__init__(op, *comms)
         self.comm, self.number = comms[0], next_model(comms[0])
-        self.ranks = int(np.prod([comm.size for comm in comms]))  # that see other rows
+        self.ranks = prod(comm.size for comm in comms)  # that see other rows
         self.mode = self.means = ""
         self.module: Any = None
         self.members: set[Parameter] = set()  # those that come into the module later would never be reduced
         self.known: set[Parameter] = set()
         self.statistics: RunningStatistics | None = None
-        self._samples: dict[int, list[slice]] = {}  # of a bucket: about 60 values of each parameter
+        self._samples: dict[Parameter, slice] = {}  # about 60 values of each, spread over rows and columns
 
     def wraps(self, wrapper: str, module: Any, flat: FlatParameters, settings: Mapping[str, Any], *comms: Comm) -> None:
         check_axes(wrapper, module, flat.parameters, *comms)
@@ -63,6 +64,7 @@ class ReplicaGuard(Guard):
         # A unit of FSDP has its shard already; it is not loaded as a whole.
         if flat.shard is None:
             flat.load_checks.append(partial(check_same_values, flat, comms[0]))
+            self._choose_samples(flat)
 
     def shards(self, module: Any, ignored: Collection[Parameter]) -> None:
         from minidist.parallel.sharding_check import check_sharding
@@ -111,15 +113,17 @@ class ReplicaGuard(Guard):
         text = f"model {self.number} after {flat.updates}{self.mode}{self.means and OVER + self.means}"
         if flat.version_is_given or type(flat.data) is not np.ndarray:
             return text
-        if bucket.index not in self._samples:
-            samples = self._samples[bucket.index] = []
-            for parameter in bucket.parameters:
-                place = flat.slice_of(parameter)
-                samples.append(slice(place.start, place.stop, xp.sample_step(parameter.shape)))
+        if bucket.parameters[0] not in self._samples:
+            self._choose_samples(flat)
         data, checksum = flat.data, 0
-        for sample in self._samples[bucket.index]:
-            checksum = crc32(data[sample].tobytes(), checksum)
+        for parameter in bucket.parameters:
+            checksum = crc32(data[self._samples[parameter]].tobytes(), checksum)
         return f"{text}, checksum of the weights {checksum:08x}"
+
+    def _choose_samples(self, flat: FlatParameters) -> None:
+        for parameter in flat.parameters:
+            place = flat.slice_of(parameter)
+            self._samples[parameter] = slice(place.start, place.stop, xp.sample_step(parameter.shape))
 
     def of_weights(self, flat: FlatParameters) -> str:
         return f"model {self.number} after {flat.updates}"

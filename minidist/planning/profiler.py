@@ -21,7 +21,8 @@ from minidist.base.random import batch_coordinates
 from minidist.job.config.pipeline_plan import count_blocks
 from minidist.job.config.rules import MODEL_AND_DATA, check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
-from minidist.job.train.job import Job, as_input, build
+from minidist.job.train.job import Job, build
+from minidist.job.train.task import as_input
 from minidist.pipeline.partition import Layer
 from minidist.pipeline.runtime import PipelineStage, cut_model
 from minidist.pipeline.runtime.pipeline import backward_from

@@ -22,7 +22,7 @@ from minidist.pipeline.validate import validate
 @pytest.fixture
 def core_alone(monkeypatch):
     monkeypatch.setattr(hooks, "choosers", {})
-    for name in ("more_algorithms", "algorithm_sources", "guards", "shard_arguments", "one_event"):
+    for name in ("call_checks", "more_algorithms", "algorithm_sources", "guards", "shard_arguments", "one_event"):
         monkeypatch.setattr(hooks, name, [])
 
 

@@ -59,11 +59,19 @@ def softmax_loss(
     the others being padding; reduce, which combines the numbers of each row over the ranks that have the other parts.
     """
     shape, classes = logits.shape, logits.shape[-1]
-    if logits.dtype.itemsize == 2:
+    if logits.data.itemsize == 2:
         logits = operand(logits)  # half precision computes in float32
     scores = logits.data.reshape(prod(shape[:-1]), classes)
 
-    largest, exponentials, picked, totals = _of_all_classes(scores, own, words, reduce)
+    # The largest logit of a row is taken from all others, so that nothing overflows.
+    if reduce is None:
+        largest = scores.max(axis=-1, keepdims=True)
+        exponentials = scores - largest
+        picked = exponentials[own]
+        xp.exp(exponentials, out=exponentials)
+        totals = exponentials @ xp.ones(classes, scores.dtype, scores)
+    else:
+        largest, exponentials, picked, totals = _over_ranks(scores, own, words, reduce)
     losses = xp.log(totals) - picked
     if counted is not None:
         losses *= counted
@@ -72,15 +80,12 @@ def softmax_loss(
 
     def gradient_from(exponentials: xp.Array) -> xp.Array:
         """softmax / divisor, less 1 / divisor at the target; in place."""
-        factor = xp.reciprocal(totals)
-        factor *= part
-        exponentials *= factor[:, None]
+        exponentials *= (xp.reciprocal(totals) * part)[:, None]
         exponentials[own] -= part
         if counted is not None:
             exponentials *= counted[:, None]
         return exponentials.reshape(shape)
 
-    saved: tuple[xp.Array, ...]
     if logits.half:
         # 1 / divisor, not yet multiplied by the loss scale, is below what half precision holds: keep the logits, and
         # compute the softmax once more.
@@ -95,40 +100,32 @@ def softmax_loss(
             result *= g
             return result
 
-        edge, saved = (logits, grad_again), (largest, totals)
-    else:
-        # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
-        gradient = gradient_from(exponentials)
-        edge, saved = (logits, partial(imul, gradient)), (gradient,)
-    return record(name, loss, (edge,), cost=5 * scores.size, saved=saved)
+        return record(name, loss, ((logits, grad_again),), cost=5 * scores.size, saved=(largest, totals))
+
+    # The exponentials are not needed any more: they become the gradient now, and backward only scales it, in place.
+    gradient = gradient_from(exponentials)
+    return record(name, loss, ((logits, partial(imul, gradient)),), cost=5 * scores.size, saved=(gradient,))
 
 
-def _of_all_classes(
-    scores: xp.Array, own: tuple[xp.Array, xp.Array], words: int | None, reduce: Reduce | None
+def _over_ranks(
+    scores: xp.Array, own: tuple[xp.Array, xp.Array], words: int | None, reduce: Reduce
 ) -> tuple[xp.Array, xp.Array, xp.Array, xp.Array]:
-    """Return the largest score of each row, the exponentials, the target's score less the largest, and their sum."""
-    # [1] The largest logit of a row, which is taken from all others, so that nothing overflows.
-    if reduce is None:
-        largest = scores.max(axis=-1, keepdims=True)
-        exponentials = scores - largest
-    else:
-        largest = xp.largest(scores[:, :words])
-        reduce(largest, "max")
-        exponentials = scores - largest
-        exponentials[:, words:] = -inf  # the padding
+    """Return the numbers of `softmax_loss` where each rank has a part of the classes; of exponentials its own part."""
+    # [1] The largest logit; a rank that has only padding contributes minus infinity.
+    largest = xp.largest(scores[:, :words])
+    reduce(largest, "max")
+    exponentials = scores - largest
+    exponentials[:, words:] = -inf  # the padding
 
     # [2] The target's logit, less the largest. A rank without the target adds zero.
-    picked = exponentials[own]
-    if reduce is not None:
-        found, picked = picked, xp.zeros(len(scores), scores.dtype, scores)
-        picked[own[0]] = found
-        reduce(picked, "sum")
+    picked = xp.zeros(len(scores), scores.dtype, scores)
+    picked[own[0]] = exponentials[own]
+    reduce(picked, "sum")
 
     # [3] The sum of the exponentials; each rank adds those of its classes.
     xp.exp(exponentials, out=exponentials)
     totals = exponentials @ xp.ones(scores.shape[1], scores.dtype, scores)
-    if reduce is not None:
-        reduce(totals, "sum")
+    reduce(totals, "sum")
     return largest, exponentials, picked, totals
 
 

@@ -21,6 +21,7 @@ run.
 Proved by: tests/comm/sim/test_folded.py, tests/train/test_folded_dry_run.py
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,12 +31,12 @@ import numpy as np
 
 from minidist.base.errors import UsageError, quoted
 from minidist.base.trace import current_purpose
-from minidist.comm.call_site import CallSite
+from minidist.comm.call_site import CallSite, call_site
 from minidist.comm.communicator import Comm
 from minidist.comm.point_to_point import ANY, PointToPoint, Work
 from minidist.comm.sim.matching import Matching
-from minidist.comm.sim.state import SimRequest, Stream
-from minidist.comm.sim.world import SimWorld
+from minidist.comm.sim.sim_world import SimWorld
+from minidist.comm.sim.state import Key, SimRequest, Stream
 
 
 class Ports(NamedTuple):
@@ -209,8 +210,6 @@ def seen_from(comm: Comm, rank: int) -> Comm:
 class _NoMessages:
     """The world of a communicator that is seen from another rank."""
 
-    kept_calls = 0
-
     def register(self, *_: Any) -> None:
         """Note nothing: no member of the communicator uses it."""
 
@@ -225,14 +224,22 @@ class _FoldedMatching(Matching):
     """The messages of the ranks that run: to each other, or round a ring of a class."""
 
     def __init__(self, world: FoldedWorld) -> None:
-        super().__init__(world.state, world.failures, world._block)
+        super().__init__(world.state, world._block, world._guards())
         self.world = world
-        self.ends_of = self._ring_or_both
+        self.key_of = self._ring_or_both
 
     def post(
-        self, comm: PointToPoint, kind: str, array: np.ndarray, peer: int, tag: int, site: CallSite, guarded: bool
+        self,
+        comm: PointToPoint,
+        kind: str,
+        array: np.ndarray,
+        peer: int,
+        tag: int,
+        site: CallSite | None,
+        guarded: bool,
     ) -> SimRequest:
         world, other = self.world, comm.members[peer]
+        site = site or call_site(sys._getframe(1), comm.opened)
         if peer == ANY:
             raise UsageError(f"a receive from any rank cannot be folded, at {site}; run every rank")
         if world.representative[other] != other and len(world.places_of(comm)) > 1:
@@ -242,12 +249,13 @@ class _FoldedMatching(Matching):
             )
         return super().post(comm, kind, array, peer, tag, site, guarded)
 
-    def _ring_or_both(self, comm: PointToPoint, rank: int, peer: int) -> tuple[int, int]:
+    def _ring_or_both(self, send: SimRequest) -> Key:
+        comm, rank = send.comm, send.stream.rank
         if not self.world.is_folded(comm):
-            return rank, comm.members[peer]
+            return comm.context, rank, send.other, send.tag
         # Round a ring: as this rank sends `distance` places on, the one as many places back sends to it.
-        distance = peer - comm.rank
-        return comm.members[(comm.rank - distance) % comm.size], rank
+        distance = send.peer - comm.rank
+        return comm.context, comm.members[(comm.rank - distance) % comm.size], rank, send.tag
 
     def _deliver(self, send: SimRequest, receive: SimRequest) -> None:
         if send.stream.rank == receive.stream.rank and send.array.shape != receive.array.shape:

@@ -17,6 +17,7 @@ from minidist.nn import GPT, Llama, experts
 from minidist.optim.muon import newton_schulz
 from minidist.parallel import WholeMatrices, replica_guard
 from minidist.parallel.context import ring_attention
+from minidist.parallel.expert import data_parallel as expert_data_parallel
 from minidist.parallel.expert import dispatch
 from minidist.parallel.tensor import grad_norm, layers, llama, regions, sequence_parallel, sharding, vocabulary
 
@@ -131,7 +132,7 @@ def gradients_stay(patch: Patch) -> None:
 
 def experts_summed(patch: Patch) -> None:
     """the gradients of different experts are summed over the axis that distributes them"""
-    patch.setattr(dispatch, "bool", lambda value: False)
+    patch.setattr(expert_data_parallel, "bool", lambda value: False)
 
 
 def capacity_of_the_batch(patch: Patch) -> None:

@@ -62,7 +62,6 @@ FIXED = (
     "context",
     "dropout",
     "attention_dropout",
-    "document_separator",
     "experts",
     "top_k",
     "capacity_factor",

@@ -106,18 +106,6 @@ class JobSettings(BaseModel):
         description="epsilon in the denominator (default: 1e-8, adagrad 1e-10, lamb 1e-6; sgd and lars have none)",
     )
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
-    warmup: int = Field(0, ge=0, le=MAX_COUNT, description="steps of warm-up")
-    warmup_curve: Literal["linear", "deepspeed-linear", "deepspeed-log"] = Field(
-        "linear", description="linear: 1/w, 2/w, ...; or DeepSpeed's WarmupLR, whose first two steps have rate 0"
-    )
-    warmup_start: float = Field(
-        0.0, ge=0, le=1, description="DeepSpeed's warm-ups: the first learning rate, as a share of --lr"
-    )
-    decay: Literal["constant", "cosine", "linear"] = Field("constant", description="learning rate after the warm-up")
-    decay_steps: int | None = Field(
-        None, ge=1, le=MAX_COUNT, description="cosine, linear: the step in which the decay ends (default: --steps)"
-    )
-    final_lr: float = Field(0.0, ge=0, le=1, description="cosine, linear: the last learning rate, as a share of --lr")
     clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
     seed: int = Field(0, ge=0, description="seed of weights, data order and dropout")
 
@@ -168,9 +156,6 @@ class JobSettings(BaseModel):
     )
     ulysses: int = Field(
         2, ge=1, le=MAX_RANKS, description="ulysses-ring: neighbours that exchange heads; rings join their groups"
-    )
-    document_separator: int | None = Field(
-        None, ge=0, description="token that ends a document, inside which attention stays"
     )
     tp: int = Field(1, ge=1, le=MAX_RANKS, description="tensor-parallel ranks: each has a shard of each matrix")
     sequence_parallel: bool = Field(False, description="with --tp: norms and dropout on 1/tp of the sequence")

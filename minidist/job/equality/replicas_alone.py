@@ -19,7 +19,7 @@ from minidist.job.equality.snapshot import Snapshot, snapshot
 from minidist.job.train.job import build
 from minidist.job.train.loss import ordered_sum
 from minidist.job.train.state import Observer, StepState
-from minidist.job.train.trainer import finish_step
+from minidist.job.train.update import finish_step
 
 
 def replicas_reference(

@@ -128,7 +128,7 @@ class _Ring:
     """The clock and the counts of a rank that sends to the next rank of a ring what it receives from the one before."""
 
     def __init__(self, world: FoldedWorld, comm: Comm, why: str) -> None:
-        self.state, links = world.state, world.links
+        self.state, self.records, links = world.state, world.record, world.links
         self.stream, self.why = self.state.running, why
         here, n = comm.members[comm.rank], comm.size
         after, before = comm.members[(comm.rank + 1) % n], comm.members[(comm.rank - 1) % n]
@@ -140,7 +140,7 @@ class _Ring:
     def post(self, nbytes: int) -> tuple[float, float, float, int]:
         """Post a receive and a send of `nbytes`; return when that was, when it has left and arrives, and the bytes."""
         trace = self.state.traces[self.stream.rank]
-        if self.state.totals:
+        if self.records:
             trace.add_to_totals(self.why, trace.ranks, trace.ranks * nbytes)
         left = max(self.stream.time, self.stream.out_free) + self.beta * nbytes
         self.stream.out_free = left + self.overhead

@@ -34,7 +34,6 @@ from minidist.parallel.tensor.regions import (
 )
 from minidist.parallel.tensor.shard_context import ShardContext
 from minidist.parallel.tensor.styles import ParallelStyle
-from minidist.parallel.volume import Volume
 
 
 @dataclass
@@ -108,12 +107,3 @@ def plan_of(model: Any, sequence_parallel: bool) -> Plan | None:
         plan = expert_llama_plan if model.config.num_local_experts else llama_plan
         return plan(model.config.vocab_size, sequence_parallel)
     return None
-
-
-def expert_tensor_volume(slots: int, activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements that `ExpertTensorParallel` sends: an all-reduce of the slots, and a gather of split tokens.
-
-    slots: elements in the slots of the experts of one tensor-parallel group; activation: elements of the tokens.
-    """
-    sent = (ranks - 1) * (2 * slots + (activation if sequence_parallel else 0))
-    return Volume(forward=sent, backward=sent)

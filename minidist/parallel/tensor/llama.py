@@ -33,7 +33,6 @@ from minidist.parallel.tensor.styles import (
     SequenceParallel,
     VocabParallel,
 )
-from minidist.parallel.volume import Volume
 
 
 class SharedInputColumnParallelLinear(ColumnParallelLinear):
@@ -135,8 +134,3 @@ def llama_plan(vocab_size: int, sequence_parallel: bool = False) -> Styles:
         for name in ("layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"):
             plan[f"model.{name}"] = SequenceParallel()
     return plan
-
-
-def kv_replicas_volume(parameters: int, replicas: int) -> Volume:
-    """Return the elements sent to sum the gradient of `parameters` elements over groups of `replicas` ranks."""
-    return Volume(backward=2 * (replicas - 1) * parameters)

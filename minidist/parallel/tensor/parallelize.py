@@ -16,13 +16,9 @@ Proved by: tests/parallel/test_tensor.py, tests/parallel/test_split_examples.py
 import fnmatch
 from collections.abc import Mapping
 from typing import Any
-from zlib import crc32
 
-import numpy as np
-
-from minidist.base.arrays import sample_step
 from minidist.base.errors import UsageError, nearest, quoted
-from minidist.base.hooks import plan_sources
+from minidist.base.hooks import model_checks, plan_sources
 from minidist.comm import Comm, check_communicator
 from minidist.nn import GPT, MLP
 from minidist.nn.module import Module
@@ -50,7 +46,8 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
     other weights, at once or with the next message.
     """
     check_communicator(comm, "parallelize_module")
-    comm.check_alike("parallelize_module", "weights", weights_checksum(module, comm))
+    for check in model_checks:
+        check("parallelize_module", module, comm)
     context = ShardContext(comm, axis)
     for pattern, styles in plan.items():
         # Names are looked up again for each pattern, because a style before may have replaced modules.
@@ -75,21 +72,6 @@ def parallelize_module(module: Module, comm: Comm, plan: Plan, axis: str = "tp")
         if parameter.layout is None:
             context.replica_of(parameter)
     return module
-
-
-def weights_checksum(module: Module, comm: Comm) -> int:
-    """Return a checksum of a sample of the weights that every rank must have: of all but those split over it already.
-
-    0 where the values are not in this process's memory.
-    """
-    checksum, ranks = 0, set(comm.members)
-    for name, parameter in module.named_parameters():
-        split = parameter.layout is not None and any(len(ranks.intersection(r)) > 1 for r in parameter.layout.ranks)
-        values = parameter.data
-        if not split and type(values) is np.ndarray:
-            sample = values.reshape(-1)[:: sample_step(values.shape)] if values.ndim else values
-            checksum = crc32(sample.tobytes(), crc32(f"{name} {values.shape} {values.dtype}".encode(), checksum))
-    return checksum
 
 
 def get_module(module: Module, name: str) -> Any:

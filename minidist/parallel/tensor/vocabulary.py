@@ -35,7 +35,6 @@ from minidist.parallel.tensor.regions import (
     reduce_scatter_to_sequence_parallel_region,
 )
 from minidist.parallel.tensor.shard_context import ShardContext
-from minidist.parallel.volume import Volume
 
 
 def padded_vocab_size(vocab_size: int, ranks: int, make_vocab_size_divisible_by: int = 1) -> int:
@@ -191,23 +190,3 @@ def _checked_words(
             f"rank {rank}: target {int(wrong[0])} is out of range: the vocabulary has words 0..{vocab_size - 1}"
         )
     return flat, counted
-
-
-def embedding_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements sent by a `VocabParallelEmbedding` whose result has `activation` elements."""
-    if sequence_parallel:  # a reduce-scatter, and backward gathers
-        return Volume(forward=(ranks - 1) * activation, backward=(ranks - 1) * activation)
-    return Volume(forward=2 * (ranks - 1) * activation)
-
-
-def head_volume(activation: int, ranks: int, sequence_parallel: bool) -> Volume:
-    """Return the elements sent by a `VocabParallelHead` whose input has `activation` elements."""
-    if sequence_parallel:
-        gathered = (ranks - 1) * activation
-        return Volume(forward=gathered, backward=gathered, regather=gathered)
-    return Volume(backward=2 * (ranks - 1) * activation)
-
-
-def cross_entropy_volume(tokens: int, ranks: int) -> Volume:
-    """Return the elements sent by `vocab_parallel_cross_entropy`: three all-reduces of one number per token."""
-    return Volume(forward=3 * 2 * (ranks - 1) * tokens)

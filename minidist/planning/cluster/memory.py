@@ -15,7 +15,7 @@
 With 1F1B the first of p stages keeps p micro-batches, stage r keeps p - r; with v chunks per rank the warm-up has
 2 (p - r - 1) + (v - 1) p + 1 chunks (Korthikanti et al., section 4.2.3).
 
-Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py
+Proved by: tests/planning/test_cluster.py, tests/planning/test_published.py, tests/planning/test_saved_by_autograd.py
 """
 
 from dataclasses import dataclass

@@ -99,8 +99,9 @@ class Worker:
         # Forward and backward of its micro-batches, both on the virtual clock.
         with FlopCounter() as flops:
             for number in range(worker * k, (worker + 1) * k):
+                batch = job.micro_batch(step, number)
                 with job.coordinates(step, number):
-                    loss = job.loss(step, number)
+                    loss = job.loss(*batch)
                     self._compute(flops, "forward")
                     loss.backward()
                     self._compute(flops, "backward")
