@@ -29,8 +29,8 @@
 import numpy as np
 
 from minidist import MLP, SGD, SimWorld, Tensor, cross_entropy, glyphs
+from minidist.core.nn import FlatParameters
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import FlatParameters
 
 images, labels = glyphs().rows(np.arange(64))
 images = images.astype(np.float64)
@@ -206,7 +206,7 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
 # waits for which, and at which line.
 
 # %%
-from minidist.base.errors import DeadlockError
+from minidist.core.base.errors import DeadlockError
 
 
 def everybody_receives(comm):

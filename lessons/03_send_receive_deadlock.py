@@ -31,8 +31,8 @@
 # %%
 import numpy as np
 
-from minidist.base.errors import BufferReuseError, DeadlockError, MismatchError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

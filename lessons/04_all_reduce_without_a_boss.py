@@ -28,9 +28,10 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce, ring, volume
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import MismatchError
+from minidist.core.collectives import all_reduce, ring, volume
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

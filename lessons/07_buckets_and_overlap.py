@@ -29,14 +29,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import MismatchError
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
+from minidist.core.base.errors import MismatchError
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel
+from minidist.core.nn import MLP, FlatParameters
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.gradients import GradientReducer, UnusedParameterError
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.gradients import GradientReducer, UnusedParameterError
 from minidist.report import draw, show
 
 # %% [markdown]

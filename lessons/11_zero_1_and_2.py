@@ -28,16 +28,17 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel
+from minidist.core.nn import MLP, FlatParameters
+from minidist.core.optim import SGD, Adam
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD, Adam
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.zero import ZeroOptimizer
 from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
 from minidist.report.zero_bars import zero_bars
@@ -132,7 +133,7 @@ show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": co
 
 # %%
 from minidist import report
-from minidist.collectives import all_gather, reduce_scatter
+from minidist.core.collectives import all_gather, reduce_scatter
 
 
 def one_step(comm):
@@ -151,7 +152,7 @@ show(report.step(one_step, 4), "ZeRO 1: 8 gradients become 8 weights, each updat
 # The flat parameters are padded to a multiple of n and cut into n equal shards, with no regard to
 # where a parameter ends. A bucket of gradients goes to the owners of its elements; afterwards the
 # shards are gathered. Where data parallelism calls `all_reduce`, a reduce-scatter of the buckets
-# and this gather do half of it each ([zero.py](../minidist/parallel/zero.py)):
+# and this gather do half of it each ([zero.py](../minidist/core/parallel/zero.py)):
 
 # %%
 print(inspect.getsource(ZeroOptimizer.step))

@@ -28,16 +28,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.errors import UsageError
 from minidist.base.memory import account_memory
-from minidist.collectives import all_gather, reduce_scatter
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_gather, reduce_scatter
+from minidist.core.comm import LinkModel
+from minidist.core.nn import MLP, FlatParameters
+from minidist.core.optim import Adam
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.report import draw, show
 
 # %% [markdown]
@@ -187,7 +188,7 @@ assert same
 
 # %% [markdown]
 # The library does the same in streams, so that gathers overlap with computing:
-# [fsdp_param_group.py](../minidist/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`,
+# [fsdp_param_group.py](../minidist/core/parallel/fsdp_param_group.py), `start_gather`, `finish_gather`,
 # `release` and `start_reduce`.
 
 # %% [markdown]

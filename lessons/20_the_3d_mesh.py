@@ -27,16 +27,17 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_gather
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_gather
+from minidist.core.comm import LinkModel
+from minidist.core.parallel.dims import ParallelDims
+from minidist.core.train.parallelize import parallelize
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
-from minidist.job.train.parallelize import parallelize
 from minidist.job.train.trainer import train
-from minidist.parallel.dims import ParallelDims
 from minidist.planning.architecture import named
 from minidist.planning.cluster.gpus import machine_of
 from minidist.planning.cluster.layout import Job

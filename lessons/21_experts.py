@@ -27,18 +27,21 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.comm import SimWorld, init_device_mesh
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import GPT, GPTConfig, MixtureOfExperts
+from minidist.core.nn.experts import expert_capacity
+from minidist.core.optim import SGD, Adam
+from minidist.core.parallel.expert import ExpertParallel, dispatch
+from minidist.core.parallel.tensor import parallelize_module
 from minidist.course.lesson import check, predict, solution
 from minidist.data import GlobalBatchSampler, load_dataset
 from minidist.job.config.models import make_model
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
-from minidist.nn import GPT, GPTConfig, MixtureOfExperts
-from minidist.nn.experts import expert_capacity
-from minidist.optim import SGD, Adam
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel, dispatch
-from minidist.parallel.tensor import full_tensor, parallelize_module
+from minidist.parallel.expert import ExpertDataParallel
+from minidist.parallel.tensor import full_tensor
 from minidist.report import draw, show
 from minidist.report.tiles import model_tiles, tiles_figure
 
@@ -105,7 +108,7 @@ show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "comman
 
 # %%
 from minidist import report
-from minidist.collectives import all_to_all
+from minidist.core.collectives import all_to_all
 
 
 def one_token_each(comm):
@@ -120,7 +123,7 @@ show(report.step(one_token_each, 4), "All-to-all of 4 tokens on each of 4 ranks.
 # The layer computes on *slots*, (experts, capacity, width), whatever fills them. On one device
 # nothing happens before and after the experts' MLPs. On P ranks an all-to-all comes before and
 # after: each rank sends the slots of expert e to the rank that has e, and gets them back computed
-# ([experts.py](../minidist/nn/experts.py), [dispatch.py](../minidist/parallel/expert/dispatch.py)).
+# ([experts.py](../minidist/core/nn/experts.py), [dispatch.py](../minidist/core/parallel/expert/dispatch.py)).
 
 # %%
 print(inspect.getsource(dispatch.exchange))

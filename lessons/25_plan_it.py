@@ -35,12 +35,13 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 
-from minidist.autograd import FlopCounter
-from minidist.base.errors import UsageError
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
+from minidist.core.autograd import FlopCounter
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.equality.compare import compare_rank

@@ -31,9 +31,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from minidist.autograd import FlopCounter
 from minidist.base.process import tune_process
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import FlopCounter
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.lesson.mpi_leg import mpiexec
 from minidist.job.config.train_config import TrainConfig, resolve_batches

@@ -24,7 +24,8 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, predict, solution
 from minidist.data import weighted_shards
 from minidist.job.config.train_config import TrainConfig

@@ -29,10 +29,11 @@ from unittest.mock import patch
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.base.errors import UsageError
-from minidist.base.random import batch_coordinates
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.base.errors import UsageError
+from minidist.core.base.random import batch_coordinates
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.data import glyphs
 from minidist.job.config.train_config import TrainConfig

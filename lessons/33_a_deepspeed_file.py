@@ -37,8 +37,8 @@
 import inspect
 import json
 
-from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.course.lesson.shipped import example
 from minidist.job.config.deepspeed import Translation, read_deepspeed, translate

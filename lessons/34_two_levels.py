@@ -31,9 +31,10 @@ import inspect
 
 import numpy as np
 
-from minidist.collectives import all_reduce
 from minidist.collectives.auto import fastest
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 

@@ -30,11 +30,12 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel
+from minidist.core.optim import SGD
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.optim import SGD
 from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show
 

@@ -28,8 +28,9 @@ import inspect
 
 import numpy as np
 
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 

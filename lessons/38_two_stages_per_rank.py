@@ -34,12 +34,13 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor
-from minidist.base.errors import UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import LinkModel
+from minidist.core.nn import MLP
+from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.nn import MLP
-from minidist.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan

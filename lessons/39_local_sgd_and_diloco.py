@@ -29,15 +29,16 @@ import inspect
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
-from minidist.collectives import all_reduce
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import LinkModel
+from minidist.core.nn import MLP, FlatParameters
+from minidist.core.optim import SGD
 from minidist.course.lesson import check, predict, solution
 from minidist.data import glyphs
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD
 from minidist.report import draw, show
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager
 

@@ -29,8 +29,9 @@ import inspect
 
 import numpy as np
 
-from minidist.base.errors import UsageError
-from minidist.comm import LinkModel, SimWorld
+from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
+from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank

@@ -14,8 +14,8 @@ __version__ = "0.2.0.dev0"
 # Where each name is.
 _MODULES = {
     "minidist.autograd": ("Parameter", "Tensor", "cross_entropy", "no_grad"),
-    "minidist.base.errors": ("DeadlockError", "MismatchError", "UsageError"),
-    "minidist.base.trace": ("purpose",),
+    "minidist.core.base.errors": ("DeadlockError", "MismatchError", "UsageError"),
+    "minidist.core.base.trace": ("purpose",),
     "minidist.collectives": (
         "all_gather",
         "all_reduce",
@@ -33,10 +33,10 @@ _MODULES = {
     "minidist.parallel": ("DistributedDataParallel", "ZeroOptimizer", "fully_shard"),
     "minidist.pipeline.schedules": ("get_schedule",),
     "minidist.pipeline.runtime": ("Pipeline", "split_model"),
-    "minidist.job.train.layout": ("ParallelLayout",),
-    "minidist.job.train.loop": ("Loop",),
-    "minidist.job.train.parallelize": ("parallelize",),
-    "minidist.job.train.task": ("Task",),
+    "minidist.core.train.layout": ("ParallelLayout",),
+    "minidist.core.train.loop": ("Loop",),
+    "minidist.core.train.parallelize": ("parallelize",),
+    "minidist.core.train.task": ("Task",),
 }
 _PACKAGES = {"flight_recorder": "minidist.debug.flight_recorder"}
 _PLACES = {name: module for module, names in _MODULES.items() for name in names}

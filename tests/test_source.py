@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 import minidist
-from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import SimWorld
-from minidist.comm.sim.world import Sim
-from minidist.nn import MLP
-from minidist.parallel import DistributedDataParallel, fully_shard
-from minidist.parallel.fsdp_state import param_groups_of, states_of
-from minidist.pipeline.runtime import Pipeline, split_model
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.comm.sim.world import Sim
+from minidist.core.nn import MLP
+from minidist.core.parallel import DistributedDataParallel, fully_shard
+from minidist.core.parallel.fsdp_state import param_groups_of, states_of
+from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.pipeline.schedules import get_schedule
 
 ROOT = Path(__file__).parents[1]

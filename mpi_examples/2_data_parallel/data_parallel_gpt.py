@@ -4,13 +4,13 @@ mpiexec -n 4 python mpi_examples/2_data_parallel/data_parallel_gpt.py
 python mpi_examples/2_data_parallel/data_parallel_gpt.py --ranks 4
 """
 
-from minidist.base.random import batch_coordinates
 from minidist.comm import launch
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, FlatParameters, GPTConfig
+from minidist.core.optim import AdamW
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.train.loss import global_loss
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, FlatParameters, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import DistributedDataParallel
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 

@@ -13,11 +13,11 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy
 from minidist.comm import launch
+from minidist.core.autograd import Tensor, cross_entropy
+from minidist.core.nn import MLP, FlatParameters
+from minidist.core.optim import SGD
 from minidist.data import glyphs
-from minidist.nn import MLP, FlatParameters
-from minidist.optim import SGD
 from minidist.techniques.local_sgd.averaging import OuterOptimizer, PeriodicModelAverager
 from minidist.techniques.local_sgd.streaming import StreamingOuterOptimizer
 

@@ -17,14 +17,14 @@ from statistics import median
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
 from minidist.comm import launch
+from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.nn import MLP
+from minidist.core.optim import SGD
+from minidist.core.parallel import DistributedDataParallel
 from minidist.data import glyphs, weighted_shards
-from minidist.nn import MLP
-from minidist.optim import SGD
-from minidist.parallel import DistributedDataParallel
 
 ROWS, WARM_UP, ROUNDS = 600, 2, 5
 FEATURES = 144  # of an image

@@ -5,13 +5,13 @@ python mpi_examples/3_sharding/zero.py --ranks 4
 """
 
 from minidist.base.memory import account_memory
-from minidist.base.random import batch_coordinates
 from minidist.comm import launch
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import AdamW
+from minidist.core.parallel import ZeroOptimizer
+from minidist.core.train.loss import global_loss
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel import ZeroOptimizer
 
 STEPS, ROWS, CONTEXT, MICRO_BATCHES = 3, 2, 32, 2  # rows of a micro-batch
 

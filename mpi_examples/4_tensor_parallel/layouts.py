@@ -13,16 +13,16 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Parameter, Tensor, gelu, layer_norm, matmul
-from minidist.base.layout import Layout
-from minidist.base.watchers import watching
 from minidist.comm import launch
-from minidist.parallel.layout_check import VARYING, LayoutChecker
-from minidist.parallel.tensor.regions import (
+from minidist.core.autograd import Parameter, Tensor, gelu, layer_norm, matmul
+from minidist.core.base.layout import Layout
+from minidist.core.base.watchers import watching
+from minidist.core.parallel.tensor.regions import (
     copy_to_tensor_parallel_region,
     gather_from_sequence_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
+from minidist.parallel.layout_check import VARYING, LayoutChecker
 
 BATCH, LENGTH, WIDTH, INNER = 2, 4, 8, 16
 

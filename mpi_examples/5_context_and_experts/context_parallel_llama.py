@@ -12,24 +12,23 @@ import sys
 
 import numpy as np
 
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import init_device_mesh, launch
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import FlatParameters, Llama, LlamaConfig
-from minidist.optim import AdamW
-from minidist.parallel import DistributedDataParallel
-from minidist.parallel.context import (
-    AllGatherAttention,
+from minidist.comm import launch
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import FlatParameters
+from minidist.core.optim import AdamW
+from minidist.core.parallel import DistributedDataParallel
+from minidist.core.parallel.context import (
     RingAttention,
     UlyssesAttention,
-    UlyssesRingAttention,
-    document_ids,
-    documents,
     gradient_axes,
     part_order,
     sequence_positions,
 )
+from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.nn import Llama, LlamaConfig
+from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention, document_ids, documents
 
 STEPS, ROWS, CONTEXT, WORDS = 10, 4, 64, 256
 

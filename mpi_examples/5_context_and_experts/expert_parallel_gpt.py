@@ -8,15 +8,17 @@ import sys
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
-from minidist.comm import init_device_mesh, launch
+from minidist.comm import launch
+from minidist.core.base.random import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.comm import init_device_mesh
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import AdamW
+from minidist.core.parallel.expert import ExpertParallel
+from minidist.core.parallel.tensor import parallelize_module
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel.expert import ExpertDataParallel, ExpertParallel
-from minidist.parallel.tensor import parallelize_module
+from minidist.parallel.expert import ExpertDataParallel
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank
 

@@ -5,21 +5,21 @@
 
 The order matters: first the tiles (a plan speaks of the whole model's names), then the stages, then the flat arrays
 whose gradients are summed over the replicas. `minidist train --tp 2 --pp 2 --dp 2` does the same with every axis there
-is, see minidist/job/train/parallelize.py. With 4 ranks there is one replica.
+is, see minidist/core/train/parallelize.py. With 4 ranks there is one replica.
 """
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_gather
 from minidist.comm import launch
+from minidist.core.base.random import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_gather
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import AdamW
+from minidist.core.parallel.dims import ParallelDims
+from minidist.core.parallel.tensor import gpt_plan, parallelize_module
+from minidist.core.pipeline.runtime import Pipeline, Reduction, split_model
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW
-from minidist.parallel.dims import ParallelDims
-from minidist.parallel.tensor import gpt_plan, parallelize_module
-from minidist.pipeline.runtime import Pipeline, Reduction, split_model
 from minidist.pipeline.schedules import get_schedule
 
 STEPS, MICROBATCHES, ROWS, CONTEXT, WORDS = 5, 4, 2, 32, 256

@@ -18,8 +18,8 @@ from statistics import median
 
 import numpy as np
 
-from minidist.autograd import current_flop_counter
 from minidist.comm import launch
+from minidist.core.autograd import current_flop_counter
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.pipeline.runtime.layer_profile import LayerProfile

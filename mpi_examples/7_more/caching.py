@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.autograd import FlopCounter, Tensor, no_grad
-from minidist.base import arrays as xp
-from minidist.collectives import broadcast
 from minidist.comm import launch
 from minidist.commands.generation import generate
+from minidist.core.autograd import FlopCounter, Tensor, no_grad
+from minidist.core.base import arrays as xp
+from minidist.core.collectives import broadcast
+from minidist.core.nn import GPT, MLP, GPTConfig
 from minidist.data import cached, glyphs, pydoc_text
-from minidist.nn import GPT, MLP, GPTConfig
 
 
 def words(text, most):

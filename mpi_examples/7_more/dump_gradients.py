@@ -12,10 +12,10 @@ import argparse
 
 import numpy as np
 
-from minidist.collectives import all_reduce, gather
 from minidist.comm import launch
+from minidist.core.collectives import all_reduce, gather
+from minidist.core.nn import GPT, GPTConfig
 from minidist.debug.dumps.dump import write_dump
-from minidist.nn import GPT, GPTConfig
 
 ROWS, LENGTH, WORDS = 4, 8, 32
 LEFT_OUT = "transformer.h.1.mlp.c_fc.weight"

@@ -10,10 +10,12 @@ import numpy as np
 
 from minidist.base.half import named_dtype
 from minidist.comm import launch
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import AdamW
+from minidist.core.parallel import ZeroOptimizer
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import AdamW, DynamicLossScaler
-from minidist.parallel import ZeroOptimizer, scaled_step
+from minidist.optim import DynamicLossScaler
+from minidist.parallel import scaled_step
 
 BATCH, LENGTH, STEPS = 12, 32, 20
 

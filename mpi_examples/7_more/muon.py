@@ -6,15 +6,17 @@ python mpi_examples/7_more/muon.py --ranks 4
 
 import numpy as np
 
-from minidist.base.random import batch_coordinates
-from minidist.base.trace import purpose
-from minidist.collectives import all_reduce
 from minidist.comm import launch
+from minidist.core.base.random import batch_coordinates
+from minidist.core.base.trace import purpose
+from minidist.core.collectives import all_reduce
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import NO_DECAY
+from minidist.core.parallel import fully_shard, sharded_parameters
+from minidist.core.train.loss import global_loss
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import NO_DECAY, Muon
-from minidist.parallel import WholeMatrices, fully_shard, sharded_parameters
+from minidist.optim import Muon
+from minidist.parallel import WholeMatrices
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch
 

@@ -11,12 +11,12 @@ import argparse
 
 import numpy as np
 
-from minidist.autograd import Tensor, cross_entropy, no_grad
 from minidist.comm import launch
+from minidist.core.autograd import Tensor, cross_entropy, no_grad
+from minidist.core.nn import MLP
+from minidist.core.optim import Adam
+from minidist.core.parallel import DistributedDataParallel
 from minidist.data import glyphs
-from minidist.nn import MLP
-from minidist.optim import Adam
-from minidist.parallel import DistributedDataParallel
 from minidist.parallel.compressor import compress
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.techniques.pruning.pruner import KeptEntries, Part, Pruner, prunable

@@ -4,13 +4,15 @@ mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
 python mpi_examples/7_more/trust_ratios.py --ranks 4
 """
 
-from minidist.base.random import batch_coordinates
 from minidist.comm import launch
+from minidist.core.base.random import batch_coordinates
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import NO_DECAY
+from minidist.core.parallel import fully_shard, sharded_parameters
+from minidist.core.train.loss import global_loss
 from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.job.train.loss import global_loss
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import LAMB, NO_DECAY
-from minidist.parallel import LayerSums, fully_shard, sharded_parameters
+from minidist.optim import LAMB
+from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume
 
 STEPS, ROWS, CONTEXT = 3, 8, 32  # rows of the global batch

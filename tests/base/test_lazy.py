@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import minidist
-from minidist.base.lazy import _places
+from minidist.core.base.lazy import _places
 
 PACKAGE = Path(minidist.__file__).parent
 LAZY = [path for path in sorted(PACKAGE.rglob("__init__.py")) if "lazy_imports(" in path.read_text(encoding="utf-8")]

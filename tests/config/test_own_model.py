@@ -4,15 +4,16 @@ import re
 
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.commands.generation import load_model
 from minidist.commands.runner import number_of_ranks, run_comparison, run_training
+from minidist.core.base.errors import UsageError
 from minidist.job.config.train_config import TrainConfig
 from minidist.planning.profiler import profile_layers
 
 MODELS = """
-from minidist.autograd import relu
-from minidist.nn import BatchNorm, Embedding, LayerNorm, Linear, Module, Sequential
+from minidist.core.autograd import relu
+from minidist.core.nn import Embedding, LayerNorm, Linear, Module, Sequential
+from minidist.nn import BatchNorm
 
 class Net(Module):
     def __init__(self, features, width, classes, seed):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from minidist import cli
-from minidist.base.errors import RankTimeoutError
+from minidist.core.base.errors import RankTimeoutError
 from minidist.course import puzzle as puzzles
 from minidist.course.lesson import judge, solution
 from minidist.course.lesson.answer_process import Job

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from minidist.base.errors import UsageError
 from minidist.cli import main
 from minidist.comm import SimWorld
+from minidist.core.base.errors import UsageError
 from minidist.job.config.rules import check_rules
 from minidist.job.config.train_config import TrainConfig, resolve_batches
 from minidist.job.train.trainer import train
@@ -15,7 +15,7 @@ from minidist.job.train.trainer import train
 FILE = '''
 import numpy as np
 from minidist.data import SampleDataset
-from minidist.optim import SGD, Optimizer
+from minidist.core.optim import SGD, Optimizer
 
 class SignSGD(Optimizer):
     """p -= lr sign(g + momentum b), with b the average of the gradients."""

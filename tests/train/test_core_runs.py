@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import minidist
-from minidist.base.errors import UsageError
-from minidist.comm.sim.world import Sim
+from minidist.core.base.errors import UsageError
+from minidist.core.comm.sim.world import Sim
+from minidist.core.nn import GPT, GPTConfig
+from minidist.core.optim import SGD
+from minidist.core.train.layout import ParallelLayout
+from minidist.core.train.loop import Loop
+from minidist.core.train.parallelize import parallelize
+from minidist.core.train.task import Task
 from minidist.job.config.train_config import TrainConfig
-from minidist.job.train.layout import ParallelLayout
-from minidist.job.train.loop import Loop
-from minidist.job.train.parallelize import parallelize
-from minidist.job.train.task import Task
 from minidist.job.train.trainer import train
-from minidist.nn import GPT, GPTConfig
-from minidist.optim import SGD
 from tests.test_core import CORE, file_of
 
 PACKAGE = str(Path(minidist.__file__).parent)

@@ -19,7 +19,7 @@ PAGES = [
     "lessons/README",
     "docs/techniques",
     "api/minidist.collectives",
-    "source/minidist/collectives/ring.py",
+    "source/minidist/core/collectives/ring.py",
 ]
 # What a browser loads by itself, without a click.
 LOADING = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "object": "data"}

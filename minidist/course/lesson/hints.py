@@ -3,7 +3,8 @@
 Proved by: tests/lesson/test_exercises.py
 """
 
-from minidist.base.errors import (
+from minidist.comm.has_run import NotRunError
+from minidist.core.base.errors import (
     BufferReuseError,
     DeadlockError,
     MismatchError,
@@ -12,7 +13,6 @@ from minidist.base.errors import (
     UnwaitedRequestError,
     UsageError,
 )
-from minidist.comm.has_run import NotRunError
 from minidist.course.lesson.answer_patterns import pattern_of
 from minidist.course.lesson.answer_process import EndlessError
 from minidist.course.lesson.exercise import Exercise, Failure, Hint

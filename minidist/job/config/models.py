@@ -6,11 +6,12 @@ Proved by: tests/config/test_own_model.py, tests/commands/test_generation.py
 import inspect
 from typing import Any
 
-from minidist.base.errors import MinidistError, UsageError, quoted, reason
 from minidist.base.half import DTYPES, named_dtype
 from minidist.base.user_file import load_function
+from minidist.core.base.errors import MinidistError, UsageError, quoted, reason
+from minidist.core.nn import GPT, MLP, GPTConfig, Module
 from minidist.job.config.train_config import TrainConfig, flag
-from minidist.nn import CNN, GPT, MLP, GPTConfig, Llama, LlamaConfig, Module
+from minidist.nn import CNN, Llama, LlamaConfig
 from minidist.nn.cnn import block_shape
 
 ITEMSIZE = {"fp32": 4, "fp64": 8, "fp16": 2, "bf16": 2}

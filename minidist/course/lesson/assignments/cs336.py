@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from minidist.autograd import Parameter, mse_loss
-from minidist.comm import Comm
+from minidist.core.autograd import Parameter, mse_loss
+from minidist.core.comm import Comm
+from minidist.core.nn import MLP
+from minidist.core.optim import SGD, AdamW
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, difference, drawing
-from minidist.nn import MLP
-from minidist.optim import SGD, AdamW
 
 STEPS, RATE = 3, 0.1
 

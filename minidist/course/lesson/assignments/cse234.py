@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from minidist.comm import Comm
+from minidist.core.comm import Comm
 from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, drawing, reduced_to_all
 
 FOLD: dict[str, Callable[..., np.ndarray]] = {"sum": np.sum, "min": np.min, "max": np.max}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidist.base.errors import MismatchError, UsageError
-from minidist.collectives import seconds
+from minidist.core.base.errors import MismatchError, UsageError
+from minidist.core.collectives import seconds
 from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, drawing, reduced_to_all
 
 NAMES = ("binomial", "recursive_doubling", "rabenseifner", "ring")
@@ -111,7 +111,7 @@ EXERCISES = [
         arguments=lambda case, rank: setting(case),
         expected=lambda case: [min(costs_of(case), key=costs_of(case).__getitem__)],
         check_answers=check_answers,
-        written_by_hand=("minidist.collectives.auto", "minidist.collectives.registry"),
+        written_by_hand=("minidist.collectives.auto", "minidist.core.collectives.registry"),
         cases=lambda: [Case(1, k, seed) for k in range(1, 11) for seed in range(12)],
         draw=drawing((1, 1), (1, 12)),
         par=Case(1, 4),

@@ -6,7 +6,7 @@ Proved by: tests/lesson/test_exercises.py
 from collections.abc import Sequence
 from typing import Any
 
-from minidist.base.errors import UsageError
+from minidist.core.base.errors import UsageError
 from minidist.course.lesson.exercise import Case, Exercise, Hint, drawing
 from minidist.course.lesson.exercises.e16_gpipe import COMMON, cases, describe, in_the_readers_words, plan_of, says
 from minidist.pipeline.schedules import get_schedule
