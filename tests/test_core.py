@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_493,
+        1_473,
         0,
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits random registry trace watchers",
     ),

@@ -13,7 +13,6 @@ import pytest
 
 import minidist
 from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
 from minidist.comm.sim.world import Sim
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.layout import ParallelLayout
@@ -70,10 +69,10 @@ HOOKS = {
 CHECKS = {
     "autograd/in_place.py",
     "base/memory.py",
+    "collectives/call_checks.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
-    "pipeline/runtime/refusals.py",
 }
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}
