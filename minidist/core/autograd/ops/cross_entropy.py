@@ -54,9 +54,8 @@ def softmax_loss(
 ) -> Tensor:
     """The sum over rows of log(sum of exp(logits)) - the target's logit, divided by `divisor`; a tensor of shape ().
 
-    logits (..., classes), of all classes or of a rank's part of them. own: the rows whose target is in that part, and
-    its column there. counted: which rows count, None for all. Of a part: words, how many of its columns are classes,
-    the others being padding; reduce, which combines the numbers of each row over the ranks that have the other parts.
+    logits (..., classes), of all classes or of a rank's part. own: the rows whose target is in it, and its column.
+    counted: which rows count, None for all. Of a part: words, how many of its columns are no padding; reduce.
     """
     shape, classes = logits.shape, logits.shape[-1]
     if logits.data.itemsize == 2:
@@ -87,8 +86,7 @@ def softmax_loss(
         return exponentials.reshape(shape)
 
     if logits.half:
-        # 1 / divisor, not yet multiplied by the loss scale, is below what half precision holds: keep the logits, and
-        # compute the softmax once more.
+        # Half precision does not hold 1 / divisor before the loss scale: keep the logits, and compute it once more.
         kept = logits.saved()
 
         def grad_again(g: xp.Array) -> xp.Array:
