@@ -18,7 +18,7 @@ LINES = {
     "base": 4_298,
     "bench": 2_240,
     "collectives": 3_314,
-    "comm": 6_938,
+    "comm": 6_944,
     "commands": 5_249,
     "course": 15_326,
     "data": 1_350,
@@ -27,7 +27,7 @@ LINES = {
     "nn": 2_970,
     "optim": 2_049,
     "parallel": 8_060,
-    "pipeline": 5_885,
+    "pipeline": 5_888,
     "planning": 6_440,
     "report": 4_866,
     "techniques": 7_157,
@@ -35,7 +35,7 @@ LINES = {
 FOLDERS = 17
 SETTINGS = 76  # of every job; those of a technique are in its folder
 LOOP = 54  # lines of `train`, which is the loop; the goal is 60
-PARAMETERS = 14  # functions with more than eight parameters
+PARAMETERS = 7  # functions with more than eight parameters
 LONGEST = 113  # lines of a function
 COMPLEX = 54  # functions of a complexity above 15
 

@@ -14,6 +14,7 @@ import pytest
 import minidist
 from minidist.base.errors import UsageError
 from minidist.comm import SimWorld
+from minidist.comm.sim.world import Sim
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.layout import ParallelLayout
 from minidist.job.train.loop import Loop
@@ -65,10 +66,10 @@ HOOKS = {
     "job/train/run.py Run.before_step",
     "job/train/run.py Run.is_updated",
 }
-# Files that watch messages and modules, and refuse.
+# Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
     "autograd/in_place.py",
-    "comm/buffers.py",
+    "base/memory.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
@@ -94,7 +95,7 @@ def crossings(config):
     # All simulated ranks run in this thread.
     sys.setprofile(watch)
     try:
-        SimWorld(ranks_of(config)).run(train, TrainConfig.make(**config))
+        Sim(ranks_of(config)).run(train, TrainConfig.make(**config))
     finally:
         sys.setprofile(None)
     return found
@@ -161,7 +162,7 @@ def losses_of(comm, layout):
 
 
 def test_a_program_of_the_core_alone_trains_in_every_layout_as_one_device_does():
-    (alone,) = SimWorld(1).run(losses_of, ParallelLayout())
+    (alone,) = Sim(1).run(losses_of, ParallelLayout())
     layouts = [
         ParallelLayout(dp=2, tp=2, zero=1, sequence_parallel=True),
         ParallelLayout(dp=2, cp=2, zero=3, attention="ulysses"),
@@ -169,7 +170,7 @@ def test_a_program_of_the_core_alone_trains_in_every_layout_as_one_device_does()
         ParallelLayout(pp=2, dp=2, tp=2, schedule="interleaved", chunks=2),
     ]
     for layout in layouts:
-        for losses in SimWorld(layout.ranks).run(losses_of, layout):
+        for losses in Sim(layout.ranks).run(losses_of, layout):
             np.testing.assert_allclose(losses, alone, rtol=1e-12, err_msg=str(layout))
 
 
@@ -180,4 +181,4 @@ def test_a_layout_that_does_not_fit_is_refused_in_one_sentence():
         (2, {"dp": 2, "zero": 4}, r"ParallelLayout\(zero=4\); the stage of ZeRO is 0, 1, 2 or 3"),
     ):
         with pytest.raises(UsageError, match=words):
-            SimWorld(ranks).run(lambda comm, layout: losses_of(comm, ParallelLayout(**layout)), layout)
+            Sim(ranks).run(lambda comm, layout: losses_of(comm, ParallelLayout(**layout)), layout)

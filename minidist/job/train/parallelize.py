@@ -17,7 +17,7 @@ every micro-batch, and the shards of the tied weight last.
 Proved by: tests/train/test_core_runs.py, tests/train/test_axes.py, tests/train/test_pipelines.py
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -98,20 +98,12 @@ def apply_data_parallel(
     There is one, or two with distributed experts. stage: its number in a pipeline; tied: the names of parameters that
     other stages have too.
     """
-    # Parameters with the same replicas, and the same cut, are one group.
-    groups: dict[str, list[Parameter]] = {"shared": [], "tied": [], "experts": []}
-    for parameter in module.parameters():
-        if parameter.layout is not None and "ep" in parameter.layout.axes:
-            groups["experts"].append(parameter)
-        # Where a sum depends on the whole bucket, both stages must have a tied weight in equal ones.
-        elif parameter.name in tied and (layout.zero == 2 or parts.sums_buckets):
-            groups["tied"].append(parameter)
-        else:
-            groups["shared"].append(parameter)
+    # Where a sum depends on the whole bucket, both stages must have a tied weight in equal ones.
+    groups = grouped(module.parameters(), tied if layout.zero == 2 or parts.sums_buckets else ())
 
     # An expert has replicas on fewer ranks than the other parameters. In a pipeline each group has its own
     # communicator: the reductions of several stages may be in flight at one time.
-    comms = {name: axes.expert_data if name == "experts" else axes.data for name, found in groups.items() if found}
+    comms = {name: axes.expert_data if name == "experts" else axes.data for name in groups}
     if axes.pp.size > 1:
         comms = {name: comm.dup() for name, comm in comms.items()}
     meshes = {name: parts.mesh_of(comm) if layout.zero == 3 else comm for name, comm in comms.items()}
@@ -119,11 +111,11 @@ def apply_data_parallel(
     # The replicas of a tied weight lie in other places of other arrays: only this order gives both the same bits.
     reduction = "ordered" if any(p.name in tied for p in module.parameters()) else layout.reduction
     result: list[DataAxis] = []
-    for name in comms:
+    for name, parameters in groups.items():
         # The second axis wraps the model that the first one returned.
         group = Group(
             result[-1].model if result else module,
-            groups[name],
+            parameters,
             comms[name],
             meshes[name],
             axes,
@@ -138,3 +130,14 @@ def apply_data_parallel(
         )
         result.append(parts.data[layout.zero](task, group))
     return result
+
+
+def grouped(parameters: Iterable[Parameter], apart: Collection[str]) -> dict[str, list[Parameter]]:
+    """Return the parameters by group: those with the same replicas, and the same cut. apart: names of a group."""
+    groups: dict[str, list[Parameter]] = {"shared": [], "tied": [], "experts": []}
+    for parameter in parameters:
+        if parameter.layout is not None and "ep" in parameter.layout.axes:
+            groups["experts"].append(parameter)
+        else:
+            groups["tied" if parameter.name in apart else "shared"].append(parameter)
+    return {name: found for name, found in groups.items() if found}

@@ -6,7 +6,7 @@
 Proved by: tests/train/test_pipelines.py
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -49,9 +49,7 @@ class PipelineStrategy(Strategy):
 
         self.holders = plan.holders()
         self.current_step = 0
-        reducers = {n: [reducer for axis in made for reducer in axis.reducers] for n, made in of_stage.items()}
-        shards = {n: [shard for axis in made for shard in axis.shards] for n, made in of_stage.items()}
-        flats = {n: [flat for axis in made for flat in axis.flats] for n, made in of_stage.items()}
+        flats, reducers, shards = (joined(of_stage, what) for what in ("flats", "reducers", "shards"))
         self.pipe = Pipeline(
             axes.pp,
             plan,
@@ -123,6 +121,11 @@ class PipelineStrategy(Strategy):
     def owns(self, axis: DataAxis, parameter: Parameter) -> bool:
         """Return whether this is the parameter itself, and not a replica that the pipeline holds in another place."""
         return (axis.stage, self.axes.pp.rank, parameter.name) not in self.pipe.shared.copies
+
+
+def joined(of_stage: Mapping[int, Sequence[DataAxis]], what: str) -> dict[int, list[Any]]:
+    """Return by stage what its data axes have, one after the other. what: the name of an attribute."""
+    return {number: [each for axis in axes for each in getattr(axis, what)] for number, axes in of_stage.items()}
 
 
 def input_array(inputs: Any, dtype: Any) -> Any:
