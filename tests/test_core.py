@@ -14,7 +14,7 @@ PACKAGE = Path(minidist.__file__).parent
 # Part: (lines, imports from outside, its files below minidist/).
 PARTS = {
     "base": (
-        1_493,
+        1_473,
         0,
         "base: __init__ arrays errors fibers flop_counter hooks layout lazy limits random registry trace watchers",
     ),
@@ -44,14 +44,14 @@ PARTS = {
         "parallel: __init__ data_parallel dims flat_shards fsdp fsdp_param_group fsdp_state gradients guard zero",
     ),
     "model parallelism": (
-        2_016,
+        1_927,
         0,
         "parallel: model_parallel; parallel/tensor: __init__ layers parallelize regions"
         " sequence_parallel shard_context sharding styles vocabulary; parallel/context: __init__ positions"
         " ring_attention split_attention ulysses; parallel/expert: __init__ dispatch",
     ),
     "pipeline": (
-        2_437,
+        2_443,
         0,
         "pipeline: __init__ lowering simulate validate; pipeline/plan: __init__ action dualpipe gpipe interleaved"
         " one_f_one_b plan registry zb_v zero_bubble; pipeline/runtime: __init__ messages norm pipeline"

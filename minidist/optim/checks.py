@@ -3,7 +3,7 @@
 Proved by: tests/optim/test_optimizers.py, tests/parallel/test_zero.py
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from minidist.base import arrays as xp
@@ -29,8 +29,11 @@ def check_reduced(run: Any) -> None:
         )
 
 
-def check_arrays(run: Any, data: xp.Array, grad: xp.Array) -> None:
-    """Raise UsageError unless data and gradient are contiguous, of the run's size and of one dtype."""
+def check_run(run: Any, data: xp.Array, grad: xp.Array, names: Iterable[str]) -> None:
+    """Raise UsageError unless data and gradient are contiguous, of the run's size and of one dtype.
+
+    Also for a state of `names` that the run has not; before the first step it has none, and all are made.
+    """
     size = run.pieces[-1][2]
     # Half-precision parameters may have gradients that were reduced in float32.
     same_kind = data.dtype == grad.dtype or (is_half(data.dtype) and grad.dtype == xp.float32)
@@ -39,11 +42,7 @@ def check_arrays(run: Any, data: xp.Array, grad: xp.Array) -> None:
             f"{run.pieces[0][0]!r}: data {data.shape} {data.dtype} and gradient {grad.shape} {grad.dtype}; the "
             f"optimizer needs {size} contiguous elements of one dtype in both"
         )
-
-
-def check_state(run: Any, state: Mapping[str, xp.Array], names: Iterable[str]) -> None:
-    """Raise UsageError when a step needs a state that the run has not."""
-    missing = next((key for key in names if key not in state), None)
+    missing = None if run.state is None else next((key for key in names if key not in run.state), None)
     if missing is not None:
         raise UsageError(
             f"{run.pieces[0][0]!r} has no state {missing!r}, which this step needs; settings that need more"

@@ -196,8 +196,9 @@ class Optimizer:
     def step(self) -> None:
         """Update every parameter that has a gradient, then call `updated()` of their owners."""
         # Gradients that are not those of all ranks are refused before anything changes.
+        checks = elsewhere.optimizer_checks()
         for run in self._runs:
-            elsewhere.optimizer_checks().check_reduced(run)
+            checks.check_reduced(run)
 
         runs, sources = self._with_gradient()
         self.step_count += bool(sources)
@@ -246,12 +247,11 @@ class Optimizer:
         lr_scale: multiplies the learning rate that `function` gets.
         """
         data, grad = run.slice.data, run.slice.grad
-        elsewhere.optimizer_checks().check_arrays(run, data, grad)
+        elsewhere.optimizer_checks().check_run(run, data, grad, self.state_names(data.dtype, run.pieces[0][0]))
 
         # Settings and arrays of the whole run.
         data, grad = data.reshape(-1), grad.reshape(-1)
         state = self._make_state(run, data) if run.state is None else run.state
-        elsewhere.optimizer_checks().check_state(run, state, self.state_names(data.dtype, run.pieces[0][0]))
         work = self._workspace(data)
         lr = float(self.lr * self.lr_factor * run.group.lr_scale * lr_scale)  # a NumPy scalar would promote
         decay, half = self._decay_of(run), is_half(data.dtype)

@@ -178,7 +178,10 @@ def test_square_root_segments_keep_their_inputs_and_one_segment():
         parts = totals(of, layout)["stage0"]
         # The last rank is the fullest; it also keeps the inputs of the last norm and of the projection.
         assert parts["activations"] == segments * 2 * s * h + 4 * s * h
-        assert parts["workspace"] == segments * block_activations(layout, of, 0, "none")
+        # The segment exists whole, with the gradient of its MLP's inner values, when the logits are gone.
+        whole = segments * block_activations(layout, of, 0, "none") + 2 * s * 4 * h
+        assert parts["workspace"] == max(0, whole - parts["logits"])
+        assert (parts["workspace"] > 0) == (pp == 1)
 
 
 def test_both_forms_of_a_block_are_printed(capsys):

@@ -13,7 +13,6 @@ import pytest
 
 import minidist
 from minidist.base.errors import UsageError
-from minidist.comm import SimWorld
 from minidist.comm.sim.world import Sim
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.layout import ParallelLayout
@@ -71,14 +70,9 @@ CHECKS = {
     "autograd/in_place.py",
     "base/memory.py",
     "collectives/call_checks.py",
-    "comm/sim/checks/buffer_watch.py",
-    "comm/sim/checks/call_watch.py",
-    "comm/sim/checks/recorder.py",
-    "comm/sim/sim_world.py",
     "nn/refusals.py",
     "optim/checks.py",
     "parallel/replica_guard.py",
-    "pipeline/runtime/refusals.py",
 }
 # What is called once in a process, and then known: the package's additions to the core are found by name.
 ONCE = {"additions.py", "comm/header.py"}
@@ -100,7 +94,7 @@ def crossings(config):
     # All simulated ranks run in this thread.
     sys.setprofile(watch)
     try:
-        SimWorld(ranks_of(config)).run(train, TrainConfig.make(**config))
+        Sim(ranks_of(config)).run(train, TrainConfig.make(**config))
     finally:
         sys.setprofile(None)
     return found

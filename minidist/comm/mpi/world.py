@@ -412,6 +412,10 @@ class MPIWorld:
         # From the rank whose header came: a wildcard receives both from the same sender.
         handle = self.handles[request.comm.context]
         request.payload = handle.Irecv([request.buffer, self.MPI.BYTE], source, request.tag)
+        # MPI may write into the arrays of a stream that waits for it, at any moment from now on.
+        stream = self.streams.get(request.comm.name)
+        if stream is not None and stream.waiting is request:
+            stream.resumed += 1
 
     def _refuse(self, request: MPIRequest, expected: bytes) -> NoReturn:
         """Raise MismatchError for a message whose header is not the one that its receiver expects."""
@@ -618,8 +622,10 @@ class MPIWorld:
             # The main program lets all streams run until the work is done.
             if self.running is None:
                 self._resume(stream)  # its first sends leave now
-        # As long as the stream does not run again, its arrays are as they are now.
-        if self.check_buffers and self.running is None and not work.finished:
+        # As long as the stream does not run again, its arrays are as they are now, unless MPI writes into them.
+        on = stream.waiting
+        writes = on is not None and on.kind == "receive" and on.payload is not None
+        if self.check_buffers and self.running is None and not work.finished and not writes:
             kept = [(array, checksum(array)) for array in work.arrays if isinstance(array, np.ndarray) and array.nbytes]
             work.guards = [stream.resumed, kept]
         return work

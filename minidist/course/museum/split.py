@@ -19,7 +19,16 @@ from minidist.parallel import WholeMatrices, replica_guard
 from minidist.parallel.context import ring_attention
 from minidist.parallel.expert import data_parallel as expert_data_parallel
 from minidist.parallel.expert import dispatch
-from minidist.parallel.tensor import grad_norm, layers, llama, regions, sequence_parallel, sharding, vocabulary
+from minidist.parallel.tensor import (
+    full_state,
+    grad_norm,
+    layers,
+    llama,
+    regions,
+    sequence_parallel,
+    sharding,
+    vocabulary,
+)
 
 TENSOR, CONTEXT, EXPERT = (f"tests/parallel/test_{name}.py" for name in ("tensor", "context", "expert"))
 
@@ -36,13 +45,13 @@ def bias_on_every_rank(patch: Patch) -> None:
 
 def contiguous_qkv(patch: Patch) -> None:
     """the fused matrix of Q, K and V is cut into contiguous parts, and joined in the same way"""
-    take, join = sharding.take_shard, sharding.join_shards
+    take, join = sharding.take_shard, full_state.join_shards
 
     def plain(layout: Any) -> Any:
         return Layout(layout.global_shape, layout.axes, layout.dims, padding=layout.padding)
 
     patch.setattr(sharding, "take_shard", lambda array, layout, rank, ranks: take(array, plain(layout), rank, ranks))
-    patch.setattr(sharding, "join_shards", lambda shards, layout: join(shards, plain(layout)))
+    patch.setattr(full_state, "join_shards", lambda shards, layout: join(shards, plain(layout)))
 
 
 def short_vocabulary(patch: Patch) -> None:

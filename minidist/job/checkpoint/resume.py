@@ -47,7 +47,7 @@ from minidist.job.config.models import llama_inner
 from minidist.job.config.pipeline_plan import make_plan
 from minidist.job.config.train_config import Batches, TrainConfig, flag
 from minidist.parallel.dims import Axes
-from minidist.parallel.tensor.sharding import local_tensor
+from minidist.parallel.tensor.full_state import local_tensor
 from minidist.techniques import Extension, installed, of_job
 
 # The settings on which the bits of the next step depend; a resumed job must not differ in them.

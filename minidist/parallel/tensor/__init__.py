@@ -9,7 +9,7 @@ vocabulary.py          embedding and loss with the vocabulary split
 sequence_parallel.py   norms and dropout on a part of the sequence
 sharding.py            a parameter's shard
 shard_boxes.py         where a shard lies in the whole parameter
-full_state.py          whole arrays for a model that is sharded
+full_state.py          the whole arrays of a sharded model
 shard_context.py       what a parallel style is given
 grad_norm.py           the norm of the global gradient
 """
@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING
 from minidist.base.lazy import lazy_imports
 
 if TYPE_CHECKING:
+    from minidist.parallel.tensor.full_state import full_state_dict as full_state_dict
+    from minidist.parallel.tensor.full_state import full_tensor as full_tensor
     from minidist.parallel.tensor.full_state import load_full_state_dict as load_full_state_dict
+    from minidist.parallel.tensor.full_state import local_tensor as local_tensor
     from minidist.parallel.tensor.grad_norm import clip_grad_norm_ as clip_grad_norm_
     from minidist.parallel.tensor.layers import ColumnParallelLinear as ColumnParallelLinear
     from minidist.parallel.tensor.layers import RowParallelLinear as RowParallelLinear
@@ -47,9 +50,6 @@ if TYPE_CHECKING:
     from minidist.parallel.tensor.regions import scatter_to_tensor_parallel_region as scatter_to_tensor_parallel_region
     from minidist.parallel.tensor.shard_boxes import boxes as boxes
     from minidist.parallel.tensor.shard_context import ShardContext as ShardContext
-    from minidist.parallel.tensor.sharding import full_state_dict as full_state_dict
-    from minidist.parallel.tensor.sharding import full_tensor as full_tensor
-    from minidist.parallel.tensor.sharding import local_tensor as local_tensor
     from minidist.parallel.tensor.styles import ColwiseParallel as ColwiseParallel
     from minidist.parallel.tensor.styles import HeadParallel as HeadParallel
     from minidist.parallel.tensor.styles import LossParallel as LossParallel

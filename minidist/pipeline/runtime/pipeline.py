@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minidist.autograd import Function, Tensor, current_flop_counter, no_grad
+from minidist.autograd import Function, MeanOfRows, Tensor, current_flop_counter, no_grad
 from minidist.base import arrays as xp
 from minidist.base.fingerprint import fingerprint
 from minidist.base.hooks import elsewhere
@@ -161,13 +161,17 @@ class Pipeline:
 
     def begin(self, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
         """Begin a step on these micro-batches: nothing is alive, nothing on its way."""
-        self.refusals.check_batches(self, inputs, targets)
+        # An evaluation may have no loss; targets are for the loss.
+        m = self.plan.microbatches
+        has_loss = self.plan.updates == "none" if self.loss is None else targets is not None and len(targets) == m
+        if len(inputs) != m or not has_loss:
+            self.refusals.refuse_batches(self, inputs, targets)
         # Shapes of what will arrive, in the first step and whenever those of the inputs change.
         if self.metadata.inputs != list(map(attrgetter("shape", "dtype"), inputs)):
             rank_of = self.messages.rank_of
             self.know(exchange_shapes(self.comm, rank_of, self.plan.stages, inputs, self._dry_run))
         # Losses are zeros where the last stage of the micro-batch is elsewhere.
-        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(len(inputs))
+        self.inputs, self.targets, self.losses = inputs, targets, np.zeros(m)
         # Stages may differ (one of them may be frozen), the replicas of a stage may not.
         for n, reducers in self.reduce.reducers.items():
             for reducer in reducers:
@@ -284,7 +288,9 @@ class Pipeline:
         if stage + 1 == self.plan.stages and self.loss is not None:
             assert self.targets is not None
             result = self.loss(result, self.targets[i])
-            self.refusals.check_loss(result, i, self.added)
+            # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
+            if self.added > 1 and isinstance(getattr(getattr(result, "node", None), "name", ""), MeanOfRows):
+                self.refusals.refuse_mean(i, self.added)
         return outputs_by_target(result, stage)
 
     def backward(self, stage: int, i: int, arrays: list[Any], weights: str) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from minidist.autograd import MeanOfRows, Parameter
+from minidist.autograd import Parameter
 from minidist.base import arrays as xp
 from minidist.base.errors import MismatchError, UsageError, nearest
 from minidist.comm import Comm
@@ -47,17 +47,16 @@ def check_same_plan(rank: int, mine: Any, first: Any) -> None:
         raise MismatchError(f"rank {rank}: its plan differs from rank 0's; build the same plan on every rank")
 
 
-def check_batches(pipe: Pipeline, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
-    """Raise UsageError unless a step has the inputs, the targets and the loss that it needs."""
+def refuse_batches(pipe: Pipeline, inputs: Sequence[Any], targets: Sequence[Any] | None) -> None:
+    """Raise UsageError for a step without the inputs, the targets or the loss that it needs."""
     plan, rank = pipe.plan, pipe.comm.rank
     m = plan.microbatches
     if len(inputs) != m:
         raise UsageError(f"rank {rank}: plan {plan.name!r} is for {m} micro-batches and got {len(inputs)}; give {m}")
     if pipe.loss is None and plan.updates != "none":
         raise UsageError(f"plan {plan.name!r} runs backward and needs a loss; pass loss=")
-    if pipe.loss is not None and (targets is None or len(targets) != m):
-        got = 0 if targets is None else len(targets)
-        raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
+    got = 0 if targets is None else len(targets)
+    raise UsageError(f"rank {rank}: {m} micro-batches need {m} targets, got {got}")
 
 
 def refuse_output(value: Any, stage: int) -> None:
@@ -69,15 +68,13 @@ def refuse_output(value: Any, stage: int) -> None:
     )
 
 
-def check_loss(loss: Any, i: int, added: int) -> None:
+def refuse_mean(i: int, added: int) -> None:
     """Raise UsageError for the mean over the rows of micro-batch i, where the losses of `added` ones are added."""
-    # The sum over micro-batches is the loss of the batch, so a mean over this one's rows is too large.
-    if added > 1 and isinstance(getattr(getattr(loss, "node", None), "name", ""), MeanOfRows):
-        raise UsageError(
-            f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
-            f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
-            " lambda output, target: cross_entropy(output, target, divisor)"
-        )
+    raise UsageError(
+        f"the loss of micro-batch {i} is the mean over its own rows, and a pipeline adds the losses of"
+        f" {added} micro-batches; divide by the rows (tokens) of the whole batch:"
+        " lambda output, target: cross_entropy(output, target, divisor)"
+    )
 
 
 def check_stages(model: Any, made: Sequence[Module]) -> None:
