@@ -170,7 +170,7 @@ print(inspect.getsource(StepModel.ring_seconds))
 # %%
 job = build(TrainConfig.make(**JOB), resolve_batches(TrainConfig.make(**JOB, dp=1), 1))
 with FlopCounter() as counter:
-    loss = job.loss(0, 0)
+    loss = job.loss(*job.micro_batch(0, 0))
     forward = sum(flops for flops, _ in counter.take()) / 8  # of one of the 8 samples
     loss.backward()
     backward = sum(flops for flops, _ in counter.take()) / 8

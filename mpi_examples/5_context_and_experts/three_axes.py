@@ -20,13 +20,14 @@ from minidist.core.parallel.dims import ParallelDims
 from minidist.core.parallel.tensor import gpt_plan, parallelize_module
 from minidist.core.pipeline.runtime import Pipeline, Reduction, split_model
 from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.parallel.fitting_dims import dims_of
 from minidist.pipeline.schedules import get_schedule
 
 STEPS, MICROBATCHES, ROWS, CONTEXT, WORDS = 5, 4, 2, 32, 256
 
 
 def train(comm):
-    axes = ParallelDims.of(comm.size, tp=2, pp=2).axes(comm)  # what is left is dp
+    axes = dims_of(comm.size, tp=2, pp=2).axes(comm)  # what is left is dp
     replica, replicas = axes.dp.rank, axes.dp.size
     model = GPT(GPTConfig(vocab_size=WORDS, n_positions=CONTEXT, n_embd=64, n_layer=2, n_head=4), seed=0)
     model = parallelize_module(model, axes.tp, gpt_plan(WORDS))
