@@ -28,8 +28,7 @@
 # %%
 import numpy as np
 
-from minidist import MLP, SGD, SimWorld, Tensor, cross_entropy, glyphs
-from minidist.core.nn import FlatParameters
+from minidist import MLP, SGD, FlatParameters, SimWorld, Tensor, cross_entropy, glyphs
 from minidist.course.lesson import check, expect, predict, solution
 
 images, labels = glyphs().rows(np.arange(64))
@@ -206,7 +205,7 @@ for name, run in (("shared", four), ("nothing sent", wrong)):
 # waits for which, and at which line.
 
 # %%
-from minidist.core.base.errors import DeadlockError
+from minidist import DeadlockError
 
 
 def everybody_receives(comm):

@@ -26,11 +26,8 @@ import inspect
 
 import numpy as np
 
+from minidist import MLP, AutogradError, BackwardPass, FlopCounter, SimWorld, Tensor, cross_entropy
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import AutogradError, FlopCounter, Tensor, cross_entropy
-from minidist.core.autograd.backward import BackwardPass
-from minidist.core.nn import MLP
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

@@ -24,12 +24,9 @@ import inspect
 
 import numpy as np
 
+from minidist import MLP, SGD, Adam, FlatParameters, SimWorld, Tensor, cross_entropy, no_grad
 from minidist.base.memory import MemoryAccount, account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, cross_entropy, no_grad
 from minidist.core.base.watchers import track
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD, Adam
 from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 

@@ -31,8 +31,7 @@
 # %%
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.base.errors import BufferReuseError, DeadlockError, MismatchError
+from minidist import BufferReuseError, DeadlockError, MismatchError, SimWorld
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

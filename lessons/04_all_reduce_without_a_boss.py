@@ -28,10 +28,8 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.base.errors import MismatchError
-from minidist.core.collectives import all_reduce, ring, volume
-from minidist.core.comm import LinkModel
+from minidist import LinkModel, MismatchError, SimWorld, all_reduce
+from minidist.core.collectives import ring, volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

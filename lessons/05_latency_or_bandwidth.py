@@ -29,12 +29,10 @@ import inspect
 
 import numpy as np
 
+from minidist import LinkModel, SimWorld, UsageError, all_reduce
 from minidist.collectives import bus_factor, recursive_halving
 from minidist.collectives.auto import cheapest, virtual_seconds
-from minidist.comm import SimWorld
-from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_reduce, recursive_doubling, volume
-from minidist.core.comm import LinkModel
+from minidist.core.collectives import recursive_doubling, volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 from minidist.report.bench.virtual_collectives import bench_virtual_collectives

@@ -26,15 +26,21 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.core.base.errors import MismatchError
-from minidist.core.collectives import all_reduce, volume
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.gradients import GradientReducer
+from minidist import (
+    MLP,
+    SGD,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    GradientReducer,
+    LinkModel,
+    MismatchError,
+    SimWorld,
+    Tensor,
+    all_reduce,
+    cross_entropy,
+)
+from minidist.core.collectives import volume
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

@@ -29,14 +29,20 @@ from itertools import pairwise
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.core.base.errors import MismatchError
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.gradients import GradientReducer, UnusedParameterError
+from minidist import (
+    MLP,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    GradientReducer,
+    LinkModel,
+    MismatchError,
+    SimWorld,
+    Tensor,
+    UnusedParameterError,
+    all_reduce,
+    cross_entropy,
+)
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

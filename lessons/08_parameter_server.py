@@ -30,11 +30,8 @@ from collections import Counter
 
 import numpy as np
 
-from minidist.comm import SimWorld
+from minidist import ANY, SGD, DeadlockError, LinkModel, SimWorld
 from minidist.comm.sim.choosers import explore, seeded
-from minidist.core.base.errors import DeadlockError
-from minidist.core.comm import ANY, LinkModel
-from minidist.core.optim import SGD
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show

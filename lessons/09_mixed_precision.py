@@ -27,18 +27,24 @@ import inspect
 
 import numpy as np
 
+from minidist import (
+    GPT,
+    AdamW,
+    DeadlockError,
+    DistributedDataParallel,
+    FlatParameters,
+    GPTConfig,
+    SimWorld,
+    ZeroOptimizer,
+    all_gather,
+    load_dataset,
+    quiet_overflow,
+)
 from minidist.base.exponents import count_exponents, flushed_share
 from minidist.base.half import named_dtype
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.base.arrays import quiet_overflow
-from minidist.core.base.errors import DeadlockError
-from minidist.core.collectives import all_gather
-from minidist.core.nn import GPT, FlatParameters, GPTConfig
-from minidist.core.optim import AdamW
-from minidist.core.parallel import DistributedDataParallel, ZeroOptimizer
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler
 from minidist.nn.ops.precision import RULES
 from minidist.optim import DynamicLossScaler
 from minidist.parallel import agree_on_overflow, scaled_step

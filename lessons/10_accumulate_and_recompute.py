@@ -29,15 +29,20 @@ from itertools import pairwise
 
 import numpy as np
 
+from minidist import (
+    MLP,
+    DistributedDataParallel,
+    Dropout,
+    FlatParameters,
+    FlopCounter,
+    Module,
+    SimWorld,
+    Tensor,
+    batch_coordinates,
+    cross_entropy,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.core.base.random import batch_coordinates
 from minidist.core.base.watchers import track
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.nn.dropout import Dropout
-from minidist.core.nn.module import Module
-from minidist.core.parallel import DistributedDataParallel
 from minidist.course.lesson import check, predict, solution
 from minidist.nn import checkpoint
 from minidist.nn.revolve import revolve_advances

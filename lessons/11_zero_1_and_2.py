@@ -28,16 +28,22 @@ import inspect
 
 import numpy as np
 
+from minidist import (
+    MLP,
+    SGD,
+    Adam,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    UsageError,
+    ZeroOptimizer,
+    all_reduce,
+    cross_entropy,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD, Adam
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.zero import ZeroOptimizer
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.planning.zero_stages import model_states
 from minidist.report import draw, show
@@ -132,8 +138,7 @@ show(draw("space-time", world.traces, {"name": "a step of ZeRO 1", "command": co
 # parts are gathered.
 
 # %%
-from minidist import report
-from minidist.core.collectives import all_gather, reduce_scatter
+from minidist import all_gather, reduce_scatter, report
 
 
 def one_step(comm):

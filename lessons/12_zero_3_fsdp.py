@@ -28,16 +28,24 @@ from dataclasses import replace
 
 import numpy as np
 
+from minidist import (
+    MLP,
+    Adam,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    UsageError,
+    all_gather,
+    cross_entropy,
+    fully_shard,
+    reduce_scatter,
+    sharded_parameters,
+    shards_of,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_gather, reduce_scatter
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import Adam
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.fsdp import fully_shard, sharded_parameters, shards_of
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.report import draw, show
 

@@ -28,15 +28,20 @@ from functools import partial
 
 import numpy as np
 
+from minidist import (
+    MLP,
+    Adam,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    UnwaitedRequestError,
+    cross_entropy,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor, cross_entropy
-from minidist.core.base.errors import UnwaitedRequestError
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import Adam
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train as train_job
 from minidist.nn import checkpoint
 from minidist.parallel import HostPool

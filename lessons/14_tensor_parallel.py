@@ -28,13 +28,22 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor
-from minidist.core.base.errors import MismatchError
-from minidist.core.comm import LinkModel
-from minidist.core.nn import GPT, Block, FlatParameters, GPTConfig
-from minidist.core.optim import SGD
-from minidist.core.parallel.tensor import RowParallelLinear, gpt_plan, layers, parallelize_module
+from minidist import (
+    GPT,
+    SGD,
+    Block,
+    FlatParameters,
+    FlopCounter,
+    GPTConfig,
+    LinkModel,
+    MismatchError,
+    RowParallelLinear,
+    SimWorld,
+    Tensor,
+    gpt_plan,
+    parallelize_module,
+)
+from minidist.core.parallel.tensor import layers
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.parallel.replica_check import check_module_replicas
 from minidist.parallel.tensor import full_state_dict
@@ -233,7 +242,7 @@ print("a contiguous cut would be rank 0: [0:16, 0:24], which is Q (0:16) and hal
 # and the gradient of x, on every rank. Use `all_reduce` from `minidist.collectives`.
 
 # %%
-from minidist.core.collectives import all_reduce
+from minidist import all_reduce
 
 
 def parallel_mlp(comm, x, a, b, bias, gradient):

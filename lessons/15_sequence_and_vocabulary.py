@@ -27,19 +27,22 @@ import inspect
 
 import numpy as np
 
-from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor
-from minidist.core.base.random import batch_coordinates
-from minidist.core.nn import GPT, Block, FlatParameters, GPTConfig
-from minidist.core.optim import SGD
-from minidist.core.parallel.tensor import (
+from minidist import (
+    GPT,
+    SGD,
+    Block,
+    FlatParameters,
+    GPTConfig,
+    SimWorld,
+    Tensor,
+    batch_coordinates,
     gpt_plan,
     parallelize_module,
-    sequence_parallel,
     vocab_parallel_cross_entropy,
     vocab_range,
 )
+from minidist.base.memory import account_memory
+from minidist.core.parallel.tensor import sequence_parallel
 from minidist.course.lesson import check, predict, solution
 from minidist.nn import causal_attention_composite
 from minidist.parallel.replica_check import check_module_replicas
@@ -243,7 +246,7 @@ for ranks in (2, 3, 4):
 # differs:
 
 # %%
-from minidist.core.base.errors import MismatchError
+from minidist import MismatchError
 from minidist.course.lesson import expect
 
 right = sequence_parallel.copy_to_tensor_parallel_region

@@ -27,14 +27,20 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP
-from minidist.core.pipeline.runtime import Pipeline, split_model
-from minidist.core.pipeline.validate import PlanError, validate
+from minidist import (
+    MLP,
+    LinkModel,
+    Pipeline,
+    PlanError,
+    SimWorld,
+    Tensor,
+    cross_entropy,
+    get_schedule,
+    split_model,
+)
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.pipeline.schedules import from_cells, get_schedule
+from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show

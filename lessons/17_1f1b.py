@@ -27,15 +27,21 @@ import inspect
 
 import numpy as np
 
+from minidist import (
+    MLP,
+    Pipeline,
+    PlanError,
+    SimWorld,
+    Tensor,
+    cross_entropy,
+    get_schedule,
+    split_model,
+)
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.nn import MLP
 from minidist.core.pipeline.plan.one_f_one_b import stage_order
-from minidist.core.pipeline.runtime import Pipeline, split_model
-from minidist.core.pipeline.validate import PlanError, validate
+from minidist.core.pipeline.validate import validate
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.pipeline.schedules import from_cells, get_schedule
+from minidist.pipeline.schedules import from_cells
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show
 from minidist.report.gantt import gantt

@@ -30,17 +30,11 @@ from functools import partial
 
 import numpy as np
 
+from minidist import MLP, SGD, LinkModel, Pipeline, SimWorld, Tensor, get_schedule, split_model
 from minidist.base.memory import account_memory
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP
-from minidist.core.optim import SGD
-from minidist.core.pipeline.runtime import Pipeline, split_model
 from minidist.course.lesson import check, predict, solution
 from minidist.pipeline.runtime.clip import clip_grad_norm_
 from minidist.pipeline.runtime.post_validation import PostValidation
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import draw, show

@@ -27,14 +27,9 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_gather
-from minidist.core.comm import LinkModel
-from minidist.core.parallel.dims import ParallelDims
-from minidist.core.train.parallelize import parallelize
+from minidist import LinkModel, SimWorld, TrainConfig, UsageError, all_gather, parallelize
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.trainer import train

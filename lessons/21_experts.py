@@ -27,18 +27,25 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor
-from minidist.core.comm import init_device_mesh
-from minidist.core.nn import GPT, GPTConfig, MixtureOfExperts
-from minidist.core.nn.experts import expert_capacity
-from minidist.core.optim import SGD, Adam
-from minidist.core.parallel.expert import ExpertParallel, dispatch
-from minidist.core.parallel.tensor import parallelize_module
+from minidist import (
+    GPT,
+    SGD,
+    Adam,
+    ExpertParallel,
+    GPTConfig,
+    MixtureOfExperts,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    expert_capacity,
+    init_device_mesh,
+    load_dataset,
+    parallelize_module,
+)
+from minidist.core.parallel.expert import dispatch
 from minidist.course.lesson import check, predict, solution
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler
 from minidist.job.config.models import make_model
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.parallel.expert import ExpertDataParallel
 from minidist.parallel.tensor import full_tensor
@@ -107,8 +114,7 @@ show(draw("bytes-matrix", world.traces, {"name": "8 experts on 4 ranks", "comman
 # token for expert e on rank e. The tens are the rank that a token comes from.
 
 # %%
-from minidist import report
-from minidist.core.collectives import all_to_all
+from minidist import all_to_all, report
 
 
 def one_token_each(comm):

@@ -26,20 +26,23 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Tensor
-from minidist.core.base.random import batch_coordinates
-from minidist.core.comm import LinkModel, init_device_mesh
-from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.context import (
+from minidist import (
+    SGD,
+    DistributedDataParallel,
+    FlopCounter,
+    LinkModel,
+    Llama,
+    LlamaConfig,
     RingAttention,
+    SimWorld,
+    Tensor,
     UlyssesAttention,
+    batch_coordinates,
     gradient_axes,
+    init_device_mesh,
     sequence_positions,
 )
 from minidist.course.lesson import check, predict, solution
-from minidist.nn import Llama, LlamaConfig
 from minidist.parallel.context import (
     AllGatherAttention,
     UlyssesRingAttention,

@@ -29,17 +29,23 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import FlopCounter, Parameter, Tensor, cross_entropy
-from minidist.core.base.errors import UsageError
-from minidist.core.base.trace import purpose
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.gradients import make_buckets
+from minidist import (
+    MLP,
+    SGD,
+    DistributedDataParallel,
+    FlatParameters,
+    FlopCounter,
+    LinkModel,
+    Parameter,
+    SimWorld,
+    Tensor,
+    UsageError,
+    cross_entropy,
+    glyphs,
+    make_buckets,
+    purpose,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import glyphs
 from minidist.report import draw, show
 from minidist.techniques.compression import QSGD, Cast, PowerSGD, Sign, TopK, compress
 

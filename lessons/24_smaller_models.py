@@ -28,15 +28,19 @@ import tempfile
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, cross_entropy, no_grad
-from minidist.core.base.errors import UsageError
-from minidist.core.nn import MLP
-from minidist.core.optim import Adam
-from minidist.core.parallel import DistributedDataParallel
+from minidist import (
+    MLP,
+    Adam,
+    DistributedDataParallel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    UsageError,
+    cross_entropy,
+    glyphs,
+    no_grad,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.data import glyphs
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train as train_job
 from minidist.parallel.compressor import compress

@@ -35,21 +35,24 @@ from dataclasses import replace
 from functools import cache
 from io import StringIO
 
+from minidist import (
+    FlopCounter,
+    LinkModel,
+    ParallelDims,
+    SimWorld,
+    TrainConfig,
+    UsageError,
+    get_schedule,
+)
 from minidist.base.trace_file import only_steps
 from minidist.cli import main
-from minidist.comm import SimWorld
 from minidist.commands.memory_budget import fit_micro_batch
-from minidist.core.autograd import FlopCounter
-from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig, resolve_batches
+from minidist.job.config.train_config import resolve_batches
 from minidist.job.equality.compare import compare_rank
 from minidist.job.equality.expected import expected_snapshots
 from minidist.job.train.job import build
 from minidist.job.train.trainer import train
-from minidist.parallel.dims import ParallelDims
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import Times
 from minidist.pipeline.timing import time_plan
 from minidist.planning.architecture import named

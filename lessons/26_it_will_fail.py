@@ -28,11 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.base.errors import MinidistError, UsageError
+from minidist import MinidistError, SimWorld, TrainConfig, UsageError
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.job.checkpoint import Checkpoint, CheckpointShard, Storage, save
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
 from minidist.report import draw, show
 from minidist.report.frame import new_figure, tidy

@@ -29,14 +29,21 @@ from unittest.mock import patch
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
-from minidist.core.nn import GPT, MLP, FlatParameters, GPTConfig
-from minidist.core.optim import SGD, Adam
-from minidist.core.parallel import fully_shard, sharded_parameters
+from minidist import (
+    GPT,
+    MLP,
+    SGD,
+    Adam,
+    FlatParameters,
+    GPTConfig,
+    LinkModel,
+    SimWorld,
+    TrainConfig,
+    UsageError,
+    fully_shard,
+    sharded_parameters,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.job.train.trainer import train
 from minidist.optim import LAMB, LayerwiseOptimizer, Muon, newton_schulz

@@ -30,11 +30,7 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.base.errors import UsageError
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import LinkModel
-from minidist.core.optim import SGD
+from minidist import SGD, LinkModel, SimWorld, UsageError, all_reduce
 from minidist.course.lesson import check, expect, predict, solution
 from minidist.parallel import parameter_server as ps
 from minidist.report import draw, show

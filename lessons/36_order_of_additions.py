@@ -28,9 +28,7 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import LinkModel
+from minidist import LinkModel, SimWorld, all_reduce
 from minidist.course.lesson import check, predict, solution
 from minidist.report import draw, show
 

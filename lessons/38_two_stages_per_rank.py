@@ -34,14 +34,17 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor
-from minidist.core.base.errors import UsageError
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP
-from minidist.core.pipeline.runtime import Pipeline, split_model
+from minidist import (
+    MLP,
+    LinkModel,
+    Pipeline,
+    SimWorld,
+    Tensor,
+    UsageError,
+    get_schedule,
+    split_model,
+)
 from minidist.course.lesson import check, expect, predict, solution
-from minidist.pipeline.schedules import get_schedule
 from minidist.pipeline.times import GivenTimes, uniform
 from minidist.pipeline.timing import time_plan
 from minidist.report import show

@@ -29,15 +29,19 @@ import inspect
 
 import numpy as np
 
-from minidist.comm import SimWorld
-from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import LinkModel
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import SGD
+from minidist import (
+    MLP,
+    SGD,
+    FlatParameters,
+    LinkModel,
+    SimWorld,
+    Tensor,
+    TrainConfig,
+    all_reduce,
+    cross_entropy,
+    glyphs,
+)
 from minidist.course.lesson import check, predict, solution
-from minidist.data import glyphs
-from minidist.job.config.train_config import TrainConfig
 from minidist.job.equality.compare import compare_rank
 from minidist.report import draw, show
 from minidist.techniques.local_sgd.averaging import PeriodicModelAverager

@@ -19,13 +19,17 @@ Proved by: tests/parallel/test_small_clients.py
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.autograd import BackwardObserver, Tensor
-from minidist.core.base.layout import chunk_sizes
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_gather, reduce_scatter
-from minidist.core.nn import Linear
-from minidist.core.nn.flat import FlatParameters
+from minidist import (
+    BackwardObserver,
+    FlatParameters,
+    Linear,
+    Tensor,
+    all_gather,
+    chunk_sizes,
+    launch,
+    purpose,
+    reduce_scatter,
+)
 
 WIDTH, ROWS, LAYERS, LEARNING_RATE = 5, 4, 3, np.float32(0.125)
 

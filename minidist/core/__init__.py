@@ -1,4 +1,4 @@
-"""The core: every message of data, tensor, context, expert and pipeline parallelism, of ZeRO and of FSDP, and what they train.
+"""The core: every message of data, tensor, context, expert and pipeline parallelism, of ZeRO and FSDP, and what trains.
 
 Nothing here imports anything outside this folder. Read it in this order:
 

@@ -14,11 +14,10 @@ import argparse
 
 import numpy as np
 
+from minidist import ALGORITHMS, chunk_sizes, launch
 from minidist.collectives import TwoLevel
-from minidist.comm import launch
 from minidist.core import collectives
-from minidist.core.base.layout import chunk_sizes, offsets
-from minidist.core.collectives import ALGORITHMS
+from minidist.core.base.layout import offsets
 
 OPERATIONS = ("broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 

@@ -12,9 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from minidist.comm import launch
+from minidist import all_reduce, launch
 from minidist.comm.launched import launched_size
-from minidist.core.collectives import all_reduce
 from minidist.job.equality.reduction_order import mpi_all_reduce
 from minidist.job.equality.summation_order import find_orders_on_ranks
 

@@ -11,13 +11,7 @@ import argparse
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.collectives import all_reduce
-from minidist.core.nn import MLP
-from minidist.core.optim import SGD
-from minidist.core.parallel import DistributedDataParallel
-from minidist.data import glyphs
+from minidist import MLP, SGD, DistributedDataParallel, Tensor, all_reduce, cross_entropy, glyphs, launch
 from minidist.techniques.compression import compress, make_compressor
 
 STEPS, ROWS = 60, 480

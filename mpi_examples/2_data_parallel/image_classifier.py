@@ -14,13 +14,18 @@ import argparse
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.autograd import Tensor, cross_entropy, no_grad
-from minidist.core.base.random import batch_coordinates
-from minidist.core.optim import Adam
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.train.loss import global_loss
-from minidist.data import GlobalBatchSampler, glyphs
+from minidist import (
+    Adam,
+    DistributedDataParallel,
+    Tensor,
+    batch_coordinates,
+    cross_entropy,
+    global_loss,
+    glyphs,
+    launch,
+    no_grad,
+)
+from minidist.data import GlobalBatchSampler
 from minidist.nn import CNN
 from minidist.parallel.sync_batch_norm import convert_sync_batchnorm
 

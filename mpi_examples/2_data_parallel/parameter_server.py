@@ -14,10 +14,8 @@ import argparse
 
 import numpy as np
 
-from minidist.comm import launch
+from minidist import SGD, Trace, launch
 from minidist.comm.launching import under_mpiexec
-from minidist.core.base.trace import Trace
-from minidist.core.optim import SGD
 from minidist.data.generated import markov
 from minidist.parallel import parameter_server as ps
 

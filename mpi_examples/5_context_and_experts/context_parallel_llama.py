@@ -12,22 +12,24 @@ import sys
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import init_device_mesh
-from minidist.core.nn import FlatParameters
-from minidist.core.optim import AdamW
-from minidist.core.parallel import DistributedDataParallel
-from minidist.core.parallel.context import (
+from minidist import (
+    AdamW,
+    DistributedDataParallel,
+    FlatParameters,
+    Llama,
+    LlamaConfig,
     RingAttention,
     UlyssesAttention,
+    all_reduce,
     gradient_axes,
+    init_device_mesh,
+    launch,
+    load_dataset,
     part_order,
+    purpose,
     sequence_positions,
 )
-from minidist.data import GlobalBatchSampler, load_dataset
-from minidist.nn import Llama, LlamaConfig
+from minidist.data import GlobalBatchSampler
 from minidist.parallel.context import AllGatherAttention, UlyssesRingAttention, document_ids, documents
 
 STEPS, ROWS, CONTEXT, WORDS = 10, 4, 64, 256

@@ -8,16 +8,20 @@ import sys
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.base.random import batch_coordinates
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce
-from minidist.core.comm import init_device_mesh
-from minidist.core.nn import GPT, GPTConfig
-from minidist.core.optim import AdamW
-from minidist.core.parallel.expert import ExpertParallel
-from minidist.core.parallel.tensor import parallelize_module
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist import (
+    GPT,
+    AdamW,
+    ExpertParallel,
+    GPTConfig,
+    all_reduce,
+    batch_coordinates,
+    init_device_mesh,
+    launch,
+    load_dataset,
+    parallelize_module,
+    purpose,
+)
+from minidist.data import GlobalBatchSampler
 from minidist.parallel.expert import ExpertDataParallel
 
 STEPS, ROWS, CONTEXT = 10, 4, 32  # rows of each rank

@@ -10,18 +10,24 @@ is, see minidist/core/train/parallelize.py. With 4 ranks there is one replica.
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.base.random import batch_coordinates
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_gather
-from minidist.core.nn import GPT, GPTConfig
-from minidist.core.optim import AdamW
-from minidist.core.parallel.dims import ParallelDims
-from minidist.core.parallel.tensor import gpt_plan, parallelize_module
-from minidist.core.pipeline.runtime import Pipeline, Reduction, split_model
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist import (
+    GPT,
+    AdamW,
+    GPTConfig,
+    Pipeline,
+    Reduction,
+    all_gather,
+    batch_coordinates,
+    get_schedule,
+    gpt_plan,
+    launch,
+    load_dataset,
+    parallelize_module,
+    purpose,
+    split_model,
+)
+from minidist.data import GlobalBatchSampler
 from minidist.parallel.fitting_dims import dims_of
-from minidist.pipeline.schedules import get_schedule
 
 STEPS, MICROBATCHES, ROWS, CONTEXT, WORDS = 5, 4, 2, 32, 256
 

@@ -12,15 +12,9 @@ vertical    mini-batch t uses version max(0, t - (p-1)) on every stage: the one 
 
 import argparse
 
-from minidist.comm import launch
-from minidist.core.autograd import cross_entropy
-from minidist.core.nn import MLP
-from minidist.core.optim import Adam
-from minidist.core.pipeline.runtime import split_model
-from minidist.data import glyphs
+from minidist import MLP, Adam, cross_entropy, get_schedule, glyphs, launch, split_model
 from minidist.pipeline.runtime.pipedream import WeightVersions
 from minidist.pipeline.runtime.versioned import VersionedPipeline
-from minidist.pipeline.schedules import get_schedule
 
 UPDATES, ROWS = 100, 32
 

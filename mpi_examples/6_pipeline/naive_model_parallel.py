@@ -12,12 +12,7 @@ It fits a model that is too large for one rank, and makes nothing faster: gpipe.
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.autograd import Tensor, cross_entropy
-from minidist.core.base.trace import purpose
-from minidist.core.nn import MLP, FlatParameters
-from minidist.core.optim import Adam
-from minidist.data import glyphs
+from minidist import MLP, Adam, FlatParameters, Tensor, cross_entropy, glyphs, launch, purpose
 
 STEPS, ROWS, WIDTH = 40, 16, 32
 

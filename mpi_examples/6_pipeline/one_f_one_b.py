@@ -12,9 +12,7 @@ schedule as a list of actions is in minidist/core/pipeline/plan/one_f_one_b.py.
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.autograd import Tensor
-from minidist.core.nn import Linear
+from minidist import Linear, Tensor, launch
 
 MICROBATCHES, ROWS, WIDTH = 8, 4, 16
 

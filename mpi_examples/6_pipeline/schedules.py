@@ -15,11 +15,7 @@ import argparse
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.autograd import Tensor
-from minidist.core.nn import MLP
-from minidist.core.pipeline.runtime import Pipeline, split_model
-from minidist.pipeline.schedules import get_schedule
+from minidist import MLP, Pipeline, Tensor, get_schedule, launch, split_model
 from minidist.pipeline.times import uniform
 from minidist.pipeline.timing import time_plan
 

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from minidist.comm import launch
+from minidist import GPT, MLP, FlopCounter, GPTConfig, Tensor, broadcast, glyphs, launch, no_grad
 from minidist.commands.generation import generate
-from minidist.core.autograd import FlopCounter, Tensor, no_grad
 from minidist.core.base import arrays as xp
-from minidist.core.collectives import broadcast
-from minidist.core.nn import GPT, MLP, GPTConfig
-from minidist.data import cached, glyphs, pydoc_text
+from minidist.data import cached, pydoc_text
 
 
 def words(text, most):

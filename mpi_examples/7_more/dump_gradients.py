@@ -12,9 +12,7 @@ import argparse
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.collectives import all_reduce, gather
-from minidist.core.nn import GPT, GPTConfig
+from minidist import GPT, GPTConfig, all_reduce, gather, launch
 from minidist.debug.dumps.dump import write_dump
 
 ROWS, LENGTH, WORDS = 4, 8, 32

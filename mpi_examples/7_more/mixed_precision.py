@@ -8,12 +8,9 @@ import sys
 
 import numpy as np
 
+from minidist import GPT, AdamW, GPTConfig, ZeroOptimizer, launch, load_dataset
 from minidist.base.half import named_dtype
-from minidist.comm import launch
-from minidist.core.nn import GPT, GPTConfig
-from minidist.core.optim import AdamW
-from minidist.core.parallel import ZeroOptimizer
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler
 from minidist.optim import DynamicLossScaler
 from minidist.parallel import scaled_step
 

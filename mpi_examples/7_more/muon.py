@@ -6,15 +6,20 @@ python mpi_examples/7_more/muon.py --ranks 4
 
 import numpy as np
 
-from minidist.comm import launch
-from minidist.core.base.random import batch_coordinates
-from minidist.core.base.trace import purpose
-from minidist.core.collectives import all_reduce
-from minidist.core.nn import GPT, GPTConfig
+from minidist import (
+    GPT,
+    GPTConfig,
+    all_reduce,
+    batch_coordinates,
+    fully_shard,
+    global_loss,
+    launch,
+    load_dataset,
+    purpose,
+    sharded_parameters,
+)
 from minidist.core.optim import NO_DECAY
-from minidist.core.parallel import fully_shard, sharded_parameters
-from minidist.core.train.loss import global_loss
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler
 from minidist.optim import Muon
 from minidist.parallel import WholeMatrices
 

@@ -4,13 +4,18 @@ mpiexec -n 4 python mpi_examples/7_more/trust_ratios.py
 python mpi_examples/7_more/trust_ratios.py --ranks 4
 """
 
-from minidist.comm import launch
-from minidist.core.base.random import batch_coordinates
-from minidist.core.nn import GPT, GPTConfig
+from minidist import (
+    GPT,
+    GPTConfig,
+    batch_coordinates,
+    fully_shard,
+    global_loss,
+    launch,
+    load_dataset,
+    sharded_parameters,
+)
 from minidist.core.optim import NO_DECAY
-from minidist.core.parallel import fully_shard, sharded_parameters
-from minidist.core.train.loss import global_loss
-from minidist.data import GlobalBatchSampler, load_dataset
+from minidist.data import GlobalBatchSampler
 from minidist.optim import LAMB
 from minidist.parallel import LayerSums
 from minidist.parallel.layer_sums import layer_sums_volume

@@ -67,7 +67,7 @@ HOOKS = {
 }
 # Files that watch messages and modules, and refuse; `SimWorld` is the core's world with all of these.
 CHECKS = {
-    "autograd/in_place.py",
+    "nn/ops/in_place.py",
     "base/memory.py",
     "collectives/call_checks.py",
     "nn/refusals.py",

@@ -29,8 +29,8 @@ class CommunicationError(MinidistError):
 class DeadlockError(CommunicationError):
     """Every unfinished rank waits for something that no rank will send or receive.
 
-    waiting: the blocked streams (`minidist.core.comm.waiting.Waiting`). cycle: ranks of which each waits only for the next,
-    or [].
+    waiting: the blocked streams (`minidist.core.comm.waiting.Waiting`). cycle: ranks of which each waits only for the
+    next, or [].
     """
 
     def __init__(self, message: str, waiting: Sequence[Any] = (), cycle: Sequence[int] = ()) -> None:

@@ -76,7 +76,7 @@ class Elsewhere:
     kernels_of: Callable[[Any], Any] = staticmethod(_nothing)
     # The module base/half.py: conversions and sums of 16-bit floats.
     half: Callable[[], Any]
-    # The module autograd/precision.py: operands in half precision, and in which precision an operation computes.
+    # The module nn/ops/precision.py: operands in half precision, and in which precision an operation computes.
     precision: Callable[[], Any]
     # (tensor, version, array) -> the `SavedTensor` that a node keeps of a parameter or an input.
     saved_tensor: Callable[[Any, int, Any], Any]

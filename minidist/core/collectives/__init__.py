@@ -20,8 +20,6 @@ folding.py              any number of ranks for an algorithm of a power of two
 binomial_tree.py        the binomial tree
 """
 
-from typing import TYPE_CHECKING
-
 from minidist.core.base import hooks
 from minidist.core.base.lazy import lazy_imports
 from minidist.core.collectives import naive, ordered, ring  # noqa: F401  register the algorithms that most programs use

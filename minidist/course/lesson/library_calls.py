@@ -43,7 +43,7 @@ def refuse_library_calls(written_by_hand: Sequence[str]) -> Callable[[Any], Any]
 
 
 def _load(entry: str) -> None:
-    """Import the module that a name such as "minidist.parallel" or "minidist.core.collectives.calls.all_reduce" is in."""
+    """Import the module that has a name such as "minidist.parallel" or "minidist.core.collectives.calls.all_reduce"."""
     name = ""
     for part in entry.split("."):
         try:
