@@ -19,7 +19,7 @@ LINES = {
     "comm": 5_150,
     "commands": 5_252,
     "course": 15_340,
-    "core": 17_044,
+    "core": 17_050,
     "data": 1_350,
     "debug": 10_100,
     "job": 11_100,
@@ -32,11 +32,11 @@ LINES = {
     "techniques": 7_158,
 }
 FOLDERS = 16
-SETTINGS = 76  # of every job; those of a technique are in its folder
-LOOP = 54  # lines of `train`, which is the loop; the goal is 60
+SETTINGS = 69  # of every job; those of a technique are in its folder
+LOOP = 15  # lines of `Loop.train`, which is the loop
 PARAMETERS = 7  # functions with more than eight parameters
-LONGEST = 113  # lines of a function
-COMPLEX = 54  # functions of a complexity above 15
+LONGEST = 112  # lines of a function
+COMPLEX = 44  # functions of a complexity above 15
 
 
 def sources(folder):
@@ -101,7 +101,7 @@ def test_functions_are_short_and_take_few_parameters():
     wide = [(file, f.name) for file, f in functions() if parameters(f) > 8 and not file.startswith("commands/")]
     assert len(wide) <= PARAMETERS, wide
     length = {(file, f.name): f.end_lineno - f.lineno + 1 for file, f in functions()}
-    assert length["job/train/trainer.py", "train"] <= LOOP
+    assert length["core/train/loop.py", "train"] <= LOOP
     assert {place: count for place, count in length.items() if count > LONGEST} == {}
     several_ways = [(file, f.name, ways) for file, f in functions() if (ways := complexity(f)) > 15]
     assert len(several_ways) <= COMPLEX, several_ways

@@ -1,5 +1,6 @@
 """Layers and models in addition to those of the core, the operations that they need, and recomputation.
 
+ops/                operations that the core does without
 containers.py       lists and dicts of modules
 state.py            loading the values of a model
 refusals.py         what a module's call refuses

@@ -4,7 +4,7 @@
         def update(self, data, grad, state, work, lr, decay, count):
             data -= lr * np.sign(grad)
 
-A user's class is derived from `minidist.optim.Optimizer`. `update` sees a slice of the flat weights, so an optimizer
+A user's class is derived from `minidist.core.optim.Optimizer`. `update` sees a slice of the flat weights, so an optimizer
 that computes each element by itself works with ZeRO, FSDP, offloading and checkpoints as those of minidist do.
 
 Proved by: tests/optim/test_own_optimizer.py
@@ -41,7 +41,7 @@ def optimizer_named(name: str) -> type[Optimizer]:
     found: Any = load_function(name)
     if not (isinstance(found, type) and issubclass(found, Optimizer)):
         raise UsageError(
-            f"--optimizer {quoted(name)} is not a subclass of minidist.optim.Optimizer; derive the class from it"
+            f"--optimizer {quoted(name)} is not a subclass of minidist.core.optim.Optimizer; derive the class from it"
         )
     if not _takes(found, "lr"):
         raise UsageError(

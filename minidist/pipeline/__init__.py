@@ -2,8 +2,9 @@
 
 schedules/     the other schedules, and plans from text, files and functions
 transfers.py   whether the sends and receives of a plan that has them match
+times.py       how long each stage's actions take
 passes.py      plans made from plans: recomputation, evaluation
 timing.py, timing_vectorized.py    how long a plan takes, where it idles, and how many activations it keeps
 partition.py   which layers make a stage
-runtime/       `Pipeline` executes a plan over a communicator; `split_model` and `cut_model` make the stages
+runtime/       pipelines whose weights change under way, refusals, profiles
 """

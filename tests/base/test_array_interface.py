@@ -230,7 +230,10 @@ def test_the_module_offers_the_listed_functions_and_no_others():
 
 # Whose arrays may be on a GPU or have no data. What equality/, checkpoint/ and report/ look at has been brought to the
 # host, and data/ makes the inputs there.
-FOLDERS = ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "techniques", "job/train")
+FOLDERS = (
+    *(f"core/{name}" for name in ("autograd", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime")),
+    *("core/train", "nn", "optim", "parallel", "comm", "collectives", "pipeline/runtime", "techniques", "job/train"),
+)
 MAKERS = {"array", "asarray", "zeros", "empty", "ones", "full", "arange", "frombuffer"}  # of numbers, on the host
 # Tables of measured times, and numbers of samples, which are on the host.
 TABLES = {

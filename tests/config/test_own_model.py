@@ -129,8 +129,8 @@ def test_local_sgd_averages_the_statistics_of_batch_norms(model):
     ("name", "settings", "sentence"),
     [
         ("classifer", {}, r"has no function 'classifer' \(did you mean 'classifier'\?\)"),
-        ("number", {}, "--model .*:number returns 3; return a minidist.nn.Module that has parameters"),
-        ("empty", {}, "--model .*:empty returns .*Sequential.*; return a minidist.nn.Module that has parameters"),
+        ("number", {}, "--model .*:number returns 3; return a minidist.Module that has parameters"),
+        ("empty", {}, "--model .*:empty returns .*Sequential.*; return a minidist.Module that has parameters"),
         ("plain", {"width": 32}, r"--width 32 has no effect, because .* takes no config; write FUNCTION\(config\)"),
         ("plain", {"context": 8, "data": "glyphs"}, r"--context 8 has no effect, .* read config\.context, or leave"),
         ("broken", {}, "--model .*:broken raises AttributeError: .*no_such_setting.*; correct the function"),

@@ -22,10 +22,9 @@ from minidist.core.train.parallelize import parallelize
 from minidist.core.train.task import Task
 from minidist.job.config.train_config import TrainConfig
 from minidist.job.train.trainer import train
-from tests.test_core import CORE, file_of
 
 PACKAGE = str(Path(minidist.__file__).parent)
-CORE_FILES = {str(file_of(module)) for module in CORE} | {str(file_of(f"{module}.__init__")) for module in CORE}
+CORE_FILES = {str(path) for path in Path(PACKAGE, "core").rglob("*.py")}
 
 GPT_JOB = {"data": "markov", "layers": 1, "width": 8, "heads": 2, "context": 4, "steps": 2, "micro_batch": 2}
 DEEP_JOB = {**GPT_JOB, "layers": 4, "pp": 2, "microbatches": 2}

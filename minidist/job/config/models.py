@@ -84,7 +84,7 @@ def own_model(config: TrainConfig, dataset: Any) -> Module:
         raise UsageError(f"--model {source} raises {reason(error, named=True)}; correct the function") from error
 
     if not isinstance(model, Module) or not any(True for _ in model.parameters()):
-        raise UsageError(f"--model {source} returns {quoted(model)}; return a minidist.nn.Module that has parameters")
+        raise UsageError(f"--model {source} returns {quoted(model)}; return a minidist.Module that has parameters")
 
     # Names are the places in the model, on every rank the same: checkpoints, comparisons and dropout's draws use them.
     for name, module in model.named_modules():

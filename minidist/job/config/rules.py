@@ -138,9 +138,9 @@ MODEL_AND_DATA = (
             f"use --dp, with or without --zero, --model gpt, or a program of your own with {instead}",
         )
         for name, does, instead in (
-            ("pp", "cuts the model into stages", "minidist.pipeline.runtime.split_model"),
+            ("pp", "cuts the model into stages", "minidist.split_model"),
             ("cp", "splits the sequences of its attention", "minidist.parallel.context"),
-            ("tp", "splits its matrices", "minidist.parallel.tensor.parallelize_module"),
+            ("tp", "splits its matrices", "minidist.parallelize_module"),
         )
     ),
     Rule(

@@ -8,6 +8,7 @@ shaping.py         reshape, transpose, join, cut, index
 attention.py       causal self-attention
 gelu.py            GELU
 layer_norm.py      layer normalisation
+rms_norm.py        RMS normalisation
 embedding.py       table look-up
 dropout.py         dropout
 cross_entropy.py   the loss of a classifier or language model

@@ -83,7 +83,7 @@ def exercise(name: str, schedule: str, lives: bool, hints: tuple[Hint, ...]) -> 
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(*hints, *COMMON),
     )
 

@@ -43,7 +43,7 @@ EXERCISES = [
         par=Case(1, 4, 8),
         label=describe,
         communicates=False,
-        written_by_hand=("minidist.pipeline.plan", "minidist.pipeline.schedules"),
+        written_by_hand=("minidist.core.pipeline.plan", "minidist.pipeline.schedules"),
         hints=(
             Hint(
                 says("holds"),
