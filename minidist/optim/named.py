@@ -5,7 +5,8 @@
             data -= lr * np.sign(grad)
 
 A user's class is derived from `minidist.core.optim.Optimizer`. `update` sees a slice of the flat weights, so an
-optimizer that computes each element by itself works with ZeRO, FSDP, offloading and checkpoints as those of minidist do.
+optimizer that computes each element by itself works with ZeRO, FSDP, offloading and checkpoints as those of minidist
+do.
 
 Proved by: tests/optim/test_own_optimizer.py
 """
