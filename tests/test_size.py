@@ -20,7 +20,7 @@ LINES = {
     "collectives": 3_296,
     "comm": 6_450,
     "commands": 5_244,
-    "course": 15_323,
+    "course": 15_891,
     "data": 1_350,
     "debug": 10_086,
     "job": 11_604,
