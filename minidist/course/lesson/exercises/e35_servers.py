@@ -5,7 +5,7 @@ Proved by: tests/lesson/test_exercises.py
 
 import numpy as np
 
-from minidist.course.lesson.exercise import Case, Exercise, Hint, Least, is_wrong, summed
+from minidist.course.lesson.exercise import Case, Exercise, Failure, Hint, Least, is_wrong, summed
 
 
 def servers_of(case: Case) -> int:
@@ -34,6 +34,14 @@ def least(case: Case) -> Least:
     """Return the least with which the workers, and of each element one server, know the sum of the workers'."""
     workers = case.ranks - servers_of(case)
     return summed(workers, workers + 1, case.size)
+
+
+def no_worker_has_a_sum(failure: Failure) -> bool:
+    """Return whether every worker returns zeros, or the gradient that it was given."""
+    workers = list(enumerate(failure.answers))[servers_of(failure.case) :]
+    return is_wrong(failure) and all(
+        not np.any(got) or np.array_equal(got, gradient_of(failure.case, rank)) for rank, got in workers
+    )
 
 
 def cases() -> list[Case]:
@@ -65,8 +73,7 @@ EXERCISES = [
                 "a server has no gradient, its array is nan: it begins with zeros and adds what the workers send",
             ),
             Hint(
-                lambda f: f.kind == "wrong" and not np.any(np.concatenate(list(f.answers)[servers_of(f.case) :])),
-                "workers return zeros: a server's sum must be sent back to every worker",
+                no_worker_has_a_sum, "what workers return is no sum: a server's sum must be sent back to every worker"
             ),
             Hint(
                 lambda f: f.kind == "wrong" and "shape" in f.message,
